@@ -20,7 +20,7 @@ use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tollgate::engine::Engine;
-use tollgate::{Counted, DecisionOutcome, Limiter, LimiterStats, MemoryStore, Source};
+use tollgate::{DecisionOutcome, Limiter, LimiterStats, MemoryStore, OutcomeCount, Source};
 
 use self::histogram::Snapshot;
 pub(crate) use self::listener_stats::{DecisionStats, ListenerStats, Rejection, SOURCES};
@@ -79,8 +79,8 @@ impl Metrics {
     /// Returns the decisions of explicit checks and of every rule: the name of the rule, its mode, and a count.
     ///
     /// Explicit checks have an empty name and the mode `enforce`.
-    fn decisions(&self) -> Vec<(Cow<'static, str>, &'static str, Counted)> {
-        let explicit = self.decisions.explicit.counted().into_iter();
+    fn decisions(&self) -> Vec<(Cow<'static, str>, &'static str, OutcomeCount)> {
+        let explicit = self.decisions.explicit.counts().into_iter();
         let mut decisions: Vec<_> = explicit.map(|cell| (EXPLICIT.into(), "enforce", cell)).collect();
         let rules = self.reloader.engine().map(|engine| engine.rule_stats()).unwrap_or_default();
         for rule in rules {
@@ -172,7 +172,7 @@ impl MetricsPage<'_, '_> {
         Ok(())
     }
 
-    fn decisions(&mut self, decisions: &[(Cow<'static, str>, &'static str, Counted)]) -> std::fmt::Result {
+    fn decisions(&mut self, decisions: &[(Cow<'static, str>, &'static str, OutcomeCount)]) -> std::fmt::Result {
         let help = "Decisions by rule (empty for explicit checks), verdict, source and mode.";
         let series = decisions.iter().map(|(rule, mode, cell)| {
             let labels: Vec<Label<'_>> = vec![
@@ -181,11 +181,11 @@ impl MetricsPage<'_, '_> {
                 ("source", cell.source.as_str().into()),
                 ("mode", (*mode).into()),
             ];
-            (labels, cell.times)
+            (labels, cell.count)
         });
         self.counters("decisions", help, series)?;
 
-        let policy_of = |cell: &Counted| match (cell.outcome, cell.source) {
+        let policy_of = |cell: &OutcomeCount| match (cell.outcome, cell.source) {
             (DecisionOutcome::Unavailable, _) => Some("unavailable"),
             (_, Source::Local) => Some("local"),
             (_, Source::None) => Some("allow"),
@@ -194,7 +194,7 @@ impl MetricsPage<'_, '_> {
         let help = "Decisions made without the store, by failure policy.";
         let series = ["local", "allow", "unavailable"].map(|policy| {
             let cells = decisions.iter().filter(|(.., cell)| policy_of(cell) == Some(policy));
-            (vec![("policy", policy.into())], cells.map(|(.., cell)| cell.times).sum())
+            (vec![("policy", policy.into())], cells.map(|(.., cell)| cell.count).sum())
         });
         self.counters("degraded", help, series)
     }

@@ -91,8 +91,8 @@ impl Breaker {
     /// Returns the current phase if this caller may call the store now, or `None` if it must skip the store.
     ///
     /// While the breaker is closed, every caller may call the store. While it is open, `None` is returned, except that
-    /// one caller is admitted when the probe is two seconds past its due time, and then one every two seconds. Its
-    /// success closes the breaker, its failure changes nothing.
+    /// one caller is admitted when the probe is two seconds past its due time, and then one every two seconds: this
+    /// sets the due time to `now`. Its success closes the breaker, its failure changes nothing.
     pub(crate) fn admit_call(&self, now: Timestamp) -> Option<Phase> {
         let phase = self.phase();
         if !phase.is_open() {
@@ -149,7 +149,8 @@ impl Breaker {
         self.change(sent_in)
     }
 
-    /// Sets the time by which the next probe should be complete. Two seconds later it counts as overdue.
+    /// Sets the time by which the next probe should be complete. Two seconds later the probe is overdue, and
+    /// [`admit_call`](Breaker::admit_call) lets a caller replace it.
     pub(crate) fn set_probe_due(&self, due: Timestamp) {
         self.probe_due_us.store(due.as_micros(), Ordering::Release);
     }

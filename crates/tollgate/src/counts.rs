@@ -8,14 +8,15 @@ use tollgate_core::{Decision, Source};
 
 use crate::failure::Unavailable;
 
-/// The outcome of a decision. Its name (`allow`, `deny`, `unavailable`) is a metrics label.
+/// The outcome of a decision: allowed, denied or unavailable. Its name (`allow`, `deny`, `unavailable`) is a metrics
+/// label.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DecisionOutcome {
     /// The request was admitted.
     Allow,
-    /// A limit denied the request.
+    /// A limit denied the request, or a ban in the store refused it.
     Deny,
-    /// The store did not answer, and the failure policy is to refuse.
+    /// The store did not answer, and the failure policy is [`OnFailure::Deny`](crate::OnFailure::Deny).
     Unavailable,
 }
 
@@ -36,13 +37,13 @@ impl DecisionOutcome {
 
 /// The number of decisions with one outcome from one source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Counted {
+pub struct OutcomeCount {
     /// The outcome.
     pub outcome: DecisionOutcome,
     /// The source of the decisions.
     pub source: Source,
     /// The number of such decisions since the counters were created.
-    pub times: u64,
+    pub count: u64,
 }
 
 /// Every combination of outcome and source that occurs.
@@ -88,16 +89,16 @@ impl DecisionCounts {
         }
     }
 
-    /// Returns one count for each combination of outcome and source.
+    /// Returns the number of decisions for each combination of outcome and source, in a fixed order.
     ///
-    /// Both counts of [`Source::Store`] are always included, all others only if they are not zero.
-    pub fn counted(&self) -> Vec<Counted> {
-        let read = |((outcome, source), times): (&(DecisionOutcome, Source), &AtomicU64)| Counted {
+    /// Both counts of [`Source::Store`] (`Allow` and `Deny`) are always included, all others only if they are not zero.
+    pub fn counts(&self) -> Vec<OutcomeCount> {
+        let read = |((outcome, source), counter): (&(DecisionOutcome, Source), &AtomicU64)| OutcomeCount {
             outcome: *outcome,
             source: *source,
-            times: times.load(Ordering::Relaxed),
+            count: counter.load(Ordering::Relaxed),
         };
-        CELLS.iter().zip(&self.0).map(read).filter(|cell| cell.times > 0 || cell.source == Source::Store).collect()
+        CELLS.iter().zip(&self.0).map(read).filter(|cell| cell.count > 0 || cell.source == Source::Store).collect()
     }
 
     /// Returns whether no decision was counted yet.
@@ -116,8 +117,8 @@ mod tests {
             let counts = DecisionCounts::default();
             assert!(counts.is_empty());
             counts.count(outcome, source);
-            let counted: Vec<Counted> = counts.counted().into_iter().filter(|cell| cell.times > 0).collect();
-            assert_eq!(counted, [Counted { outcome, source, times: 1 }]);
+            let counted: Vec<OutcomeCount> = counts.counts().into_iter().filter(|cell| cell.count > 0).collect();
+            assert_eq!(counted, [OutcomeCount { outcome, source, count: 1 }]);
         }
     }
 }

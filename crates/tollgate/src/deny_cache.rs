@@ -92,6 +92,7 @@ struct CachedBan {
 #[derive(Debug, Default)]
 struct Denials(SmallVec<[Denial; 1]>);
 
+/// A status that denies, with the time at which it must not be repeated any more.
 #[derive(Clone, Copy, Debug)]
 struct Denial {
     expires_at: Timestamp,
@@ -105,7 +106,8 @@ struct CachedStatus {
     call: CallSpan,
 }
 
-/// The send and receive time of a call to the store. The store decided in between.
+/// The send and receive time of a call to the store, by the limiter's clock. `received` must not be before `sent`. The
+/// store decided in between.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallSpan {
     pub(crate) sent: Timestamp,
@@ -139,6 +141,9 @@ impl DenyCache {
     }
 
     /// Caches the consequences of a decision that the store has made for `check` during `call`.
+    ///
+    /// The decision must have one status per demand, and must not be refundable; the caller also leaves out checks with
+    /// `count_denied`. A cache without room for a new entry does not store it.
     ///
     /// A denial is cached for each limit that denied the check, and for each limit that its admission left without
     /// units. If there is such a limit, the statuses of all limits are cached too. A ban is cached for the subject of
@@ -230,8 +235,8 @@ fn denied_for_us(wait: Wait) -> u64 {
 }
 
 impl Denials {
-    /// Adds a denial. Replaces the denial of the same cost, and removes expired ones. If four are left, removes the
-    /// last.
+    /// Adds a denial, and removes that of the same cost and those that have expired when its call was sent. If four are
+    /// left, also removes the newest of them.
     fn add(&mut self, cached: CachedStatus) {
         let sent = cached.call.sent;
         let expires_at = sent.plus_micros(denied_for_us(cached.status.retry_after));

@@ -1,9 +1,9 @@
 //! The engine: decides requests by rules.
 //!
 //! ```text
-//!   resolve_address ─▶ banned address? ─▶ path too long? ─▶ shield without room? ─▶ match_rules ─▶ banned key or user?
-//!                                                                                                        │
-//!   Outcome ◀─ decide ◀─ check_plan ◀─ limit_set (may ask a PlanLookup) ◀─ subjects, limits ◀─ exempt? ◀─┘
+//!   identify ─▶ banned address? ─▶ path too long? ─▶ shield without room? ─▶ match_rules ─▶ banned key or user?
+//!                                                                                                 │
+//!   Outcome ◀─ decide ◀─ check_plan ◀─ limit_set (may call a PlanLookup) ◀─ subjects, limits ◀─ exempt?
 //!
 //!   decide:  shields, in process ─▶ all other enforced limits, one check ─▶ shadow rules (never refuse)
 //! ```
@@ -15,8 +15,9 @@
 //! **Cheap refusals come first.** A request from a banned address, with a path beyond the bound, or for which a shield
 //! has no room is refused before its path is normalised, its key hashed, its token verified or its plan looked up.
 //!
-//! **One decision.** All enforced limits that apply are decided together: the request passes all of them, or none is
-//! charged.
+//! **One decision.** All enforced limits that apply, except those of shields, are decided together: the request passes
+//! all of them, or none is charged (except limits with `count_denied`). Shields are decided before. A shield that has
+//! admitted a request keeps its charge if another limit then refuses it, unless the shield charges `on_success`.
 //!
 //! **If the store does not answer**, the failure policy of each rule applies. One rule with `deny` refuses the request
 //! as unavailable. The limits of rules with `local` are decided together by this node's share. Those of rules with
@@ -26,9 +27,9 @@
 //! refund. A check of a shared store that has started runs to completion without the client, so a client that resets
 //! its requests as fast as it sends them is charged like any other. [`Engine::wait_for_pending`] waits for such checks.
 //!
-//! **A ban in the store** ([`Store::ban`](crate::Store::ban)) refuses a request if a rule that applies counts the banned
-//! subject in the store, also in shadow mode. It is read with the counters. Bans of the configuration need no store and
-//! come first.
+//! **A ban in the store** ([`Store::ban`](crate::Store::ban)) refuses a request if a rule that applies counts the
+//! banned subject in the store, also in shadow mode. It is read with the counters. Bans of the configuration need no
+//! store and come first.
 //!
 //! **A reload** replaces the whole rule set. Requests in progress finish by the rules they started with. Counters are
 //! identified by rule and limit, so they survive.
@@ -99,39 +100,47 @@ struct Inner {
     pending: Arc<PendingWork>,
 }
 
-/// The result of [`Engine::check`].
+/// The result of [`Engine::check`]: a permit or a refusal.
 #[derive(Debug)]
 #[must_use]
 #[allow(clippy::large_enum_variant)] // callers match on it at once; boxing the refusal would only be in their way
 pub enum Outcome {
-    /// The request may proceed.
+    /// The request may proceed, after the delay [`Permit::wait`].
     Admitted(Permit),
     /// The request must not proceed.
     Refused(Refusal),
 }
 
-/// A request to which limits apply.
+/// A request to which rules apply, before the limit set of its caller is looked up.
 struct Limited {
+    /// The rules that apply.
     rules: Indices,
+    /// The limit set of the caller, or the question for the lookups.
     limits: Limits,
+    /// The subject of each of `rules`, in the same order, and the request's options.
     context: RequestContext,
 }
 
 impl Engine {
-    /// Creates an engine with these rules.
+    /// Creates an engine with these rules, the system's clock and no lookups. Shield rules count in a memory store of
+    /// their own, with the default cap.
     pub fn new(limiter: Limiter, rules: RuleSet) -> Engine {
         Engine::with_lookups(limiter, rules, Vec::new())
     }
 
-    /// Creates an engine that calls `lookups`, in order, for the plans of callers that the rules do not know.
+    /// Creates an engine that calls `lookups` for callers whose plan the rules do not determine.
+    ///
+    /// They are called one after the other, until one returns a plan that exists. If none does, the caller has the plan
+    /// `default`, or `anonymous` if it is known by its address alone.
     pub fn with_lookups(limiter: Limiter, rules: RuleSet, lookups: Vec<Arc<dyn PlanLookup>>) -> Engine {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         Engine::on_clock(limiter, rules, lookups, clock)
     }
 
-    /// Creates an engine whose bans, identities and shield rules are timed by `clock`. For tests.
+    /// Creates an engine that uses `clock` to time bans of the configuration, identities (tokens, pseudonyms) and
+    /// shield rules. For tests.
     ///
-    /// The limiter keeps its own clock.
+    /// The limiter keeps its own clock. See [`with_lookups`](Engine::with_lookups) for `lookups`.
     pub fn on_clock(
         limiter: Limiter,
         rules: RuleSet,
@@ -142,7 +151,11 @@ impl Engine {
         Engine::of_parts(limiter, rules, lookups, clock, shield)
     }
 
-    /// Creates an engine whose shield rules count in `shield`. Defaults to a store with the default cap.
+    /// Creates an engine whose shield rules count in `shield`, by the clock of that store. The other constructors
+    /// create a store with the default cap.
+    ///
+    /// Bans of the configuration and identities use the system's clock. See [`with_lookups`](Engine::with_lookups) for
+    /// `lookups`.
     pub fn with_shield(
         limiter: Limiter,
         rules: RuleSet,
@@ -163,7 +176,10 @@ impl Engine {
         Engine(Arc::new(Inner { limiter, shield, active, lookups, clock, pending: Arc::default() }))
     }
 
-    /// Replaces the rules. Requests in progress finish by the old ones; counters and statistics are kept.
+    /// Replaces the rules, and reports this to the observers. Requests in progress finish by the old ones.
+    ///
+    /// Counters are kept. So are the [statistics](Engine::rule_stats) of rules whose name stays; those of removed rules
+    /// are dropped.
     pub fn reload(&self, rules: RuleSet) {
         self.0.active.rcu(|before| ActiveRules::new(rules.clone(), Some(before)));
         self.observe_reload(&rules);
@@ -184,19 +200,29 @@ impl Engine {
         &self.0.shield
     }
 
-    /// Returns the statistics of each rule. A rule that a reload keeps, by its name, continues its statistics.
+    /// Returns the statistics of the rules in use, in their order: one entry for a rule's mode, and one for another
+    /// mode in which it has decided requests. A rule in the mode `off` has an entry only if it has decided requests.
+    ///
+    /// A rule that a reload keeps, by its name, continues its statistics.
     pub fn rule_stats(&self) -> Vec<RuleStats> {
         self.0.active.load().stats()
     }
 
-    /// Waits for checks and refunds whose caller is gone to complete. Call it before the process exits.
+    /// Waits until all checks and refunds are complete whose futures were dropped. Call it before the process exits,
+    /// when no more requests are accepted: it also waits for those that are dropped in the meantime.
     ///
-    /// Takes no longer than the limiter's deadline allows.
+    /// Each call to the store that is waited for ends at the limiter's deadline. Checks and refunds whose futures still
+    /// exist are not waited for.
     pub async fn wait_for_pending(&self) {
         self.0.pending.wait().await;
     }
 
-    /// Decides a request from `peer`, the remote address of its connection.
+    /// Decides a request from `peer`, the remote address of its connection, by the rules in use, and charges the limits
+    /// that apply.
+    ///
+    /// A request to which no rule applies, or which is exempt, is admitted. Otherwise the decision of each rule is
+    /// counted in [`rule_stats`](Engine::rule_stats). Observers are called before this returns. Call [`Permit::finish`]
+    /// when the response is known.
     ///
     /// If the returned future is dropped while it waits for a shared store, the check runs to completion and its charge
     /// is kept.
@@ -220,12 +246,13 @@ impl Engine {
         }
     }
 
-    /// Runs the steps that need no store and no lookup.
+    /// Runs the steps that need neither the limiter nor a lookup, and reports bans, refusals by shields and exemptions
+    /// to the observers.
     ///
-    /// Returns the rules and subjects of the request, or `None` if no limit applies to it.
+    /// Returns the rules and subjects of the request, or `None` if no rule applies to it or it is exempt.
     ///
     /// # Errors
-    /// Returns the refusal by a ban of the configuration, by the bound on paths or by a shield.
+    /// Returns the refusal by a ban of the configuration, by the maximum length of paths, or by a shield.
     fn prepare(
         &self,
         active: &ActiveRules,
@@ -234,7 +261,7 @@ impl Engine {
         options: RequestOptions,
     ) -> Result<Option<Limited>, Box<Refusal>> {
         let now = active.now(&*self.0.clock);
-        let identity = active.resolve_address(request, peer, now);
+        let identity = active.identify(request, peer, now);
         let banned = active.refuse_banned_address(&identity, now);
         banned.inspect_err(|refusal| self.observe_ban(&identity, BannedBy::Address, refusal))?;
         active.refuse_long_path(request)?;
@@ -252,10 +279,17 @@ impl Engine {
         Ok(Some(Limited { rules: rules.into_indices(), limits, context }))
     }
 
-    /// Refuses a request for which the shields have no room, unless it is exempt.
+    /// Refuses a request for which the shields have no room, unless its caller or path is exempt. `path` must hold the
+    /// readings of the request's path.
     ///
-    /// Charges nothing: if there is room, [`Engine::decide`] charges the shields with all other limits. Exemptions are
-    /// only looked up if the shields would refuse.
+    /// If there is room, nothing is charged here: [`Engine::decide`] charges the shields later. If there is none,
+    /// exemptions are looked up, and then the shields are checked. A denial charges the shields with `count_denied`, is
+    /// counted for each rule, and is reported to the observers.
+    ///
+    /// # Errors
+    /// Returns the denial, or a ban in the shields' store. If that store panics, or two shields count on one counter,
+    /// returns the refusal as unavailable; after a panic only if the failure policy of a shield is `deny`, else the
+    /// request passes.
     fn refuse_by_shield(
         &self,
         active: &ActiveRules,
@@ -294,7 +328,10 @@ impl Engine {
         }
     }
 
-    /// Returns whether the shields have room for a request, without charging them.
+    /// Returns whether each limit of the shields has the units that a request costs, without charging them.
+    ///
+    /// Also returns `false` if two limits count on one counter, or if the shields' store panics. Bans are not
+    /// considered.
     fn has_room(&self, shield: &LimitGroup, context: &RequestContext) -> bool {
         let demands = shield.demands(context);
         let peeks: Demands<'_> = demands.iter().map(|demand| demand.cost(Cost::PEEK)).collect();
@@ -303,7 +340,11 @@ impl Engine {
         decision.limits.iter().zip(&demands).all(|(status, demand)| demand.cost.units() <= status.remaining)
     }
 
-    /// Decides all limits of a plan. Charges of a request that is then refused are refunded.
+    /// Decides all limits of a plan. `context` must have the subjects of the plan's rules.
+    ///
+    /// If a group of limits refuses after others were charged, these are refunded as after a failed response: only
+    /// rules with `charge = "on_success"` get their units back. If the limits admit the request but its wait exceeds
+    /// `max_wait`, all charges are refunded, and the request is refused.
     async fn decide(&self, plan: Arc<CheckPlan>, context: RequestContext) -> Outcome {
         let (options, mut charges) = (context.options, ChargeList::new());
         let decided = self.check_groups(&plan, &context, &mut charges).await;
@@ -324,8 +365,15 @@ impl Engine {
     /// Checks the shields, then all other enforced limits together, then the shadow rules. Stops at the first refusal.
     /// The limits of a shadow rule never refuse; a ban in the store does.
     ///
-    /// Returns the decision that the client is shown, or `None` if only shadow rules apply. Adds what may have to be
-    /// refunded to `charges`.
+    /// Counts the decision of each rule, and reports refusals by shields to the observers. Returns the decision that
+    /// the client is shown ([`CheckPlan::shown`]), or `None` if only shadow rules apply.
+    ///
+    /// Adds each charged group to `charges`, also before an error, if its units may have to be refunded: a rule refunds
+    /// by the response, or the request may be withdrawn because of its wait.
+    ///
+    /// # Errors
+    /// Returns the refusal of the first group that refuses, by a limit, a ban in the store or the failure policy
+    /// `deny`.
     async fn check_groups(
         &self,
         plan: &CheckPlan,
@@ -357,7 +405,11 @@ impl Engine {
         Ok(shown)
     }
 
-    /// Checks the limits of all shadow rules at the same time, so that a request waits for them once.
+    /// Checks the limits of all shadow rules at the same time, so that a request waits for them once, and counts their
+    /// decisions.
+    ///
+    /// Calls `charge` for each group that was decided, admitted or not. `may_be_withdrawn` is as in
+    /// [`Engine::check_group`].
     ///
     /// # Errors
     /// Returns the refusal by a ban in the store: shadow mode turns off limits, not bans.
@@ -381,7 +433,10 @@ impl Engine {
         banned.map_or(Ok(()), |banned| Err(Box::new(banned)))
     }
 
-    /// Checks limits whose counters are in the shield's store. A panic in the store is handled by the failure policy.
+    /// Checks the limits of a group of shields, which charges them.
+    ///
+    /// If the shields' store panics, returns an uncounted admission, or an error if the failure policy of a limit is
+    /// `deny`. Also returns an error if two limits count on one counter.
     fn check_shield(&self, group: &LimitGroup, context: &RequestContext) -> Result<EachDecision, Undecided> {
         let demands = group.demands(context);
         let check = group.check(&demands)?;
@@ -393,7 +448,14 @@ impl Engine {
         }
     }
 
-    /// Checks the limits of a group together.
+    /// Checks the limits of a group together, in the shields' store or by the limiter.
+    ///
+    /// `may_be_withdrawn` says that the charge may be refunded because of the request's wait. Then denials are not
+    /// cached, as for a group that refunds by the response.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer and the failure policy of a limit is `deny`, or if two limits
+    /// count on one counter.
     async fn check_group(
         &self,
         group: &LimitGroup,
@@ -410,7 +472,14 @@ impl Engine {
         decided.map_err(|_unavailable| Undecided)
     }
 
-    /// Refunds a decision on limits of a group.
+    /// Refunds a decision on limits of a group, in the store in which they were charged: the shields' store, the
+    /// limiter's store, or this node's share.
+    ///
+    /// `check` must have exactly the limits of `decision`, in the same order; they may be a part of the group. A denial
+    /// and an uncounted admission refund nothing. Call it at most once per decision.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer or panics. The refund is then lost.
     async fn refund(&self, group: &LimitGroup, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
         match group.is_shield {
             true => catch_panic(|| self.0.shield.refund(check, decision)).ok_or_else(panicked),
@@ -418,7 +487,8 @@ impl Engine {
         }
     }
 
-    /// Runs work on a shared store to completion, even if the returned future is dropped.
+    /// Runs work on a shared store to completion, even if the returned future is dropped after its first poll.
+    /// [`Engine::wait_for_pending`] waits for it.
     fn run_to_completion<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,

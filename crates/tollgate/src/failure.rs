@@ -20,12 +20,13 @@ use tollgate_core::{Check, Demand, KeyError, Limit, StoreError, StoreErrorKind, 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum OnFailure {
-    /// Decides with this node's share of the quota, counted in process memory.
+    /// Decides with this node's share of the quota, counted in process memory. Admits the request uncounted if the
+    /// memory store panics.
     #[default]
     Local,
-    /// Admits the request. Nothing is counted, and the decision has no limit statuses.
+    /// Admits the request as far as this limit is concerned. Nothing is counted, and the decision has no status for it.
     Allow,
-    /// Refuses the request as unavailable.
+    /// Refuses the request as unavailable, whatever the policies of its other limits are.
     Deny,
 }
 

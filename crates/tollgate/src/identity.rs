@@ -16,7 +16,7 @@
 //!
 //! The module is pure: it does no I/O, reads no clock (time is an argument) and is not asynchronous. To use a key
 //! source behind a network, an application that calls [`Identifier::identify`] itself reads the key with
-//! [`Identifier::shown_key`], looks it up, and passes the result as a closure. An [`Engine`](crate::engine::Engine),
+//! [`Identifier::read_api_key`], looks it up, and passes the result as a closure. An [`Engine`](crate::engine::Engine),
 //! and so the layer and the server, only knows the keys of its rules (`keys`, `keys_file`). If keys change at run time,
 //! pass a new rule set to [`Engine::reload`](crate::engine::Engine::reload). If the upstream verifies keys, use
 //! [`ApiKeys::Any`].

@@ -62,7 +62,7 @@ pub mod observe;
 pub mod rules;
 mod ttl_cache;
 
-pub use counts::{Counted, DecisionCounts, DecisionOutcome};
+pub use counts::{DecisionCounts, DecisionOutcome, OutcomeCount};
 pub use failure::{CheckKeyError, OnFailure, Unavailable};
 #[cfg(feature = "rules")]
 pub use identity::Subject;

@@ -1,4 +1,5 @@
-//! The limiter: a store, with a deadline, a circuit breaker, a deny cache and a fallback for when the store does not answer.
+//! The limiter: a store, with a deadline, a circuit breaker, a deny cache and a fallback for when the store does not
+//! answer.
 //!
 //! ```text
 //!   check ─▶ deny cache ─▶ breaker ─▶ store, within the deadline ─▶ decision
@@ -73,7 +74,8 @@ struct Inner {
     clock: Arc<dyn Clock>,
     counters: Counters,
     observers: Observers,
-    turns: FairQueues,
+    /// The queues of [`Limiter::until_ready`].
+    queues: FairQueues,
     on_failure: OnFailure,
 }
 
@@ -83,16 +85,19 @@ enum Backend {
     Shared(Arc<Shared>),
 }
 
-/// Options of a check.
+/// Options of [`Limiter::check_with`] and [`Limiter::check_batch`]: the failure policy, and whether units may be
+/// refunded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CheckOptions {
     /// How the check is decided if the store does not answer. Defaults to the limiter's own policy.
     pub on_failure: Option<OnFailure>,
-    /// Whether units may be refunded later. Denials of such checks are not cached, since a refund ends them early.
+    /// Whether units of the check, or of other checks on its counters, may be refunded later. Defaults to `false`.
+    ///
+    /// Denials of such checks are neither cached nor answered from the deny cache, since a refund ends them early.
     pub refundable: bool,
 }
 
-/// The error of a URL that names no store.
+/// The error of a URL that names no store, or of a Redis store that cannot be built.
 #[cfg(feature = "redis")]
 #[derive(Debug, thiserror::Error)]
 #[error("{0} (or `memory`)")]
@@ -111,7 +116,7 @@ pub struct LimiterBuilder {
 }
 
 impl LimiterBuilder {
-    /// Sets a shared store, such as Redis. Defaults to counters in process memory.
+    /// Sets a shared store, such as Redis, which then holds all counters. Defaults to counters in process memory.
     #[must_use]
     pub fn store(self, store: Arc<dyn Store>) -> Self {
         LimiterBuilder { store: Some(store), ..self }
@@ -119,10 +124,11 @@ impl LimiterBuilder {
 
     /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` or `rediss://…`.
     ///
-    /// Does not wait for the connection; the store may be down. Checks read the bans of their subjects.
+    /// A Redis store connects in a background task on the current tokio runtime. This does not wait for it, and the
+    /// server may be down. Checks read the bans of their subjects. `memory` removes a shared store that was set before.
     ///
     /// # Errors
-    /// Returns an error if the URL names no store, or outside a tokio runtime.
+    /// Returns an error if the URL names no store, or if it names Redis and no tokio runtime is running.
     #[cfg(feature = "redis")]
     pub fn url(self, url: &str) -> Result<Self, StoreUrlError> {
         if url == "memory" {
@@ -132,7 +138,8 @@ impl LimiterBuilder {
         Ok(self.store(Arc::new(store)))
     }
 
-    /// Sets the memory store. It holds all counters, or with a shared store only this node's local shares.
+    /// Sets the memory store. It holds all counters or, with a shared store, only those of this node's shares, which
+    /// are used while the shared store does not answer.
     ///
     /// Defaults to a store with the default cap that runs on the limiter's clock.
     #[must_use]
@@ -149,7 +156,8 @@ impl LimiterBuilder {
         LimiterBuilder { clock, ..self }
     }
 
-    /// Sets the deadline for an answer of the shared store, connecting included. Defaults to 25 ms.
+    /// Sets the deadline for an answer of the shared store, connecting included. Defaults to 25 ms. It has no effect on
+    /// counters in process memory.
     ///
     /// If this process is short of CPU when the deadline passes, an answer that has already arrived is still used.
     #[must_use]
@@ -163,26 +171,28 @@ impl LimiterBuilder {
         LimiterBuilder { instances: instances.max(1), ..self }
     }
 
-    /// Sets how checks are decided if the store does not answer. Defaults to [`OnFailure::Local`].
+    /// Sets how checks without a failure policy of their own are decided if the store does not answer. Defaults to
+    /// [`OnFailure::Local`].
     #[must_use]
     pub fn on_failure(self, on_failure: OnFailure) -> Self {
         LimiterBuilder { on_failure, ..self }
     }
 
-    /// Sets whether denials are cached for as long as they certainly hold, at most one second. Defaults to `true`.
+    /// Sets whether denials of a shared store are cached for as long as they certainly hold, at most one second.
+    /// Defaults to `true`.
     #[must_use]
     pub fn deny_cache(self, deny_cache: bool) -> Self {
         LimiterBuilder { deny_cache, ..self }
     }
 
-    /// Adds an observer, which is called after every decision. See [`observe`](crate::observe).
+    /// Adds an observer, which is called after every decision, among other events. See [`observe`](crate::observe).
     #[must_use]
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observers.push(Box::new(observer));
         self
     }
 
-    /// Creates the limiter.
+    /// Creates the limiter. Nothing is connected or spawned here.
     pub fn build(self) -> Limiter {
         let LimiterBuilder { clock, deadline, instances, on_failure, .. } = self;
         let local = self.memory.unwrap_or_else(|| MemoryStore::builder().clock(clock.clone()).build());
@@ -195,8 +205,8 @@ impl LimiterBuilder {
                 Backend::Shared(Arc::new(Shared::new(parts)))
             }
         };
-        let (counters, turns) = (Counters::default(), FairQueues::default());
-        let inner = Inner { backend, clock, counters, observers, turns, on_failure };
+        let (counters, queues) = (Counters::default(), FairQueues::default());
+        let inner = Inner { backend, clock, counters, observers, queues, on_failure };
         Limiter(Arc::new(inner))
     }
 }
@@ -221,7 +231,9 @@ impl Limiter {
         }
     }
 
-    /// Decides a check. A denial is an `Ok`.
+    /// Decides a check, and charges all its limits if each of them allows it. A denial is an `Ok`.
+    ///
+    /// If the store does not answer, the limiter's failure policy decides.
     ///
     /// # Errors
     /// Returns an error only if the store does not answer and the failure policy is [`OnFailure::Deny`].
@@ -229,7 +241,7 @@ impl Limiter {
         self.check_with(check, CheckOptions::default()).await
     }
 
-    /// Decides a check with options. A denial is an `Ok`.
+    /// Decides a check like [`Limiter::check`], with another failure policy, or for units that may be refunded.
     ///
     /// # Errors
     /// Returns an error only if the store does not answer and the failure policy is [`OnFailure::Deny`].
@@ -258,10 +270,11 @@ impl Limiter {
         self.check_each_after(Duration::ZERO, check, on_failure, refundable).await
     }
 
-    /// Decides like [`Limiter::check_each`], for a caller that has already used the time `spent` of the decision's deadline.
+    /// Decides like [`Limiter::check_each`], for a caller that has already used the time `spent` of the decision's
+    /// deadline.
     ///
-    /// The store gets the rest of the deadline. If it does not answer in a shortened time, this does not count as a
-    /// failure of the store.
+    /// The store gets the rest of the deadline; if nothing is left, it is not called. If it does not answer in a
+    /// shortened time, the failure policies decide, but the circuit breaker does not count a failure.
     pub(crate) async fn check_each_after(
         &self,
         spent: Duration,
@@ -273,13 +286,19 @@ impl Limiter {
         self.check_by(check, policy, refundable, spent).await
     }
 
-    /// Decides many checks, in order, with at most one call to the store. Returns one result per check.
+    /// Decides many checks, one after the other, with at most one call to the store. Returns one result per check, in
+    /// order.
+    ///
+    /// Each result is as from [`Limiter::check_with`]. Checks in the deny cache are not sent to the store.
     pub async fn check_batch(&self, checks: &[Check<'_>], options: CheckOptions) -> Vec<Result<Decision, Unavailable>> {
         let decided = self.check_all(checks, self.failure_policy(options), options.refundable, Duration::ZERO).await;
         decided.into_iter().map(|decided| decided.map(EachDecision::into_decision)).collect()
     }
 
-    /// Decides one check by a failure policy.
+    /// Decides one check, counts the decision and calls the observers.
+    ///
+    /// `policy` decides if the store does not answer. `refundable` is as in [`CheckOptions`], `spent` as in
+    /// [`Limiter::check_each_after`].
     async fn check_by(
         &self,
         check: &Check<'_>,
@@ -338,7 +357,8 @@ impl Limiter {
         decided
     }
 
-    /// Returns the result of a check if the in-process store panicked.
+    /// Returns the result of a check if the in-process store panicked: an error if the policy of a limit is
+    /// [`OnFailure::Deny`], else an uncounted admission.
     fn undecided(&self, check: &Check<'_>, policy: FailurePolicy<'_>) -> Result<EachDecision, Unavailable> {
         match policy.denies(check) {
             true => Err(Unavailable::from(&panicked())),
@@ -350,9 +370,12 @@ impl Limiter {
         FailurePolicy::uniform(options.on_failure.unwrap_or(self.0.on_failure))
     }
 
-    /// Decides a check by this node's share of its limits, without calling a shared store.
+    /// Decides a check by this node's share of its limits, in process memory, without calling a shared store. For
+    /// callers with a failure policy of their own.
     ///
-    /// The decision has [`Source::Local`]. For callers with a failure policy of their own.
+    /// Charges the counters of the local shares. Without a shared store, it charges the limiter's only counters, with
+    /// the whole limits. The decision has [`Source::Local`]. If the memory store panics, it is an uncounted admission
+    /// ([`Source::None`]).
     pub fn check_local(&self, check: &Check<'_>) -> Decision {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
@@ -370,12 +393,13 @@ impl Limiter {
     ///
     /// `check` must be the check of the decision; if their numbers of limits differ, nothing is refunded. Units are
     /// refunded where they were charged: in the store, or in this node's share for [`Source::Local`]. Nothing is
-    /// refunded for a denial or an uncounted admission.
+    /// refunded for a denial or an uncounted admission, which is an `Ok`.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer. The refund is then lost; it is not repeated.
+    /// Returns an error if the store does not answer, or at once while the circuit breaker is open. The refund is then
+    /// lost; it is not repeated. A refund in this node's share fails only if the memory store panics.
     pub async fn refund(&self, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
-        if !is_of(decision, check) {
+        if !has_status_per_limit(decision, check) {
             return Ok(());
         }
         match &self.0.backend {
@@ -386,8 +410,12 @@ impl Limiter {
 
     /// Deletes the counter of `demand`, as if its key had never been used. The cost is ignored.
     ///
+    /// With a shared store, also deletes the counter of this node's share and removes the counter from this node's deny
+    /// cache, even if the store fails. Other nodes may repeat a cached denial for up to a second.
+    ///
     /// # Errors
-    /// Returns an error if the store does not answer.
+    /// Returns an error if the store does not answer within the deadline. It is called even while the circuit breaker
+    /// is open.
     pub async fn reset(&self, demand: &Demand<'_>) -> Result<(), StoreError> {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.reset(demand)).ok_or_else(panicked),
@@ -395,10 +423,11 @@ impl Limiter {
         }
     }
 
-    /// Returns the status of the counter of `demand` without changing it. The cost is ignored.
+    /// Returns the status of the counter of `demand` without changing it. The cost is ignored: the status is that of a
+    /// peek, which is always allowed.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer. The local share is not consulted.
+    /// Returns an error if the store does not answer within the deadline. The local share is not consulted.
     pub async fn inspect(&self, demand: &Demand<'_>) -> Result<LimitStatus, StoreError> {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.inspect(demand)).ok_or_else(panicked),
@@ -408,9 +437,9 @@ impl Limiter {
 
     /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
     ///
-    /// Until the ban ends, every check that counts the subject and takes units is refused with [`Decision::ban`] set, and
-    /// nothing is charged. With a shared store, the ban holds on all nodes that read bans, at the latest after a second.
-    /// While the store does not answer, its bans do not apply.
+    /// Until the ban ends, every check that counts the subject and takes units is refused with [`Decision::ban`] set,
+    /// and nothing is charged. With a shared store, the ban holds on all nodes that read bans, at the latest after a
+    /// second. While the store does not answer, its bans do not apply.
     ///
     /// # Errors
     /// Returns an error if the store does not answer, has no bans, or has no room for another one.
@@ -458,7 +487,7 @@ impl Limiter {
     }
 }
 
-/// Returns the result of `call`, a call to the in-process store; `None` if it panicked.
+/// Returns the result of `call`, a call to the in-process store. Returns `None`, and logs an error, if it panicked.
 pub(crate) fn catch_panic<T>(call: impl FnOnce() -> T) -> Option<T> {
     let result = catch_unwind(AssertUnwindSafe(call)).ok();
     if result.is_none() {
@@ -472,8 +501,8 @@ pub(crate) fn panicked() -> StoreError {
     StoreError::new(StoreErrorKind::Protocol, "the in-process store panicked")
 }
 
-/// Returns whether a decision has one status per limit of a check.
-fn is_of(decision: &Decision, check: &Check<'_>) -> bool {
+/// Returns whether a decision has as many statuses as a check has limits. `false` for an uncounted admission.
+fn has_status_per_limit(decision: &Decision, check: &Check<'_>) -> bool {
     decision.limits.len() == check.demands().len()
 }
 
@@ -514,7 +543,7 @@ impl Limiter {
     /// ```
     ///
     /// # Errors
-    /// - If the key is longer than 64 KiB.
+    /// - If the key is longer than 64 KiB. Nothing is charged.
     /// - If the store does not answer and the limiter's failure policy is [`OnFailure::Deny`].
     pub async fn check_key<K: AsRef<[u8]> + ?Sized>(&self, limit: &Limit, key: &K) -> Result<Decision, CheckKeyError> {
         let demand = Demand::new(*limit, Key::new(key)?);

@@ -75,8 +75,8 @@ impl<V: Expire> TtlCache<V> {
 
     /// Inserts or replaces the entry with this id.
     ///
-    /// If the entry is new and its shard is full of entries that have not expired at `now`, nothing is inserted. A full
-    /// shard is searched for expired entries at most ten times a second.
+    /// If the entry is new and its shard is full, the entries that have expired at `now` are removed first, but at most
+    /// ten times a second. If there is still no room, nothing is inserted.
     pub(crate) fn put(&self, id: Id, value: V, now: Timestamp) {
         let mut shard = self.shard(id).lock();
         if shard.has_room_for(id, self.shard_len_max, now) {
@@ -98,7 +98,7 @@ impl<V: Expire> TtlCache<V> {
         }
     }
 
-    /// Removes the entry with this id, if there is one.
+    /// Removes the entry with this id, expired or not, if there is one.
     pub(crate) fn forget(&self, id: Id) {
         self.shard(id).lock().entries.remove(&id);
     }

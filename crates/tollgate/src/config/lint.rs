@@ -70,7 +70,7 @@ fn proxies(config: &Config, parts: &SetParts, note: &mut Note<'_>) {
                     otherwise all clients behind a proxy share one budget";
         note(Code::ProxiesUntrusted, header.span(), message, help);
     }
-    if networks.is_everybody() {
+    if networks.contains_all_v4_or_v6() {
         let span = config.trusted_proxies.first().map(|text| text.span()).unwrap_or_default();
         let message = "every address is trusted as a proxy, so every client can choose its own address".to_owned();
         note(Code::ProxiesEverybody, span, message, "list only the networks of your own proxies");
@@ -120,7 +120,7 @@ fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
 }
 
 fn exemptions(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'_>) {
-    if parts.exempt.addresses.is_everybody() {
+    if parts.exempt.addresses.contains_all_v4_or_v6() {
         let span = config.exempt.addresses.first().map(|text| text.span()).unwrap_or_default();
         let message = "every address is exempt: nothing is limited".to_owned();
         note(Code::ExemptEverybody, span, message, "list only the intended networks, or use `kill_switch`");
@@ -225,7 +225,7 @@ fn subjects(config: &Config, table: &RuleTable, rule: &CompiledRule, parts: &Set
     let is_free = |kind: &Subject| match kind {
         // Behind trusted proxies the header is read only if one of them sent the request, and it is responsible for the
         // value.
-        Subject::Header(_) => proxies.is_empty() || proxies.is_everybody(),
+        Subject::Header(_) => proxies.is_empty() || proxies.contains_all_v4_or_v6(),
         kind => matches!(kind, Subject::Cookie(_)),
     };
     if rule.by.is_chosen_by_client() && rule.by.iter().any(is_free) {

@@ -22,17 +22,21 @@ use crate::rules::{
 /// The maximum number of cached plans. When it is reached, all are dropped and laid out again on demand.
 const PLANS_MAX: usize = 4_096;
 
-/// A rule set in use.
+/// A rule set in use, with what is derived from it once: flags, the counts of its rules, and cached check plans.
 pub(super) struct ActiveRules {
     pub(super) rules: RuleSet,
     /// Whether bans or identities depend on the time. If not, the engine does not read its clock.
     needs_time: bool,
+    /// Whether a rule is a shield, in any mode.
     pub(super) has_shields: bool,
     bans_addresses: bool,
     bans_callers: bool,
+    /// Whether a client address or an API key is exempt. Exempt paths are not considered.
     has_exemptions: bool,
+    /// `usize::MAX` if the kill switch is on.
     path_bytes_max: usize,
     counts: RuleCounts,
+    /// The check plans, by the indices of their rules and the limit set.
     plans: RwLock<HashMap<(Indices, LimitSetId), Arc<CheckPlan>, RandomState>>,
 }
 
@@ -43,7 +47,7 @@ pub(super) enum Limits {
 }
 
 impl ActiveRules {
-    /// Puts rules into use. Rules with a name of `before` continue the counts of that rule.
+    /// Puts rules into use. A rule with the name of a rule in `before` continues its counts. No plan is cached yet.
     pub(super) fn new(rules: RuleSet, before: Option<&ActiveRules>) -> ActiveRules {
         ActiveRules {
             needs_time: rules.depends_on_time(),
@@ -58,7 +62,7 @@ impl ActiveRules {
         }
     }
 
-    /// Returns the statistics of each rule.
+    /// Returns the statistics of the rules, by rule and mode: see [`RuleCounts::stats`].
     pub(super) fn stats(&self) -> Vec<RuleStats> {
         self.counts.stats(&self.rules)
     }
@@ -68,18 +72,15 @@ impl ActiveRules {
         if self.needs_time { clock.now() } else { Timestamp::ZERO }
     }
 
-    /// Resolves the client's address. Key, user and path are resolved when a rule first needs them.
-    pub(super) fn resolve_address<'r>(
-        &'r self,
-        request: &'r RequestView<'r>,
-        peer: IpAddr,
-        now: Timestamp,
-    ) -> Identity<'r> {
+    /// Creates the identity of a request at `now`, the result of [`ActiveRules::now`].
+    ///
+    /// Its parts are computed on first use: the address (behind a trusted proxy), API key, user and path.
+    pub(super) fn identify<'r>(&'r self, request: &'r RequestView<'r>, peer: IpAddr, now: Timestamp) -> Identity<'r> {
         let origin = Origin { peer, headers: request.headers(), path: "" };
         self.rules.identifier().identify_request(Some(request), origin, &self.rules, now)
     }
 
-    /// Refuses a banned address.
+    /// Returns a refusal as the error if the configuration bans the client's address at `now`.
     pub(super) fn refuse_banned_address(&self, identity: &Identity<'_>, now: Timestamp) -> Result<(), Box<Refusal>> {
         match self.bans_addresses {
             true => refuse_banned(self.rules.ban_of_address(identity, now), now),
@@ -87,7 +88,8 @@ impl ActiveRules {
         }
     }
 
-    /// Refuses a banned API key or user.
+    /// Returns a refusal as the error if the configuration bans an API key in the request, or its verified user, at
+    /// `now`.
     pub(super) fn refuse_banned_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Result<(), Box<Refusal>> {
         match self.bans_callers {
             true => refuse_banned(self.rules.ban_of_caller(identity, now), now),
@@ -95,7 +97,10 @@ impl ActiveRules {
         }
     }
 
-    /// Refuses a path that is longer than the rules accept, as the service received it or as the client sent it.
+    /// Returns a refusal as the error if the path has more bytes than the rules accept, without its query.
+    ///
+    /// Both the path in the request's URI and the one that the client sent are checked; they differ if a router has
+    /// rewritten the URI. Nothing is refused while the kill switch is on.
     pub(super) fn refuse_long_path(&self, request: &RequestView<'_>) -> Result<(), Box<Refusal>> {
         let max_bytes = self.path_bytes_max;
         match request.is_received_path_longer_than(max_bytes) || request.is_path_longer_than(max_bytes) {
@@ -104,7 +109,10 @@ impl ActiveRules {
         }
     }
 
-    /// Returns the rules that apply to a request. Empty if its path is exempt.
+    /// Returns the rules that apply to a request. Empty if none matches, if its path is exempt, or if the kill switch
+    /// is on.
+    ///
+    /// `path` must hold the readings of the request's path.
     pub(super) fn match_rules(&self, request: &RequestView<'_>, path: &LazyReadings<'_>) -> Matched<'_> {
         self.rules.matching_with_readings(request, path)
     }
@@ -114,7 +122,11 @@ impl ActiveRules {
         self.has_exemptions && self.rules.is_exempt(identity)
     }
 
-    /// Resolves the caller's limit set, as far as that needs no lookup.
+    /// Returns the caller's limit set, or the question that a lookup must answer to determine it.
+    ///
+    /// `has_lookups` says whether there are lookups. Without them, a caller whose plan the rules do not determine has
+    /// the default limit set, and [`Limits::Lookup`] is never returned. If none of `rules` has limits by plan, the
+    /// limit set does not matter, and any is returned.
     pub(super) fn resolve_limits(&self, identity: &Identity<'_>, rules: &Matched<'_>, has_lookups: bool) -> Limits {
         if !rules.iter().any(CompiledRule::is_by_plan) {
             // The limits of rules that are not by plan are the same in every limit set.
@@ -130,7 +142,9 @@ impl ActiveRules {
         }
     }
 
-    /// Returns the caller's limit set, which may take a lookup, and the time that the lookup took.
+    /// Returns the caller's limit set, and the time that its lookup took; zero if none was needed.
+    ///
+    /// If no lookup returns an existing plan, it is the default limit set.
     pub(super) async fn limit_set(&self, limits: Limits, lookups: &[Arc<dyn PlanLookup>]) -> (LimitSetId, Duration) {
         match limits {
             Limits::Known(limit_set) => (limit_set, Duration::ZERO),
@@ -142,7 +156,13 @@ impl ActiveRules {
         }
     }
 
-    /// Returns the plan of the rules with these indices for callers with this limit set. Plans are cached.
+    /// Returns the check plan of the rules with these indices for callers with this limit set: a cached one, else a new
+    /// one, which is then cached.
+    ///
+    /// The limit set must be one of this rule set; otherwise rules by plan have no limits.
+    ///
+    /// # Panics
+    /// Panics if an index is not one of this rule set.
     pub(super) fn check_plan(&self, rules: Indices, limit_set: LimitSetId) -> Arc<CheckPlan> {
         let key = (rules, limit_set);
         if let Some(plan) = self.plans.read().get(&key) {

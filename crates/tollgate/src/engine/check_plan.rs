@@ -20,21 +20,22 @@ use crate::identity::SubjectKey;
 use crate::limiter::EachDecision;
 use crate::rules::{Charge, CompiledRule, LimitSetId, Mode, RuleSet};
 
-/// The limits of a combination of rules, for callers with one limit set.
+/// The limits of a combination of rules, for callers with one limit set. The limits of each group are decided together.
 pub(super) struct CheckPlan {
-    /// The limits of the enforced shield rules, counted in this process.
+    /// The limits of the enforced shield rules, counted in this process. `None` if there are none.
     pub(super) shield: Option<LimitGroup>,
-    /// The limits of all other enforced rules.
+    /// The limits of all other enforced rules. `None` if there are none.
     pub(super) enforced: Option<LimitGroup>,
-    /// The limits of each shadow rule.
+    /// The limits of each shadow rule, one group per rule.
     pub(super) shadow: Vec<LimitGroup>,
 }
 
-/// Limits that are decided together.
+/// Limits of one or more rules that are decided together. There is at least one.
 pub(super) struct LimitGroup {
     pub(super) limits: Vec<PlannedLimit>,
+    /// The policies of `limits`, in the same order.
     pub(super) policies: Arc<Policies>,
-    /// The failure policy of each limit; `allow` in a shadow rule.
+    /// The failure policies of `limits`, in the same order. All are `allow` in a shadow rule.
     pub(super) on_failure: Box<[OnFailure]>,
     /// The number of limits of each rule, in their order, and its counts.
     rules: SmallVec<[(usize, RuleCount); 1]>,
@@ -48,25 +49,33 @@ pub(super) struct LimitGroup {
     has_distinct_counters: bool,
 }
 
-/// One limit of one rule.
+/// One limit of one rule, with everything that is needed to check it except the subject.
 pub(super) struct PlannedLimit {
     limit: Limit,
     scope: RuleScopeBuf,
     /// The index of the rule's subject in the [`RequestContext`].
     subject: usize,
     pub(super) policy: Arc<Policy>,
+    /// The cost that the rule sets. The options of a request may override it.
     cost: Cost,
     pub(super) charge: Charge,
 }
 
-/// The demands of one group of limits.
+/// The demands of a request on the limits of one group, in the order of the group.
 pub(super) type Demands<'a> = SmallVec<[Demand<'a>; 2]>;
 
-/// The error of limits that could not be decided, where a rule's failure policy is `deny`.
+/// The error of a group of limits that could not be decided: the store did not answer and the failure policy of a rule
+/// is `deny`, or the limits do not form a valid [`Check`].
 pub(super) struct Undecided;
 
 impl CheckPlan {
-    /// Lays out what the rules with these indices demand of callers with this limit set.
+    /// Lays out the limits of the rules with these indices in `set`, for callers with this limit set.
+    ///
+    /// `counts` must be those of `set`. The subjects of a [`RequestContext`] for this plan must be in the order of
+    /// `rules`. Rules in the mode `off` are left out. So are rules by plan if the limit set is not one of `set`.
+    ///
+    /// # Panics
+    /// Panics if an index is not one of `set`.
     pub(super) fn new(set: &RuleSet, rules: &[u32], limit_set: LimitSetId, counts: &RuleCounts) -> CheckPlan {
         let (mut shield, mut enforced, mut shadow) = (Vec::new(), Vec::new(), Vec::new());
         for (subject, &index) in rules.iter().enumerate() {
@@ -87,11 +96,16 @@ impl CheckPlan {
     }
 
     /// Returns the limits whose status the client is shown: the enforced ones or, if there are none, the shields.
+    ///
+    /// `None` if only shadow rules apply.
     pub(super) fn shown(&self) -> Option<&LimitGroup> {
         self.enforced.as_ref().or(self.shield.as_ref())
     }
 
-    /// Returns whether a request may be admitted and then refused, because its wait exceeds the bound.
+    /// Returns whether a request with these options may be charged and then refused, because its wait exceeds
+    /// `max_wait`.
+    ///
+    /// `false` without a `max_wait`, or if the queues cut by [`LimitGroup::demands`] exclude every longer wait.
     pub(super) fn may_be_withdrawn(&self, options: &RequestOptions) -> bool {
         let Some(max_wait) = options.max_wait else { return false };
         let shown = self.shown().filter(|group| group.may_delay);
@@ -99,7 +113,7 @@ impl CheckPlan {
     }
 }
 
-/// A rule on its way into a group.
+/// A rule whose limits are to be put into a group.
 struct PlannedRule<'a> {
     rule: &'a CompiledRule,
     subject: usize,
@@ -121,7 +135,9 @@ impl PlannedRule<'_> {
 }
 
 impl LimitGroup {
-    /// Groups the limits of these rules. Returns `None` if there are none.
+    /// Groups the limits of these rules, in their order. Returns `None` if they have no limits.
+    ///
+    /// `is_shield` says whether the counters are in the shields' store.
     fn new(set: &RuleSet, rules: &[PlannedRule<'_>], is_shield: bool) -> Option<LimitGroup> {
         let limits: Vec<PlannedLimit> = rules.iter().flat_map(PlannedRule::limits).collect();
         let has_distinct_counters = has_distinct_counters(&limits, limits.last()?.subject);
@@ -140,18 +156,20 @@ impl LimitGroup {
         })
     }
 
-    /// Groups the limits of a shadow rule. If the store does not answer, they are left out.
+    /// Groups the limits of a shadow rule, with the failure policy `allow`. Returns `None` if it has no limits.
     fn shadow(set: &RuleSet, rule: PlannedRule<'_>, is_shield: bool) -> Option<LimitGroup> {
         let group = LimitGroup::new(set, &[rule], is_shield)?;
         let on_failure = group.limits.iter().map(|_| OnFailure::Allow).collect();
         Some(LimitGroup { on_failure, ..group })
     }
 
-    /// Returns the demands of a request on all limits.
+    /// Returns the demands of a request on all limits, in their order. `context` must have a subject for each rule of
+    /// the plan.
     ///
-    /// With a bound on the wait, the queue of a leaky bucket is cut to the slots whose wait is within the bound. The
-    /// store then denies the request with the right `retry_after`, and nothing has to be charged and refunded. This
-    /// holds for a cost of 1 only: a higher cost waits for the units before it and not for its own.
+    /// If the request has a `max_wait` and costs at most 1, the queue of a leaky bucket is cut to the slots whose wait
+    /// is within it, but to at least one. The store then denies the request, instead of charging units that have to be
+    /// refunded. For a higher cost the queue is not cut, because such a request waits for the units before it and not
+    /// for its own.
     pub(super) fn demands<'a>(&'a self, context: &'a RequestContext) -> Demands<'a> {
         let mut demands: Demands<'a> = self.limits.iter().map(|limit| limit.demand(context)).collect();
         if self.may_delay
@@ -167,10 +185,11 @@ impl LimitGroup {
         demands
     }
 
-    /// Creates a check of this group's demands.
+    /// Creates a check of `demands`, which must be the result of [`LimitGroup::demands`].
     ///
     /// # Errors
-    /// Returns an error if two limits count on one counter. The configuration prevents this for most combinations.
+    /// Returns an error, and logs it, if two limits count on one counter, or if there are more limits than a check may
+    /// have. The configuration prevents this for most combinations of rules.
     pub(super) fn check<'a>(&self, demands: &'a [Demand<'a>]) -> Result<Check<'a>, Undecided> {
         if self.has_distinct_counters {
             return Ok(Check::of_distinct(demands));
@@ -181,13 +200,19 @@ impl LimitGroup {
         })
     }
 
-    /// Returns whether the failure policy of a limit is `deny`.
+    /// Returns whether the failure policy of at least one limit is `deny`.
     pub(super) fn denies_on_failure(&self) -> bool {
         self.on_failure.contains(&OnFailure::Deny)
     }
 
-    /// Counts the result of a check, and converts a denial, a ban or a failure to a refusal. A ban is not counted: it is
-    /// no decision of a rule.
+    /// Counts the result of a check of this group, and returns the decision if it is an admission.
+    ///
+    /// `options` must be those of the request. An admission with a wait above `max_wait` is returned, although it is
+    /// counted as a denial.
+    ///
+    /// # Errors
+    /// Returns the refusal by a denial, by a ban in the store, or as unavailable if the group was not decided. A ban is
+    /// not counted, because no rule decided.
     pub(super) fn conclude(
         &self,
         result: Result<EachDecision, Undecided>,
@@ -207,7 +232,10 @@ impl LimitGroup {
         }
     }
 
-    /// Counts the decision of each rule. A rule that was left out because the store did not answer has allowed.
+    /// Counts the decision of each rule. Must not be called for a ban.
+    ///
+    /// A rule has denied if one of its limits has, or delays the request beyond `max_wait`. A rule that was left out
+    /// because the store did not answer has allowed, with [`Source::None`].
     pub(super) fn count(&self, decided: &EachDecision, options: &RequestOptions) {
         // A request that is admitted but will not wait so long is refused.
         let passes = |status: &LimitStatus| status.allowed && !(self.may_delay && options.exclude(delay(status)));
@@ -224,10 +252,10 @@ impl LimitGroup {
         }
     }
 
-    /// Converts a denial to a refusal.
+    /// Converts a decision that denies to a refusal, with the policies of the limits that were decided.
     ///
-    /// A request that comes back to a leaky bucket as soon as there is a slot may find that the slot's wait exceeds the
-    /// bound. So the refusal reports when both the slot and the wait are within reach.
+    /// With a `max_wait`, the statuses of leaky buckets change: if a request could get a slot but its wait would exceed
+    /// `max_wait`, the status denies, and its `retry_after` is the time until both the slot and the wait are available.
     fn denial(&self, decided: EachDecision, options: &RequestOptions) -> Refusal {
         let policies = self.policies_of(&decided);
         let mut decision = decided.into_decision();
@@ -245,7 +273,10 @@ impl LimitGroup {
         Refusal::Denied { decision, policies }
     }
 
-    /// Converts an admission whose wait exceeds `max_wait`, and which was refunded, to a refusal.
+    /// Converts an admission whose wait exceeds `max_wait` to a refusal. The caller must refund all its charges.
+    ///
+    /// The statuses are those after the refund. Only limits whose delay exceeds `max_wait` deny, and their
+    /// `retry_after` is the excess.
     pub(super) fn withdrawal(&self, decided: EachDecision, max_wait: Duration) -> Refusal {
         let policies = self.policies_of(&decided);
         let mut decision = decided.into_decision();
@@ -258,7 +289,7 @@ impl LimitGroup {
         Refusal::Denied { decision, policies }
     }
 
-    /// Returns the policies of the limits that were decided.
+    /// Returns the policies of the limits that were decided, in the order of the decision's statuses.
     fn policies_of(&self, decided: &EachDecision) -> Arc<Policies> {
         match decided {
             EachDecision::Complete(_) => self.policies.clone(),
@@ -268,7 +299,13 @@ impl LimitGroup {
 }
 
 impl PlannedLimit {
-    /// Returns the demand of a request on this limit.
+    /// Returns the demand of a request on this limit: the subject of its rule, and the cost of the request's options,
+    /// else of the rule.
+    ///
+    /// The queue of a leaky bucket is not cut for `max_wait`; see [`LimitGroup::demands`].
+    ///
+    /// # Panics
+    /// Panics if the context does not have a subject for each rule of the plan.
     fn demand<'a>(&'a self, context: &'a RequestContext) -> Demand<'a> {
         let subject = context.subjects[self.subject].as_bytes();
         // A subject has at most eight values of some hundred bytes each; longer values are replaced by their digest.
@@ -276,19 +313,23 @@ impl PlannedLimit {
         Demand { limit: self.limit, key, cost: context.options.cost.unwrap_or(self.cost) }
     }
 
-    /// Returns whether the limit may admit a request and delay it.
+    /// Returns whether the limit may admit a request and delay it: it is a leaky bucket.
     fn may_delay(&self) -> bool {
         self.limit.algorithm() == Algorithm::LeakyBucket
     }
 
-    /// Returns whether the limit may admit a request with a wait above `max_wait`, although its queue was cut.
+    /// Returns whether the limit may admit a request with a wait above `max_wait`, although [`LimitGroup::demands`]
+    /// cuts its queue: the cost is above 1, or `max_wait` is shorter than the wait of one slot.
     fn may_exceed(&self, max_wait: Duration, options: &RequestOptions) -> bool {
         let costs_more_than_one = options.cost.unwrap_or(self.cost).units() > 1;
         self.may_delay() && (costs_more_than_one || slots_within(&self.limit, max_wait) == 0)
     }
 }
 
-/// Returns whether no two limits count on one counter. If that holds for one subject, it does for all.
+/// Returns whether no two limits count on one counter, and there are not too many for one check.
+///
+/// This is tested with one subject for all rules. If it holds then, it holds for all subjects. `last_subject` is the
+/// highest index of a subject in `limits`.
 fn has_distinct_counters(limits: &[PlannedLimit], last_subject: usize) -> bool {
     let subjects = smallvec::smallvec![SubjectKey::empty(); last_subject + 1];
     let one_subject = RequestContext { subjects, options: RequestOptions::default(), spent: Duration::ZERO };
@@ -296,12 +337,18 @@ fn has_distinct_counters(limits: &[PlannedLimit], last_subject: usize) -> bool {
     Check::new(&demands).is_ok()
 }
 
-/// Returns the time for which a leaky bucket delays a request that it admits. Zero for a peek (cost 0).
+/// Returns the time for which a limit delays a request that it admits: zero unless the limit is a leaky bucket, and
+/// zero for a peek (cost 0).
+///
+/// The status must be `allowed`. For a denial, the result is the time until a retry, which is not a delay.
 pub(super) fn delay(status: &LimitStatus) -> Wait {
     if status.cost == 0 { Wait::ZERO } else { status.retry_after }
 }
 
-/// Changes the status of a limit to what it is after the request's units are refunded.
+/// Changes the status of `limit`, which the request was charged, to the one after its units are refunded.
+///
+/// Adds the cost to `remaining`, up to the most units that the limit holds. If that is reached, `next_after` and
+/// `reset_after` become zero, else they stay as they are.
 pub(super) fn refund_status(status: &mut LimitStatus, limit: &Limit) {
     let full = limit.cost_max();
     status.remaining = status.remaining.saturating_add(status.cost).min(full);
@@ -310,7 +357,7 @@ pub(super) fn refund_status(status: &mut LimitStatus, limit: &Limit) {
     }
 }
 
-/// Returns the number of slots in a leaky bucket's queue whose wait is at most `max_wait`.
+/// Returns the number of slots of a leaky bucket that become free within `max_wait`, whatever the size of its queue.
 fn slots_within(limit: &Limit, max_wait: Duration) -> u128 {
     max_wait.as_micros().saturating_mul(u128::from(limit.quota())) / u128::from(limit.window_us())
 }

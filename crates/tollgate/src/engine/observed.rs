@@ -8,7 +8,7 @@ use crate::observe::{BannedBy, BannedRequest, ExemptBy, ExemptRequest, Observers
 use crate::rules::{Matched, RuleSet};
 
 impl Engine {
-    /// Reports that shields have refused a request.
+    /// Reports to the observers that a group of shields has refused a request.
     pub(super) fn observe_shield(&self, shield: &LimitGroup, context: &RequestContext, refusal: &Refusal) {
         let observers = self.observers();
         if observers.is_empty() {
@@ -21,7 +21,10 @@ impl Engine {
         }
     }
 
-    /// Reports that a ban of the configuration has refused a request.
+    /// Reports to the observers that a ban of the configuration has refused a request. Does nothing for another
+    /// refusal.
+    ///
+    /// `by` says whether the address or the caller is banned.
     pub(super) fn observe_ban(&self, identity: &Identity<'_>, by: BannedBy, refusal: &Refusal) {
         let Refusal::Banned { remaining, .. } = *refusal else { return };
         let observers = self.observers();
@@ -31,7 +34,10 @@ impl Engine {
         }
     }
 
-    /// Reports that a request is not limited, unless the reason is that no rule matches it.
+    /// Reports an exempt request to the observers. `rules` are those that apply to it.
+    ///
+    /// Call it only if no rule applies or the caller is exempt. Does nothing if no rule matches the request, exempt or
+    /// not.
     pub(super) fn observe_exemption(&self, rules: &Matched<'_>, identity: &Identity<'_>) {
         let observers = self.observers();
         let by = match rules.is_exempt_path() {
@@ -45,7 +51,7 @@ impl Engine {
         }
     }
 
-    /// Reports that the rules were replaced.
+    /// Reports to the observers that the rules were replaced by `rules`.
     pub(super) fn observe_reload(&self, rules: &RuleSet) {
         self.observers().each(|observer| observer.reloaded(rules));
     }

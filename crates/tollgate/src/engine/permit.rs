@@ -1,9 +1,9 @@
 //! An admitted request: what its response reports, and what is refunded when it ends.
 //!
 //! Units are charged at the start. A rule with `charge = "on_failure"` or `"on_success"` refunds them, exactly once,
-//! depending on how the request ends: [`Permit::finish`] takes the ending. Only a response earns a refund. A permit that
-//! is dropped without one (the client disconnected, the handler panicked, a timeout fired) keeps every charge, because
-//! the work may have been done. If disconnecting refunded units, a client could run the handler for free.
+//! depending on how the request ends: [`Permit::finish`] takes the ending. Only a response earns a refund. A permit
+//! that is dropped without one (the client disconnected, the handler panicked, a timeout fired) keeps every charge,
+//! because the work may have been done. If disconnecting refunded units, a client could run the handler for free.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::answer::{Policies, grpc};
 use crate::limiter::EachDecision;
 use crate::rules::Charge;
 
-/// How a request ended, by its response.
+/// How a request ended, by its response: with a success or a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Ending {
     /// The service responded with a success.
@@ -30,20 +30,21 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// Returns the ending for a status: `Failure` from 400, else `Success`.
+    /// Returns the ending for a status: `Failure` for 400 to 599, else `Success`.
     pub fn of(status: StatusCode) -> Ending {
         if status.is_client_error() || status.is_server_error() { Ending::Failure } else { Ending::Success }
     }
 
-    /// Returns the ending for the head of a response: its status, and for gRPC a `grpc-status` in the headers.
+    /// Returns the ending for the head of a response: `Failure` for a status of 400 to 599, or for a header
+    /// `grpc-status` other than 0; else `Success`.
     ///
-    /// A gRPC stream that fails later, in its trailers, is a success.
+    /// The body is not read, so a gRPC stream that fails later, in its trailers, is a success.
     pub fn of_response<B>(response: &Response<B>) -> Ending {
         if grpc::has_failed(response.headers()) { Ending::Failure } else { Ending::of(response.status()) }
     }
 }
 
-/// The reason for a refund.
+/// The reason for a refund: the request has ended, or it was refused because of its wait.
 #[derive(Clone, Copy)]
 pub(super) enum RefundReason {
     /// The request ended.
@@ -53,7 +54,8 @@ pub(super) enum RefundReason {
 }
 
 impl RefundReason {
-    /// Returns whether units of a rule with this charge mode are refunded.
+    /// Returns whether units of a rule with this charge mode are refunded for this reason. Always `true` for
+    /// `Withdrawn`.
     fn refunds(self, charge: Charge) -> bool {
         match self {
             RefundReason::Ended(ending) => charge.refunds(ending == Ending::Success),
@@ -62,9 +64,10 @@ impl RefundReason {
     }
 }
 
-/// An admitted request.
+/// The permission to proceed with an admitted request, and the charges that its response may refund.
 ///
-/// Call [`Permit::finish`] when the response is known. A permit that is dropped keeps every charge.
+/// Wait for [`Permit::wait`] before the work, and call [`Permit::finish`] when the response is known. A permit that is
+/// dropped keeps every charge.
 #[must_use = "a permit that is dropped keeps every charge; call `finish` to refund what the response earned"]
 pub struct Permit(Option<Box<Granted>>);
 
@@ -74,6 +77,7 @@ struct Granted {
     /// The decision that the client is shown, or `None` if only shadow rules apply.
     decision: Option<Decision>,
     wait: Duration,
+    /// The charges that may be refunded, or `None` if there are none.
     charges: Option<Charges>,
 }
 
@@ -83,7 +87,10 @@ impl Permit {
         Permit(None)
     }
 
-    /// Creates the permit of a request that these limits admitted.
+    /// Creates the permit of a request that the limits of `plan` admitted.
+    ///
+    /// `decided` is the decision of [`CheckPlan::shown`], or `None` if only shadow rules apply. If a limit was left out
+    /// of it, the permit has a decision without limit statuses.
     pub(super) fn new(plan: Arc<CheckPlan>, decided: Option<EachDecision>, charges: Option<Charges>) -> Permit {
         let wait = decided.as_ref().map_or(Duration::ZERO, |decided| plan.wait(decided));
         let decision = decided.map(|decided| match decided {
@@ -94,31 +101,39 @@ impl Permit {
         Permit(Some(Box::new(Granted { plan, decision, wait, charges })))
     }
 
-    /// Returns the decision, or `None` if no enforced rule applies.
+    /// Returns the decision on the enforced rules other than shields or, if there are none, on the shields.
     ///
-    /// If the store did not answer and a limit was left out, the decision has no limits.
+    /// `None` if no enforced rule applies or the request is exempt. If the store did not answer and the failure policy
+    /// of a limit is `allow`, the decision has no limit statuses and [`Source::None`](crate::Source::None).
     pub fn decision(&self) -> Option<&Decision> {
         self.0.as_ref()?.decision.as_ref()
     }
 
-    /// Returns the policies of the decision's limits, in the same order. `None` if no enforced rule applies.
+    /// Returns the policies of the limits of [`Permit::decision`], in the same order. `None` if there is no decision.
+    ///
+    /// If the decision has no limit statuses, the policies are still those of all limits.
     pub fn policies(&self) -> Option<&Policies> {
         self.0.as_ref()?.plan.shown().map(|group| &*group.policies)
     }
 
-    /// Returns how long a leaky bucket delays the request: the caller should wait this long before it proceeds.
+    /// Returns how long a leaky bucket delays the request: the caller should wait this long before it proceeds. Zero
+    /// without a leaky bucket.
     pub fn wait(&self) -> Duration {
         self.0.as_ref().map_or(Duration::ZERO, |granted| granted.wait)
     }
 
-    /// Writes the rate-limit headers of the response.
+    /// Writes the rate-limit headers of the response, as [`Policies::write_headers`] does.
+    ///
+    /// Writes nothing if there is no decision or it has no limit statuses. Units that the response will refund are
+    /// shown as charged.
     pub fn write_headers(&self, headers: &mut HeaderMap) {
         if let Some((decision, policies)) = self.decision().zip(self.policies()) {
             policies.write_headers(decision, headers);
         }
     }
 
-    /// Writes the rate-limit headers of `response`, which ends the request. Units that it refunds are shown as refunded.
+    /// Writes the rate-limit headers of `response`, which ends the request. Units that [`Permit::finish`] will refund
+    /// for it are shown as refunded.
     #[cfg(feature = "tower")]
     pub(crate) fn write_headers_of<B>(&self, response: &mut Response<B>) {
         let shown = self.0.as_ref().and_then(|granted| granted.plan.shown());
@@ -138,9 +153,11 @@ impl Permit {
     /// Keeps every charge, as dropping the permit does. For callers that will not learn how the request ends.
     pub fn keep(self) {}
 
-    /// Refunds what the rules refund for this ending.
+    /// Refunds the units of all rules that refund for this ending: `charge = "on_failure"` refunds a success,
+    /// `"on_success"` a failure.
     ///
-    /// If the returned future is dropped after its first poll, the refund still completes.
+    /// A refund that fails, because the store does not answer, is logged and lost. If the returned future is dropped
+    /// after its first poll, the refund still completes.
     pub async fn finish(self, ending: Ending) {
         if let Some(charges) = self.0.and_then(|granted| granted.charges) {
             Box::pin(charges.refund(RefundReason::Ended(ending))).await;
@@ -149,7 +166,8 @@ impl Permit {
 }
 
 impl CheckPlan {
-    /// Returns how long a leaky bucket delays a request with this decision.
+    /// Returns how long a leaky bucket delays a request, given the decision of [`CheckPlan::shown`], which must be an
+    /// admission. Zero without a leaky bucket.
     pub(super) fn wait(&self, decided: &EachDecision) -> Duration {
         match self.shown().is_some_and(|group| group.may_delay) {
             true => decided.decision().retry_after().as_duration().unwrap_or(Duration::ZERO),
@@ -158,11 +176,13 @@ impl CheckPlan {
     }
 }
 
-/// Selects one group of limits of a plan.
+/// Identifies one group of limits of a [`CheckPlan`]: the shields, the other enforced limits, or those of a shadow
+/// rule.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum GroupId {
     Shield,
     Enforced,
+    /// The group at this index of [`CheckPlan::shadow`].
     Shadow(usize),
 }
 
@@ -176,7 +196,7 @@ impl CheckPlan {
     }
 }
 
-/// The charges of one request that may be refunded, by group of limits.
+/// The charges of one request that may be refunded: groups of limits, each with the decision that charged it.
 pub(super) type ChargeList = Vec<(GroupId, EachDecision)>;
 
 /// The charges of one request that may be refunded, with everything that a refund needs.
@@ -188,7 +208,9 @@ pub(super) struct Charges {
 }
 
 impl Charges {
-    /// Returns the charges, or `None` if the list is empty.
+    /// Creates the charges in `list`, or returns `None` if it is empty.
+    ///
+    /// `plan` and `context` must be those of the check that charged them.
     pub(super) fn new(
         engine: &Engine,
         plan: &Arc<CheckPlan>,
@@ -198,7 +220,8 @@ impl Charges {
         (!list.is_empty()).then(|| Charges { engine: engine.clone(), plan: plan.clone(), context, list })
     }
 
-    /// Refunds the charges of all rules that refund for this reason. Runs to completion once polled.
+    /// Refunds the charges of all rules that refund for this reason. Once polled, it runs to completion even if its
+    /// future is dropped. Refunds that fail are logged and lost.
     pub(super) async fn refund(self, reason: RefundReason) {
         let groups = self.list.iter().filter_map(|(id, _)| self.plan.group(*id));
         if !groups.flat_map(|group| &group.limits).any(|limit| reason.refunds(limit.charge)) {

@@ -14,7 +14,8 @@ use crate::answer::{Policies, RefusalDetails, Verdict, grpc};
 const BANNED: &str = "this caller is banned";
 const PATH_TOO_LONG: &str = "the path of this request is too long";
 
-/// The reason why a request was refused.
+/// A refused request: denied by a limit, refused because the store is unavailable, banned, or with a path that is too
+/// long. Builds the responses.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -26,14 +27,15 @@ pub enum Refusal {
         /// The policies of the decision's limits, in the same order.
         policies: Arc<Policies>,
     },
-    /// The store did not answer, and the failure policy of a rule is `deny`.
+    /// The store did not answer, and the failure policy of a rule is `deny`. Also if the limits of the rules that match
+    /// the request cannot be decided together, because two of them count on one counter or there are too many.
     #[non_exhaustive]
     Unavailable {
         /// The policies of the limits that could not be decided.
         policies: Arc<Policies>,
     },
-    /// The client's address, its API key or its user is banned by the configuration, or a subject of the request in the
-    /// store.
+    /// The configuration bans the client's address, an API key in the request or its user; or the store holds a ban of
+    /// a subject by which the request is counted.
     #[non_exhaustive]
     Banned {
         /// The time until the ban ends; [`Wait::NEVER`] if it has no end.
@@ -73,7 +75,8 @@ impl Refusal {
         }
     }
 
-    /// Returns the component that decided. [`Source::None`] if neither a store nor the deny cache did.
+    /// Returns the source of the denial, or of the ban in the store. [`Source::None`] for a ban of the configuration, a
+    /// path that is too long, and an unavailable store.
     pub fn source(&self) -> Source {
         match self {
             Refusal::Denied { decision, .. } => decision.source,
@@ -82,9 +85,10 @@ impl Refusal {
         }
     }
 
-    /// Builds the HTTP response: status, headers and body.
+    /// Builds the HTTP response: status (429, 503, 403 or 414, in the order of the variants), headers and body.
     ///
-    /// `request` holds the request's headers; its `Accept` header may change the format of the body.
+    /// Only a denial has rate-limit headers. `request` holds the request's headers; its `Accept` header may change the
+    /// format of the body.
     pub fn response(&self, request: &HeaderMap) -> Response<Bytes> {
         match self {
             Refusal::Denied { decision, policies } => policies.refuse(decision, request),
@@ -109,7 +113,9 @@ impl Refusal {
         }
     }
 
-    /// Builds the HTTP response with a body by `write_body`. A ban and a path that is too long keep their own body.
+    /// Builds the HTTP response of [`Refusal::response`], with the body and content type that `write_body` returns.
+    ///
+    /// A ban and a path that is too long keep their own body, and `write_body` is not called.
     #[cfg(feature = "tower")]
     pub(crate) fn response_with_body(
         &self,
@@ -125,7 +131,8 @@ impl Refusal {
         response
     }
 
-    /// Builds the gRPC response to a request of this [content type](grpc::content_type): status and metadata.
+    /// Builds the gRPC response to a request of this [content type](grpc::content_type): gRPC status and message, the
+    /// headers of [`Refusal::response`], and no body.
     pub fn grpc_response(&self, content_type: &HeaderValue) -> Response<Bytes> {
         let message = match self.details() {
             Some(details) => details.message(),
@@ -145,7 +152,8 @@ impl Refusal {
         }
     }
 
-    /// Builds a JSON response without rate-limit headers.
+    /// Builds a response with this JSON body and the status of the verdict, without rate-limit headers, not to be
+    /// cached.
     fn without_limits(&self, body: serde_json::Value) -> Response<Bytes> {
         let mut response = Response::new(Bytes::from(body.to_string()));
         *response.status_mut() = self.verdict().http();

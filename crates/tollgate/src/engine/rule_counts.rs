@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tollgate_core::Source;
 
-use crate::counts::{Counted, DecisionCounts, DecisionOutcome};
+use crate::counts::{DecisionCounts, DecisionOutcome, OutcomeCount};
 use crate::rules::{Mode, RuleSet};
 
 /// The decisions of one rule in one mode. A denial of a shadow rule is a request that it would have refused.
@@ -15,32 +15,33 @@ pub struct RuleStats {
     pub rule: Arc<str>,
     /// The mode in which the rule was applied.
     pub mode: Mode,
-    /// The number of decisions by outcome and source.
-    pub counts: Vec<Counted>,
+    /// The number of decisions by outcome and source, as [`DecisionCounts::counts`] returns them.
+    pub counts: Vec<OutcomeCount>,
 }
 
 impl RuleStats {
-    /// Returns the number of requests that the rule admitted.
+    /// Returns the number of requests that the rule admitted, whether or not another rule refused them. Requests that
+    /// were admitted uncounted, because the store did not answer, are included.
     pub fn allowed(&self) -> u64 {
-        self.times(DecisionOutcome::Allow)
+        self.sum(DecisionOutcome::Allow)
     }
 
     /// Returns the number of requests that the rule denied or, as a shadow rule, would have denied.
     pub fn denied(&self) -> u64 {
-        self.times(DecisionOutcome::Deny)
+        self.sum(DecisionOutcome::Deny)
     }
 
-    /// Returns the number of requests that were refused because the store did not answer.
+    /// Returns the number of requests that were refused as unavailable, because the store did not answer.
     pub fn unavailable(&self) -> u64 {
-        self.times(DecisionOutcome::Unavailable)
+        self.sum(DecisionOutcome::Unavailable)
     }
 
-    fn times(&self, outcome: DecisionOutcome) -> u64 {
-        self.counts.iter().filter(|cell| cell.outcome == outcome).map(|cell| cell.times).sum()
+    fn sum(&self, outcome: DecisionOutcome) -> u64 {
+        self.counts.iter().filter(|cell| cell.outcome == outcome).map(|cell| cell.count).sum()
     }
 }
 
-/// The counts of one rule by mode, so that no count decreases when a rule changes its mode.
+/// The counts of one rule in each mode, so that no count decreases when a rule changes its mode.
 #[derive(Default)]
 struct ByMode {
     enforce: DecisionCounts,
@@ -68,21 +69,24 @@ impl RuleCounts {
         RuleCounts(rules.rules().iter().map(|rule| counts(rule.name())).collect())
     }
 
-    /// Returns one entry per rule and mode: the rule's current mode, and another mode if decisions were counted in it.
+    /// Returns one entry per rule and mode, in the order of the rules: for the rule's mode, and for another mode if
+    /// decisions were counted in it. A rule in the mode `off` has no entry of that mode.
+    ///
+    /// `rules` must be the set that these counts were created for.
     pub(super) fn stats(&self, rules: &RuleSet) -> Vec<RuleStats> {
         let mut stats = Vec::with_capacity(self.0.len());
         for (rule, counts) in rules.rules().iter().zip(&self.0) {
             for mode in [Mode::Enforce, Mode::Shadow] {
                 let counts = counts.of(mode);
                 if rule.mode() == mode || !counts.is_empty() {
-                    stats.push(RuleStats { rule: rule.name().clone(), mode, counts: counts.counted() });
+                    stats.push(RuleStats { rule: rule.name().clone(), mode, counts: counts.counts() });
                 }
             }
         }
         stats
     }
 
-    /// Returns the counts of the rule at this index, in this mode.
+    /// Returns the counts of the rule at this index of the set, in this mode. Panics if there is no such rule.
     pub(super) fn of(&self, index: u32, mode: Mode) -> RuleCount {
         RuleCount { counts: self.0[index as usize].clone(), mode }
     }
@@ -97,8 +101,8 @@ pub(super) struct RuleCount {
 
 impl RuleCount {
     /// Counts one decision.
-    pub(super) fn count(&self, said: DecisionOutcome, source: Source) {
-        self.counts.of(self.mode).count(said, source);
+    pub(super) fn count(&self, outcome: DecisionOutcome, source: Source) {
+        self.counts.of(self.mode).count(outcome, source);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Work that runs to completion although its caller is gone.
 //!
 //! **Problem.** When a client disconnects, a timeout fires or a handler panics, the future of the request is dropped at
-//! whatever point it has reached. If that point is between a call to a shared store and its reply, units are charged and
-//! no one can refund them. If it is in the middle of a refund, no one knows whether the refund happened.
+//! whatever point it has reached. If that point is between a call to a shared store and its reply, units are charged
+//! and no one can refund them. If it is in the middle of a refund, no one knows whether the refund happened.
 //!
 //! **Idea.** A future that has been polled owns everything it needs. When it is dropped before it is ready, it is moved
 //! into a task of its own. A decision that completes this way keeps its charge. The limiter's deadline bounds the time
@@ -27,7 +27,7 @@ pub(super) struct PendingWork {
 }
 
 impl PendingWork {
-    /// Waits until no task is left.
+    /// Waits until no task is left, including tasks that start in the meantime.
     pub(super) async fn wait(&self) {
         loop {
             // Registered before the count is read, so that no notification is missed in between.
@@ -40,7 +40,7 @@ impl PendingWork {
     }
 }
 
-/// Counts one task for as long as it exists.
+/// Counts one task for as long as this value exists. When the last one is dropped, wakes all [`PendingWork::wait`].
 struct TaskCount(Arc<PendingWork>);
 
 impl TaskCount {
@@ -59,6 +59,9 @@ impl Drop for TaskCount {
 }
 
 /// A future that runs to completion once it has been polled, even if it is dropped.
+///
+/// If it is dropped before it is ready, a task on the current tokio runtime completes it. Outside a runtime, or if it
+/// was never polled, the work is abandoned. Panics if it is polled after it was ready.
 pub(super) struct RunToCompletion<T: Send + 'static> {
     future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     was_polled: bool,

@@ -1,4 +1,4 @@
-//! Requests through rules, on a clock that stands still.
+//! Requests that rules decide, on a manual clock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -64,7 +64,7 @@ impl Site {
 const HERE: [u8; 4] = [203, 0, 113, 9];
 
 #[tokio::test]
-async fn only_what_a_rule_matches_is_limited() {
+async fn request_that_no_rule_matches_is_not_limited() {
     let site = site(
         r#"
         [[rules]]
@@ -104,11 +104,11 @@ async fn all_matching_rules_are_decided_together_and_headers_list_every_policy()
     let Outcome::Refused(refusal) = site.send("GET", "/login", &[], HERE).await else { panic!("the second") };
     assert_eq!(refusal.response(&HeaderMap::new()).headers()["retry-after"], "3600");
     let remaining = refusal.decision().unwrap().limits[0].remaining;
-    assert_eq!(remaining, 99, "the minute was not charged for what the hour refused");
+    assert_eq!(remaining, 99, "the limit per minute is not charged if the other one refuses");
 }
 
 #[tokio::test]
-async fn a_shadow_rule_never_blocks_and_counts_what_it_would_have_denied() {
+async fn shadow_rule_never_refuses_and_counts_the_requests_it_would_have_denied() {
     let site = site(
         r#"
         [[rules]]
@@ -126,7 +126,7 @@ async fn a_shadow_rule_never_blocks_and_counts_what_it_would_have_denied() {
 }
 
 #[tokio::test]
-async fn plans_keys_and_strangers() {
+async fn limits_are_those_of_the_plan_of_the_key_or_of_the_anonymous_plan() {
     let site = site(
         r#"
         [plans.anonymous]
@@ -158,7 +158,7 @@ async fn plans_keys_and_strangers() {
 }
 
 #[tokio::test]
-async fn units_come_back_by_how_a_request_ends_and_exactly_once() {
+async fn units_are_refunded_by_the_ending_of_a_request_and_exactly_once() {
     let site = site(
         r#"
         [[rules]]
@@ -182,7 +182,7 @@ async fn units_come_back_by_how_a_request_ends_and_exactly_once() {
 }
 
 #[tokio::test]
-async fn a_request_without_a_response_keeps_its_charge_in_every_mode() {
+async fn request_without_a_response_keeps_its_charge_in_every_mode() {
     for charge in ["always", "on_failure", "on_success"] {
         let site = site(&format!("[[rules]]\nname = 'a'\nby = ['ip']\ncharge = '{charge}'\nlimits = ['3/h']"));
         for _ in 0..3 {
@@ -194,7 +194,7 @@ async fn a_request_without_a_response_keeps_its_charge_in_every_mode() {
 }
 
 #[tokio::test]
-async fn a_shield_refuses_in_process_and_in_plain_text() {
+async fn shield_refuses_in_process_and_in_plain_text() {
     let site = site(
         r#"
         [[rules]]
@@ -228,7 +228,7 @@ struct Hurried {
 impl Clock for Hurried {
     fn now(&self) -> Timestamp {
         let now_us = self.now_us.fetch_add(self.step_us, Ordering::Relaxed);
-        assert!(now_us < self.panics_at_us, "no clock goes on for ever");
+        assert!(now_us < self.panics_at_us, "this clock panics at {} µs", self.panics_at_us);
         Timestamp::from_micros(now_us)
     }
 }
@@ -244,17 +244,18 @@ fn hurried(text: &str, step_us: u64, panics_at_us: u64) -> Site {
 const SHIELD: &str = "[[rules]]\nname = 'flood'\nby = ['ip']\nstore = 'memory'\n";
 
 #[tokio::test]
-async fn a_unit_that_comes_free_between_the_look_and_the_question_is_taken_once() {
-    // Looked at and taken at 1.0 and 1.4 s; the second looks at 1.8 s, asks at 2.2 s and, since that leaves room, again at 3.0 s.
+async fn unit_that_becomes_free_between_peek_and_check_of_a_shield_is_charged_once() {
+    // The first request peeks at 1.0 s and charges at 1.4 s. The second peeks at 1.8 s, checks at 2.2 s, is refunded
+    // because there is room by then, and charges at 3.0 s.
     let site = hurried(&format!("{SHIELD}limits = ['1/800ms']"), 400_000, u64::MAX);
     assert!(site.passes("GET", "/", &[], HERE).await);
-    assert!(site.passes("GET", "/", &[], HERE).await, "it was not refused by its own first question");
+    assert!(site.passes("GET", "/", &[], HERE).await, "the first check of the second request was refunded");
     let stats = site.engine.rule_stats();
     assert_eq!((stats[0].allowed(), stats[0].denied()), (2, 0));
 }
 
 #[tokio::test]
-async fn a_shield_that_panics_is_one_that_does_not_answer() {
+async fn panic_of_the_shield_is_handled_by_the_failure_policy() {
     for (on_failure, passes) in [("local", true), ("allow", true), ("deny", false)] {
         let text = format!("{SHIELD}limits = ['1/h']\non_failure = '{on_failure}'\ncharge = 'on_failure'");
         let site = hurried(&text, 0, 0);
@@ -269,7 +270,7 @@ async fn a_shield_that_panics_is_one_that_does_not_answer() {
 }
 
 #[tokio::test]
-async fn a_reload_changes_the_rules_and_keeps_the_counters() {
+async fn reload_changes_the_rules_and_keeps_the_counters() {
     let text = |quota: u32| {
         format!("[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [{{ name = \"main\", limit = \"{quota}/h\" }}]")
     };
@@ -291,7 +292,7 @@ async fn a_reload_changes_the_rules_and_keeps_the_counters() {
 }
 
 #[tokio::test]
-async fn the_banned_are_told_until_when_and_the_exempt_are_not_counted() {
+async fn ban_reports_its_end_and_exempt_callers_are_not_counted() {
     let site = site(
         r#"
         [[bans]]
@@ -400,7 +401,7 @@ fn hostile() -> String {
 }
 
 #[tokio::test]
-async fn what_is_refused_by_address_or_shield_costs_no_normalisation() {
+async fn refusal_by_address_or_shield_normalises_no_path() {
     let site = site(
         r#"
         bans = [{ by = "ip", value = "198.51.100.7" }]
@@ -424,7 +425,7 @@ async fn what_is_refused_by_address_or_shield_costs_no_normalisation() {
 }
 
 #[tokio::test]
-async fn a_path_is_normalised_only_if_a_rule_looks_at_it() {
+async fn path_is_normalised_only_if_a_rule_reads_it() {
     let site = site(
         r#"
         [[rules]]
@@ -440,7 +441,7 @@ async fn a_path_is_normalised_only_if_a_rule_looks_at_it() {
         "#,
     );
     let host = [("host", "api.example.com")];
-    assert_eq!(site.verdict(&hostile(), &host, HERE).await, (Verdict::Allowed, 0), "no rule for GET looks at paths");
+    assert_eq!(site.verdict(&hostile(), &host, HERE).await, (Verdict::Allowed, 0), "no rule for GET reads paths");
     assert_eq!(site.engine.rule_stats()[0].allowed(), 1);
     normalisations::take();
     assert!(site.passes("POST", "/x/../login", &host, HERE).await);
@@ -448,7 +449,7 @@ async fn a_path_is_normalised_only_if_a_rule_looks_at_it() {
 }
 
 #[tokio::test]
-async fn a_path_beyond_the_bound_is_refused_before_it_is_looked_at() {
+async fn path_that_is_too_long_is_refused_before_it_is_normalised() {
     let rule = "[[rules]]\nname = 'login'\nmatch = { path = '/login' }\nby = ['ip']\nlimits = ['5/h']";
     for (setting, bytes_max) in [("", 8_192), ("path_bytes_max = 100", 100)] {
         let site = site(&format!("{setting}\n{rule}"));
@@ -467,7 +468,7 @@ async fn a_path_beyond_the_bound_is_refused_before_it_is_looked_at() {
 }
 
 #[tokio::test]
-async fn a_shield_never_refuses_what_is_exempt() {
+async fn shield_never_refuses_an_exempt_request() {
     let site = site(
         r#"
         [exempt]
@@ -491,7 +492,7 @@ async fn a_shield_never_refuses_what_is_exempt() {
 }
 
 #[tokio::test]
-async fn a_shield_that_looks_at_paths_reads_them_as_rules_do() {
+async fn shield_by_path_reads_paths_as_other_rules_do() {
     let site = site(
         r#"
         [[rules]]
@@ -507,7 +508,7 @@ async fn a_shield_that_looks_at_paths_reads_them_as_rules_do() {
 }
 
 #[tokio::test]
-async fn a_banned_key_is_refused_whatever_the_rules_and_exemptions_say() {
+async fn banned_key_is_refused_despite_rules_and_exemptions() {
     let site = site(
         r#"
         bans = [{ by = "api_key", value = "a-banned-key-00001" }]
@@ -527,7 +528,7 @@ async fn a_banned_key_is_refused_whatever_the_rules_and_exemptions_say() {
 }
 
 #[tokio::test]
-async fn an_ipv4_client_is_itself_by_whatever_ipv6_route_it_comes() {
+async fn ipv4_client_is_recognised_behind_every_ipv6_route() {
     let site = site(
         r#"
         bans = [{ by = "ip", value = "198.51.100.0/24" }, { by = "ip", value = "2002:c000:280::/48" }]

@@ -155,7 +155,7 @@ impl AddressKey {
         }
     }
 
-    /// Returns the text that `Display` shows, in the first bytes of a buffer, and its length.
+    /// Returns the text that `Display` shows, at the beginning of a buffer, and its length in bytes.
     ///
     /// Returns `None` if this is not a single IPv4 address. The bytes after the text are meaningless.
     #[inline]

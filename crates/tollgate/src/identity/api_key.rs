@@ -103,7 +103,7 @@ pub struct ApiKey<'h> {
 }
 
 impl<'h> ApiKey<'h> {
-    /// Returns the API key that a request contains: the value of the header `name`, else the token after
+    /// Reads the API key that a request contains: the value of the header `name`, else the token after
     /// `Authorization: Bearer`.
     ///
     /// If the header `name` has a value, `Authorization` is not read. Returns `None` if there is neither, if the value
@@ -116,11 +116,11 @@ impl<'h> ApiKey<'h> {
     ///
     /// let mut headers = HeaderMap::new();
     /// headers.insert("authorization", "Bearer s3cr3t".parse().unwrap());
-    /// let key = ApiKey::shown(&headers, &HeaderName::from_static("x-api-key")).unwrap();
+    /// let key = ApiKey::from_headers(&headers, &HeaderName::from_static("x-api-key")).unwrap();
     /// assert_eq!(key.expose(), "s3cr3t");
     /// assert!(!format!("{key:?}").contains("s3cr3t"));
     /// ```
-    pub fn shown(headers: &'h HeaderMap, name: &HeaderName) -> Option<ApiKey<'h>> {
+    pub fn from_headers(headers: &'h HeaderMap, name: &HeaderName) -> Option<ApiKey<'h>> {
         match single_value::header(headers, name) {
             SingleValue::One(value) => ApiKey::new(value, false),
             SingleValue::Contradiction => None,
@@ -128,10 +128,11 @@ impl<'h> ApiKey<'h> {
         }
     }
 
-    /// Returns all API keys in a request: one for each line of the header `name`, and one for each bearer token.
+    /// Reads all API keys in a request: one for each line of the header `name`, and one for each bearer token.
     ///
-    /// Values that cannot be a key are left out. Used to find banned keys, wherever the client has put them.
-    pub(crate) fn all_shown(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = ApiKey<'h>> {
+    /// Values that are too long or not printable ASCII are left out, equal ones are repeated. Used to find banned keys,
+    /// wherever the client has put them.
+    pub(crate) fn all_from_headers(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = ApiKey<'h>> {
         let lines = headers.get_all(name).into_iter().map(|line| (line.as_bytes().trim_ascii(), false));
         let tokens = headers.get_all(http::header::AUTHORIZATION).into_iter();
         let tokens = tokens.filter_map(|line| Some((token_in(line.as_bytes().trim_ascii())?, true)));
@@ -146,7 +147,8 @@ impl<'h> ApiKey<'h> {
         !key.is_empty() && !is_spaced && ApiKey::new(key, false).is_some()
     }
 
-    /// Creates a key from a header value. Returns `None` if it is too long or contains anything but printable ASCII.
+    /// Creates a key from a header value. Returns `None` if it is too long or contains anything but printable ASCII. An
+    /// empty value is a key.
     fn new(value: &'h [u8], is_bearer: bool) -> Option<ApiKey<'h>> {
         if value.len() > API_KEY_BYTES_MAX || !value.iter().all(|byte| (b' '..=b'~').contains(byte)) {
             return None;
@@ -195,7 +197,7 @@ fn token_in(value: &[u8]) -> Option<&[u8]> {
 /// The attributes that a [`KeySource`] has for a known API key.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct KnownKey {
-    /// The plan of the key's owner, or `None` for the default plan.
+    /// The name of the plan of the key's owner, or `None` if the key source assigns none.
     pub plan: Option<Arc<str>>,
 }
 
@@ -206,7 +208,8 @@ pub struct KnownKey {
 ///
 /// The time of a lookup must not depend on how similar a key is to a known one. Look keys up by digest.
 pub trait KeySource: Send + Sync {
-    /// Returns the attributes of `key`, or `None` if the key is unknown.
+    /// Returns the attributes of `key`, or `None` if the key is unknown. An [`Identity`](super::Identity) calls it at
+    /// most once. It must not block: it runs while the request is decided.
     fn find(&self, key: &ApiKey<'_>) -> Option<KnownKey>;
 }
 
@@ -308,8 +311,8 @@ mod tests {
             (&[("x-api-key", b"k\t1")], None),
         ] {
             let headers = headers(lines);
-            let shown = ApiKey::shown(&headers, &NAME).map(|key| (key.expose(), key.is_bearer()));
-            assert_eq!(shown, expected, "{headers:?}");
+            let key = ApiKey::from_headers(&headers, &NAME).map(|key| (key.expose(), key.is_bearer()));
+            assert_eq!(key, expected, "{headers:?}");
         }
     }
 
@@ -321,7 +324,7 @@ mod tests {
         table.insert(KeyDigest::of("k2"), KnownKey { plan: None });
         let find = |key: &str| {
             let headers = headers(&[("x-api-key", key.as_bytes())]);
-            table.find(&ApiKey::shown(&headers, &NAME).unwrap())
+            table.find(&ApiKey::from_headers(&headers, &NAME).unwrap())
         };
         assert_eq!(find("k1").unwrap().plan.as_deref(), Some("pro"));
         assert_eq!(find("k2").unwrap().plan, None);

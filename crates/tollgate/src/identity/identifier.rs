@@ -142,11 +142,12 @@ impl Identifier {
         self.tokens.is_some() || self.anonymizer.is_some()
     }
 
-    /// Returns the API key in these headers, known or not, or `None` if there is none: see [`ApiKey::shown`].
+    /// Reads the API key in these headers, known or not, from the configured header, else from `Authorization: Bearer`.
+    /// `None` if there is none, or it cannot be a key: see [`ApiKey::from_headers`].
     ///
     /// For applications that have to look the key up before they call [`Identifier::identify`].
-    pub fn shown_key<'h>(&self, headers: &'h HeaderMap) -> Option<ApiKey<'h>> {
-        ApiKey::shown(headers, &self.api_key_header)
+    pub fn read_api_key<'h>(&self, headers: &'h HeaderMap) -> Option<ApiKey<'h>> {
+        ApiKey::from_headers(headers, &self.api_key_header)
     }
 
     /// Creates the identity of the request described by `origin` at time `now`, with the known keys of `keys`.
@@ -251,33 +252,36 @@ impl<'r> Identity<'r> {
     }
 
     /// Returns the network by which the client is counted: its address, truncated to the configured prefix length.
+    ///
+    /// An IPv6 address that contains an IPv4 address (mapped, `64:ff9b::/96`, `2002::/16`) is counted as the IPv4
+    /// address.
     #[inline]
     pub fn address_key(&self) -> AddressKey {
         self.identifier.prefixes.key(self.address())
     }
 
     /// Returns the digest and the attributes of the request's API key, or `None` if it has none that identifies a
-    /// caller.
+    /// caller. The key source is called at most once, on first use.
     ///
     /// With [`ApiKeys::Known`] only keys in the key source do. With [`ApiKeys::Any`] every key does, except bearer
     /// tokens that look like a JWT while tokens are verified.
     pub fn api_key(&self) -> Option<(KeyDigest, &KnownKey)> {
         let found = self.api_key.get_or_init(|| {
-            let shown = self.identifier.shown_key(self.origin.headers)?;
-            let known = match self.keys.find(&shown) {
+            let sent = self.identifier.read_api_key(self.origin.headers)?;
+            let known = match self.keys.find(&sent) {
                 Some(known) => known,
-                None if self.is_any_key(&shown) => KnownKey::default(),
+                None if self.is_any_key(&sent) => KnownKey::default(),
                 None => return None,
             };
-            Some((shown.digest(), known))
+            Some((sent.digest(), known))
         });
         found.as_ref().map(|(digest, known)| (*digest, known))
     }
 
     /// Returns the digests of all API keys in the request, known or not: one per line of the key header and per bearer
     /// token.
-    pub(crate) fn shown_keys(&self) -> impl Iterator<Item = KeyDigest> + '_ {
-        ApiKey::all_shown(self.origin.headers, &self.identifier.api_key_header).map(|key| key.digest())
+    pub(crate) fn sent_key_digests(&self) -> impl Iterator<Item = KeyDigest> + '_ {
+        ApiKey::all_from_headers(self.origin.headers, &self.identifier.api_key_header).map(|key| key.digest())
     }
 
     /// Returns whether a key that the key source does not know identifies a caller: only with [`ApiKeys::Any`].
@@ -350,15 +354,17 @@ impl<'r> Identity<'r> {
 
     /// Returns the subject of the request, which identifies its counter: one part for each kind of `by`, in order.
     ///
-    /// The part for `caller` has the kind of identity that the caller has, such as `api_key` or `ip`. Another part that
-    /// the request does not have is replaced by the client's network, marked with `!`.
+    /// The part for `caller` has the kind of identity that the caller has: `caller`, `api_key`, `user` or `ip`. Another
+    /// part that the request does not have is replaced by the client's network, marked with `!`. Credentials and long
+    /// values are replaced by digests. With an anonymizer, all values except paths are replaced by pseudonyms.
     pub fn subject(&self, by: &Subjects) -> SubjectKey {
         let mut subject = SubjectKey::empty();
         self.write_subject(by, &mut subject);
         subject
     }
 
-    /// Writes the subject of the request into `subject`, which must be empty. See [`Identity::subject`].
+    /// Writes the subject of the request into `subject`, which must be empty: otherwise the parts are appended to it.
+    /// See [`Identity::subject`].
     pub(crate) fn write_subject(&self, by: &Subjects, subject: &mut SubjectKey) {
         let salt = self.identifier.anonymizer.as_ref().map(|a| self.salt.get_or_init(|| a.salt(self.now)));
         let mut writer = SubjectWriter::new(subject, salt);
@@ -407,7 +413,7 @@ impl<'r> Identity<'r> {
         }
     }
 
-    /// Returns the canonical path, or an empty string if it is ambiguous or unknown.
+    /// Returns the canonical path, or an empty string if it is ambiguous or there is no request. Computes it once.
     fn path(&self) -> &str {
         self.path.get_or_init(|| self.request.map(RequestView::canonical_path).unwrap_or_default())
     }

@@ -67,8 +67,8 @@ impl Networks {
         self.networks.is_empty()
     }
 
-    /// Returns whether the set contains all IPv4 addresses, or all IPv6 addresses.
-    pub fn is_everybody(&self) -> bool {
+    /// Returns whether the set contains all IPv4 addresses, or all IPv6 addresses, or both.
+    pub fn contains_all_v4_or_v6(&self) -> bool {
         self.networks.iter().any(|network| network.prefix_len() == 0)
     }
 
@@ -219,9 +219,9 @@ mod tests {
     #[test]
     fn set_of_all_addresses_is_recognised_even_in_two_halves() {
         for text in ["0.0.0.0/0", "::/0", "0.0.0.0/1 128.0.0.0/1", "10.0.0.0/8,::ffff:0:0/96"] {
-            assert!(networks(text).is_everybody(), "{text}");
+            assert!(networks(text).contains_all_v4_or_v6(), "{text}");
         }
-        assert!(!networks("0.0.0.0/1").is_everybody());
+        assert!(!networks("0.0.0.0/1").contains_all_v4_or_v6());
         assert!(networks("").is_empty() && !networks("").contains("::1".parse().unwrap()));
     }
 

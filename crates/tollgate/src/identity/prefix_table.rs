@@ -42,6 +42,9 @@ impl<T> Default for PrefixTable<T> {
 impl<T> PrefixTable<T> {
     /// Creates a table. If a network occurs again, `merge(first, next)` is called to combine the next value into the
     /// first, and the next value is not stored.
+    ///
+    /// Networks must be truncated (no bits set after the prefix). An IPv6 network of IPv4 addresses must be passed as
+    /// the IPv4 network, because [`covering`](PrefixTable::covering) searches for the IPv4 address.
     pub(crate) fn new(values: impl IntoIterator<Item = (IpNet, T)>, merge: impl Fn(&mut T, T)) -> PrefixTable<T> {
         let mut values: Vec<(IpNet, T)> = values.into_iter().collect();
         values.sort_by_key(|(network, _)| *network);

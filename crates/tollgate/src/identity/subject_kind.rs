@@ -58,6 +58,8 @@ pub struct SubjectError {
 impl Subject {
     /// Returns whether the client can choose the value freely, so that a rule by this kind alone limits no client:
     /// headers, cookies and paths.
+    ///
+    /// `true` for every header, also for one that a trusted proxy sets.
     pub const fn is_chosen_by_client(&self) -> bool {
         matches!(self, Subject::Header(_) | Subject::Cookie(_) | Subject::Path)
     }

@@ -2,8 +2,8 @@
 
 use tollgate_core::{Decision, Timestamp};
 
-/// The result of [`Limiter::check_each`](super::Limiter::check_each): a decision on all limits of a check, or, if the store
-/// did not answer, only on those whose failure policy is not [`OnFailure::Allow`](crate::OnFailure::Allow).
+/// The result of [`Limiter::check_each`](super::Limiter::check_each): a decision on all limits of a check, or, if the
+/// store did not answer, only on those whose failure policy is not [`OnFailure::Allow`](crate::OnFailure::Allow).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum EachDecision {
@@ -27,16 +27,21 @@ pub struct PartialDecision {
 }
 
 impl EachDecision {
-    /// Creates the admission of a check none of whose limits was decided.
+    /// Creates the admission at `at` of a check none of whose limits was decided.
     pub(crate) fn uncounted(at: Timestamp) -> EachDecision {
         EachDecision::partial(Decision::uncounted(at), Vec::new())
     }
 
+    /// Creates a decision on the limits with the indices `decided` of a check. They must be ascending, and `decision`
+    /// must have one status for each.
     pub(crate) fn partial(decision: Decision, decided: Vec<usize>) -> EachDecision {
         EachDecision::Partial(Box::new(PartialDecision { decision, decided }))
     }
 
-    /// Returns the decision on the limits that were decided.
+    /// Returns the decision on the limits that were decided, in the order of the check.
+    ///
+    /// If it is partial, it has fewer statuses than the check has limits; [`covers`](EachDecision::covers) tells which.
+    /// If no limit was decided, it is an admission without statuses ([`Decision::uncounted`]).
     pub fn decision(&self) -> &Decision {
         match self {
             EachDecision::Complete(decision) => decision,
@@ -44,7 +49,10 @@ impl EachDecision {
         }
     }
 
-    /// Converts into the decision on the limits that were decided.
+    /// Converts into the decision on the limits that were decided, in the order of the check.
+    ///
+    /// If it is partial, it has fewer statuses than the check has limits, and which limits they belong to is lost. If
+    /// no limit was decided, it is an admission without statuses ([`Decision::uncounted`]).
     pub fn into_decision(self) -> Decision {
         match self {
             EachDecision::Complete(decision) => decision,
@@ -52,7 +60,8 @@ impl EachDecision {
         }
     }
 
-    /// Returns whether the limit at this index of the check was decided.
+    /// Returns whether the limit at this index of the check was decided. `true` for any index if the decision is
+    /// complete.
     pub fn covers(&self, index: usize) -> bool {
         match self {
             EachDecision::Complete(_) => true,

@@ -26,34 +26,37 @@ use std::sync::Arc;
 
 use foldhash::quality::RandomState;
 use futures_util::future::{Either, select};
-use tokio::sync::{Mutex as FairMutex, MutexGuard as Passing, watch};
+use tokio::sync::{Mutex as FairMutex, MutexGuard as FairMutexGuard, watch};
 use tokio::time::{Instant, timeout_at};
 use tollgate_core::Check;
 
-/// The queues of a limiter.
+/// The queues of a limiter, one for each combination of counters for which checks wait.
 #[derive(Default)]
 pub(super) struct FairQueues {
-    queues: parking_lot::Mutex<HashMap<u64, Standing, RandomState>>,
+    queues: parking_lot::Mutex<HashMap<u64, CountedQueue, RandomState>>,
     hasher: RandomState,
 }
 
-/// A queue and the number of places in it.
+/// A queue and the number of positions in it.
 ///
-/// The count is not that of the `Arc`: a dropped place releases its reference only after it has released the lock.
-struct Standing {
+/// The count is not that of the `Arc`: a dropped position releases its reference only after it has released the lock.
+struct CountedQueue {
     queue: Arc<Queue>,
     count: usize,
 }
 
 struct Queue {
     /// Held by the first in the queue. The lock is fair: waiters get it in the order of their arrival.
-    turnstile: FairMutex<()>,
+    front: FairMutex<()>,
     /// The time at which the first in the queue will ask again, if known. No check behind it is ready earlier.
     asks_at: watch::Sender<Option<Instant>>,
 }
 
 impl FairQueues {
-    /// Appends a place to the queue for the counters of this check. Dropping it removes it from the queue.
+    /// Appends a position to the queue for the counters of this check, and creates the queue if there is none.
+    ///
+    /// Checks with the same keys and limits in the same order share a queue, whatever their costs. Dropping the
+    /// position removes it from the queue.
     pub(super) fn join(&self, check: &Check<'_>) -> QueuePosition<'_> {
         let mut hasher = self.hasher.build_hasher();
         for demand in check.demands() {
@@ -62,14 +65,14 @@ impl FairQueues {
             demand.limit.hash(&mut hasher);
         }
         let id = hasher.finish();
-        let empty = || Standing {
-            queue: Arc::new(Queue { turnstile: FairMutex::new(()), asks_at: watch::Sender::new(None) }),
+        let empty = || CountedQueue {
+            queue: Arc::new(Queue { front: FairMutex::new(()), asks_at: watch::Sender::new(None) }),
             count: 0,
         };
         let mut queues = self.queues.lock();
-        let standing = queues.entry(id).or_insert_with(empty);
-        standing.count += 1;
-        QueuePosition { turns: self, id, queue: standing.queue.clone() }
+        let counted = queues.entry(id).or_insert_with(empty);
+        counted.count += 1;
+        QueuePosition { queues: self, id, queue: counted.queue.clone() }
     }
 
     #[cfg(test)]
@@ -78,31 +81,32 @@ impl FairQueues {
     }
 }
 
-/// A place in a queue.
-pub(super) struct QueuePosition<'t> {
-    turns: &'t FairQueues,
+/// A position in a queue. Dropping it removes it.
+pub(super) struct QueuePosition<'q> {
+    queues: &'q FairQueues,
     id: u64,
     queue: Arc<Queue>,
 }
 
 impl QueuePosition<'_> {
-    /// Waits until this place is the first in the queue.
+    /// Waits until this position is the first in the queue. Positions get there in the order in which they first wait.
     ///
-    /// Returns `None` at the deadline, or earlier once the first in the queue is known to ask again only after it.
+    /// Returns `None` at the deadline, or earlier once the first in the queue is known to check again only after the
+    /// deadline.
     pub(super) async fn turn(&self, deadline: Instant) -> Option<Turn<'_>> {
         let mut asks_at = self.queue.asks_at.subscribe();
         let too_late = async {
-            // The sender lives as long as the queue, which this place keeps alive.
+            // The sender lives as long as the queue, which this position keeps alive.
             let _ = asks_at.wait_for(|asks_at| asks_at.is_some_and(|at| at > deadline)).await;
         };
-        let (passing, too_late) = (pin!(self.queue.turnstile.lock()), pin!(too_late));
-        match timeout_at(deadline, select(passing, too_late)).await {
-            Ok(Either::Left((passing, _))) => Some(Turn { queue: &self.queue, _passing: passing }),
+        let (front, too_late) = (pin!(self.queue.front.lock()), pin!(too_late));
+        match timeout_at(deadline, select(front, too_late)).await {
+            Ok(Either::Left((front, _))) => Some(Turn { queue: &self.queue, _front: front }),
             Ok(Either::Right(_)) | Err(_) => None,
         }
     }
 
-    /// Returns when the first in the queue will ask again, if known.
+    /// Returns when the first in the queue will check again, or `None` if that is not known.
     pub(super) fn front_asks_at(&self) -> Option<Instant> {
         *self.queue.asks_at.borrow()
     }
@@ -110,24 +114,24 @@ impl QueuePosition<'_> {
 
 impl Drop for QueuePosition<'_> {
     fn drop(&mut self) {
-        let mut queues = self.turns.queues.lock();
-        if let Some(standing) = queues.get_mut(&self.id) {
-            standing.count -= 1;
-            if standing.count == 0 {
+        let mut queues = self.queues.queues.lock();
+        if let Some(counted) = queues.get_mut(&self.id) {
+            counted.count -= 1;
+            if counted.count == 0 {
                 queues.remove(&self.id);
             }
         }
     }
 }
 
-/// The first position of a queue. Dropping it lets the next place proceed.
+/// The turn of the first position in a queue. Dropping it gives the turn to the next position.
 pub(super) struct Turn<'q> {
     queue: &'q Queue,
-    _passing: Passing<'q, ()>,
+    _front: FairMutexGuard<'q, ()>,
 }
 
 impl Turn<'_> {
-    /// Announces to the places behind when this one will ask again.
+    /// Announces to the positions behind when this one will check again. Those whose deadline is earlier stop waiting.
     pub(super) fn asks_again_at(&self, at: Instant) {
         self.queue.asks_at.send_replace(Some(at));
     }
@@ -145,18 +149,18 @@ mod tests {
     use tollgate_core::{Demand, Key, Limit};
 
     #[test]
-    fn the_last_place_removes_the_queue_even_while_another_reference_lives() {
-        let turns = FairQueues::default();
+    fn last_position_removes_the_queue_even_while_another_reference_exists() {
+        let queues = FairQueues::default();
         let limit: Limit = "1/s".parse().unwrap();
         let demand = Demand::new(limit, Key::new("a").unwrap());
         let check = Check::one(&demand);
-        let (first, second) = (turns.join(&check), turns.join(&check));
-        // Stands for a place that another thread is dropping: it has released the lock, but not its reference.
+        let (first, second) = (queues.join(&check), queues.join(&check));
+        // Stands for a position that another thread is dropping: it has released the lock, but not its reference.
         let other_reference = first.queue.clone();
         drop(first);
-        assert_eq!(turns.len(), 1, "one place is left");
+        assert_eq!(queues.len(), 1, "one position is left");
         drop(second);
-        assert_eq!(turns.len(), 0);
+        assert_eq!(queues.len(), 0);
         drop(other_reference);
     }
 }

@@ -27,20 +27,24 @@ const DEADLINE_MAX: Duration = Duration::from_secs(1);
 const SUBJECT: &str = "tollgate-probe";
 const LIMIT: &str = "10000000/s token-bucket";
 
-/// Returns the deadline of a probe for this deadline of decisions.
+/// Returns the deadline of a probe, given the deadline of decisions: the same, but at least 250 ms and at most 1 s.
 pub(super) fn deadline(of_decisions: Duration) -> Duration {
     of_decisions.clamp(DEADLINE_MIN, DEADLINE_MAX)
 }
 
-/// Starts to probe on the caller's tokio runtime.
+/// Spawns a task on the caller's tokio runtime that probes the store until it answers in time. The breaker must be
+/// open.
+///
+/// Without a runtime, no task is spawned, and the breaker closes at once, as if the task had ended without success.
 pub(super) fn start(shared: &Arc<Shared>) {
     let probing = Probing { shared: Arc::downgrade(shared), phase: shared.breaker().phase() };
     if let Ok(runtime) = Handle::try_current() {
-        drop(runtime.spawn(probe_until_healed(probing)));
+        drop(runtime.spawn(probe_until_recovered(probing)));
     }
 }
 
-/// A running probe task. If it ends without success, because its runtime ended, the next checks call the store.
+/// A running probe task. When it is dropped while its phase of the breaker lasts, because its runtime has ended, it
+/// closes the breaker, logs that and reports it to the observers. The next checks then call the store.
 struct Probing {
     shared: Weak<Shared>,
     phase: Phase,
@@ -60,7 +64,7 @@ impl Drop for Probing {
 /// Probes the store at intervals until it answers in time, then closes the breaker.
 ///
 /// Also ends when the limiter is dropped or the breaker has changed its phase.
-async fn probe_until_healed(probing: Probing) {
+async fn probe_until_recovered(probing: Probing) {
     for attempt in 0_u32.. {
         let pause = probe_after(attempt, fastrand::f64());
         {
@@ -73,29 +77,35 @@ async fn probe_until_healed(probing: Probing) {
         if shared.breaker().phase() != probing.phase {
             return;
         }
-        if is_healed(&shared).await {
+        if has_recovered(&shared).await {
             if shared.breaker().close(probing.phase) {
-                shared.tell_of_healing();
+                shared.report_recovery();
             }
             return;
         }
     }
 }
 
+/// The result of one probe: answered in time, answered late, or failed.
 #[derive(PartialEq, Eq)]
 enum Probed {
+    /// The store answered within the deadline of decisions.
     InTime,
+    /// The store answered after that, within the deadline of probes.
     Late,
+    /// The store failed, or did not answer within the deadline of probes.
     Failed,
 }
 
-async fn is_healed(shared: &Shared) -> bool {
+/// Probes the store, and once more if the answer is late. Returns whether the last answer was in time.
+async fn has_recovered(shared: &Shared) -> bool {
     match probe(shared).await {
         Probed::Late => probe(shared).await == Probed::InTime,
         first => first == Probed::InTime,
     }
 }
 
+/// Makes one call to the store, which charges the probe's counter and is reported to the observers.
 async fn probe(shared: &Shared) -> Probed {
     let limit: Limit = LIMIT.parse().expect("a valid limit");
     let demand = Demand::new(limit, Key::new(SUBJECT).expect("a short key"));

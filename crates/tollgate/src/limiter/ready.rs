@@ -3,8 +3,8 @@
 //! An incoming request is denied with a `retry_after`. Outgoing work can wait instead. `retry_after` is exact, so there
 //! is no polling: check, sleep for that time, check again.
 //!
-//! **Waiting in order.** Checks of this process that wait for the same counters are queued (`fair_queue.rs`). Only the first
-//! one asks the store, and they are admitted in the order of their arrival.
+//! **Waiting in order.** Checks of this process that wait for the same counters are queued (`fair_queue.rs`). Only the
+//! first one asks the store, and they are admitted in the order of their arrival.
 //!
 //! **Remaining contention** is between nodes, and between checks that share some counters but not all. A check that is
 //! denied again after its wait adds a random part of up to a tenth of the next wait, at most 20 ms. Without that, the
@@ -32,11 +32,13 @@ use crate::failure::Unavailable;
 const WAIT_MAX: Duration = Duration::from_secs(400 * 24 * 60 * 60);
 /// Minimum pause between two checks, so that a clock that stands still does not cause a busy loop.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
+/// Maximum random part of a pause after the check was denied again.
 const JITTER_MAX: Duration = Duration::from_millis(20);
 /// Maximum pause after a local denial, since the store may be back earlier than the local share says.
 const LOCAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// The reason why [`Limiter::until_ready`] did not admit a check.
+/// The reason why [`Limiter::until_ready`] did not admit a check: it never fits, not in time, or the store is
+/// unavailable.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotReady {
@@ -46,6 +48,8 @@ pub enum NotReady {
     )]
     Never(Decision),
     /// The check would be admitted only after `wait_max`, and not before the decision's `retry_after`.
+    ///
+    /// The decision is a denial. In a leaky bucket it may be an admission whose delay is too long; it was refunded.
     #[error("the request would be admitted only after the maximum wait")]
     TooLate(Decision),
     /// The store does not answer, and the failure policy is [`OnFailure::Deny`](crate::OnFailure::Deny).
@@ -54,7 +58,8 @@ pub enum NotReady {
 }
 
 impl NotReady {
-    /// Returns the last denial, or `None` if the store did not answer.
+    /// Returns the last decision, or `None` if the store did not answer. It has no effect any more, even if it is an
+    /// admission: see [`NotReady::TooLate`].
     pub fn decision(&self) -> Option<&Decision> {
         match self {
             NotReady::Never(decision) | NotReady::TooLate(decision) => Some(decision),
@@ -101,13 +106,16 @@ impl Limiter {
     /// # Errors
     /// If the check can never be admitted or not within `wait_max`, or if the store does not answer and the limiter's
     /// failure policy is [`OnFailure::Deny`](crate::OnFailure::Deny).
+    ///
+    /// # Panics
+    /// Panics outside a tokio runtime with a timer, unless the check only peeks.
     pub async fn until_ready(&self, check: &Check<'_>, wait_max: Duration) -> Result<Decision, NotReady> {
         if check.demands().iter().all(|demand| demand.cost == Cost::PEEK) {
             return Ok(self.check(check).await?);
         }
         let deadline = Instant::now() + wait_max.min(WAIT_MAX);
-        let place = self.0.turns.join(check);
-        let Some(turn) = place.turn(deadline).await else { return self.without_a_turn(check, &place).await };
+        let position = self.0.queues.join(check);
+        let Some(turn) = position.turn(deadline).await else { return self.peek_without_turn(check, &position).await };
         // The slot of a leaky bucket may be refunded, so its denials must not be cached.
         let is_leaky = |demand: &Demand<'_>| demand.limit.algorithm() == Algorithm::LeakyBucket;
         let options = CheckOptions { refundable: check.demands().iter().any(is_leaky), ..CheckOptions::default() };
@@ -123,12 +131,12 @@ impl Limiter {
             let now = Instant::now();
             let ready_at = now + wait;
             if decision.allowed() {
-                // What may begin now is not given back because the store's answer took its time.
+                // Work that needs no delay is not refused because the store's answer took longer than the deadline.
                 if wait == Duration::ZERO || ready_at <= deadline {
                     drop(turn);
                     return Ok(after(wait, decision).await);
                 }
-                self.give_back(check, &decision).await;
+                self.refund_late_slot(check, &decision).await;
             }
             let is_too_late = if is_local { now >= deadline } else { ready_at > deadline };
             if is_too_late {
@@ -145,12 +153,15 @@ impl Limiter {
         }
     }
 
-    /// Decides a check whose turn did not come in time: peeks, since the units belong to the checks before it.
+    /// Decides a check that did not become the first in its queue in time: peeks, since the units belong to the checks
+    /// before it.
     ///
-    /// Returns `Ok` only if the store does not answer and the failure policy admits uncounted.
-    async fn without_a_turn(&self, check: &Check<'_>, place: &QueuePosition<'_>) -> Result<Decision, NotReady> {
+    /// Returns `Ok` only if the store does not answer and the failure policy admits the check uncounted. Otherwise
+    /// returns [`NotReady::Never`] if a cost can never fit, else [`NotReady::TooLate`] with a denial, whose
+    /// `retry_after` is at least the time until the first in the queue checks again.
+    async fn peek_without_turn(&self, check: &Check<'_>, position: &QueuePosition<'_>) -> Result<Decision, NotReady> {
         let until_front_asks =
-            place.front_asks_at().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
+            position.front_asks_at().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
         let peeks: SmallVec<[Demand<'_>; 2]> = check.demands().iter().map(|demand| demand.cost(Cost::PEEK)).collect();
         let Ok(peek) = Check::new(&peeks) else { return Ok(self.check(check).await?) };
         let mut decision = self.check(&peek).await?;
@@ -161,12 +172,12 @@ impl Limiter {
         let never_fits = |demand: &Demand<'_>| demand.cost.units() > demand.limit.cost_max();
         let front_us = until_front_asks.max(PAUSE_MIN).as_micros() as u64;
         let taking = |(demand, _): &(&Demand<'_>, &mut LimitStatus)| demand.cost != Cost::PEEK;
-        for (demand, line) in check.demands().iter().zip(&mut decision.limits).filter(taking) {
+        for (demand, status) in check.demands().iter().zip(&mut decision.limits).filter(taking) {
             let retry_after = match never_fits(demand) {
                 true => Wait::NEVER,
-                false => line.retry_after.max(Wait::from_micros(front_us)),
+                false => status.retry_after.max(Wait::from_micros(front_us)),
             };
-            *line = LimitStatus { allowed: false, cost: demand.cost.units(), retry_after, ..*line };
+            *status = LimitStatus { allowed: false, cost: demand.cost.units(), retry_after, ..*status };
         }
         Err(match check.demands().iter().any(never_fits) {
             true => NotReady::Never(decision),
@@ -175,7 +186,7 @@ impl Limiter {
     }
 
     /// Refunds the slot of a leaky bucket that comes too late. A failure is only logged.
-    async fn give_back(&self, check: &Check<'_>, decision: &Decision) {
+    async fn refund_late_slot(&self, check: &Check<'_>, decision: &Decision) {
         if let Err(error) = self.refund(check, decision).await {
             tracing::debug!(
                 kind = error.kind().as_str(),
@@ -185,7 +196,7 @@ impl Limiter {
     }
 }
 
-/// Returns the decision after `wait`: the delay of a leaky bucket, else zero.
+/// Sleeps for `wait`, the delay of a leaky bucket, and returns the decision. Returns at once if `wait` is zero.
 async fn after(wait: Duration, decision: Decision) -> Decision {
     if wait > Duration::ZERO {
         sleep(wait).await;

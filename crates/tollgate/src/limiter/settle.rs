@@ -23,14 +23,14 @@
 use smallvec::SmallVec;
 use tollgate_core::{Check, Cost, Decision, Demand, LimitStatus, LimitStatuses, StoreError};
 
-use super::{Backend, Limiter, catch_panic, is_of, panicked};
+use super::{Backend, Limiter, catch_panic, has_status_per_limit, panicked};
 
 impl Limiter {
     /// Corrects the charge of an admitted decision to the cost actually used, on every limit of its check.
     ///
     /// Unused units are refunded. Units above the estimate are charged even if they do not fit; the counter is then
     /// full. Limits that were only peeked at (cost 0) are not charged. Call it once per decision, with the check of the
-    /// decision. A denial is left as it is.
+    /// decision; if their numbers of limits differ, nothing changes. A denial is left as it is.
     ///
     /// ```
     /// use tollgate::{Check, CheckOptions, Cost, Demand, Key, Limiter};
@@ -56,7 +56,8 @@ impl Limiter {
     /// [`Source::None`](crate::Source::None) was not counted, so there is nothing to settle.
     ///
     /// # Errors
-    /// If the store does not answer. The correction is then lost; it is not repeated.
+    /// If the store does not answer, or at once while the circuit breaker is open. The correction is then lost; it is
+    /// not repeated.
     pub async fn settle(&self, check: &Check<'_>, decision: &Decision, actual: Cost) -> Result<(), StoreError> {
         let actual_of = |demand: &Demand<'_>| if demand.cost == Cost::PEEK { Cost::PEEK } else { actual };
         let actual: SmallVec<[Cost; 4]> = check.demands().iter().map(actual_of).collect();
@@ -66,21 +67,22 @@ impl Limiter {
     /// Corrects the charge of an admitted decision to the costs in `actual`, one per limit.
     ///
     /// For checks whose limits count different things, such as requests and tokens. `actual` is in the order of the
-    /// check. If it is shorter than the check, the charges of the remaining limits stay as they are. See
-    /// [`settle`](Limiter::settle) for how a difference is corrected.
+    /// check. If it is shorter than the check, the charges of the remaining limits stay as they are; costs beyond the
+    /// last limit are ignored. A limit that was only peeked at (cost 0) is charged its cost in `actual`. See
+    /// [`settle`](Limiter::settle) for how a difference is corrected, and for what happens to denials.
     ///
     /// # Errors
     /// If the store does not answer. Refunds and charges are two calls; both are made, and the first error is returned.
     /// If both calls were needed, the error [`is_unexecuted`](StoreError::is_unexecuted) only if neither was executed.
     pub async fn settle_each(&self, check: &Check<'_>, decision: &Decision, actual: &[Cost]) -> Result<(), StoreError> {
-        if !decision.allowed() || !is_of(decision, check) {
+        if !decision.allowed() || !has_status_per_limit(decision, check) {
             return Ok(());
         }
         let difference = Difference::between(check, decision, actual);
         let refunded = match Check::new(&difference.unused) {
             Ok(unused) => {
                 let Decision { at, source, .. } = *decision;
-                self.refund(&unused, &Decision { at, source, ban: None, limits: difference.unused_lines }).await
+                self.refund(&unused, &Decision { at, source, ban: None, limits: difference.unused_statuses }).await
             }
             Err(_nothing) => Ok(()),
         };
@@ -96,7 +98,8 @@ impl Limiter {
     }
 }
 
-/// Combines the results of two calls: the error is unexecuted only if neither call was executed.
+/// Combines the results of two calls of one request. Returns the first error; it is unexecuted only if neither call was
+/// executed.
 fn both(one: Result<(), StoreError>, other: Result<(), StoreError>) -> Result<(), StoreError> {
     match (one, other) {
         (Ok(()), Ok(())) => Ok(()),
@@ -105,13 +108,13 @@ fn both(one: Result<(), StoreError>, other: Result<(), StoreError>) -> Result<()
     }
 }
 
-/// The difference between reserved and used units.
+/// The differences between reserved and used units, by limit. Limits without a difference are left out.
 #[derive(Default)]
 struct Difference<'a> {
     /// Limits of which less was used than reserved.
     unused: SmallVec<[Demand<'a>; 2]>,
-    /// The limit statuses of `unused`, with the unused units as their cost.
-    unused_lines: LimitStatuses,
+    /// The limit statuses of `unused`, in the same order, with the unused units as their cost.
+    unused_statuses: LimitStatuses,
     /// Limits of which more was used than reserved, with the difference as their cost.
     overrun: SmallVec<[Demand<'a>; 2]>,
 }
@@ -119,11 +122,11 @@ struct Difference<'a> {
 impl<'a> Difference<'a> {
     fn between(check: &Check<'a>, decision: &Decision, actual: &[Cost]) -> Difference<'a> {
         let mut difference = Difference::default();
-        for ((demand, line), actual) in check.demands().iter().zip(&decision.limits).zip(actual) {
-            let (reserved, used) = (line.cost, actual.units());
+        for ((demand, status), actual) in check.demands().iter().zip(&decision.limits).zip(actual) {
+            let (reserved, used) = (status.cost, actual.units());
             if used < reserved {
                 difference.unused.push(*demand);
-                difference.unused_lines.push(LimitStatus { cost: reserved - used, ..*line });
+                difference.unused_statuses.push(LimitStatus { cost: reserved - used, ..*status });
             } else if used > reserved {
                 // `count_denied` does not change the counter. It makes a denial charge, too.
                 let limit = demand.limit.with_count_denied(true);

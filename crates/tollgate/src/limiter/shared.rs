@@ -16,7 +16,7 @@ use tollgate_core::{
 };
 
 use super::stats::{Counters, add};
-use super::{EachDecision, catch_panic, is_of, panicked, probing};
+use super::{EachDecision, catch_panic, has_status_per_limit, panicked, probing};
 use crate::breaker::{Breaker, Phase};
 use crate::deadline::{LATENESS_MAX, answer_by};
 use crate::deny_cache::{CallSpan, DenyCache};
@@ -26,6 +26,7 @@ use crate::observe::{Observers, StoreCallKind as Call};
 const NO_TIMER: &str = "the store can be used only inside a tokio runtime that has a timer";
 const NOT_ASKED: &str = "the store is not asked until a probe succeeds";
 
+/// A shared store with its deadline, circuit breaker and deny cache, and this node's shares of the limits.
 pub(super) struct Shared {
     store: Arc<dyn Store>,
     local: MemoryStore,
@@ -39,7 +40,7 @@ pub(super) struct Shared {
     instances: u32,
 }
 
-/// The parts of a [`Shared`].
+/// The parts of which [`Shared::new`] makes a [`Shared`].
 pub(super) struct SharedParts {
     pub(super) store: Arc<dyn Store>,
     pub(super) local: MemoryStore,
@@ -71,7 +72,11 @@ impl Shared {
         &self.breaker
     }
 
-    /// Decides the checks by the deny cache, else by one call to the store, else by the failure policy.
+    /// Decides the checks by the deny cache, else by one call to the store, else by the failure policy. Returns one
+    /// result per check, in order.
+    ///
+    /// `refundable` checks, and those with `count_denied`, do not use the deny cache. `spent` is the part of the
+    /// deadline that the caller has used. Calls to the store are counted in `counters`, decisions are not.
     pub(super) async fn check_batch(
         self: &Arc<Self>,
         checks: &[Check<'_>],
@@ -95,7 +100,7 @@ impl Shared {
         }
 
         let asked = match self.breaker.admit_call(sent) {
-            Some(phase) => self.ask(&unknown, phase, sent, spent, counters).await,
+            Some(phase) => self.ask_store(&unknown, phase, sent, spent, counters).await,
             None => Err(self.last_failure()),
         };
         let asked = asked.unwrap_or_else(|failure| unknown.iter().map(|_| Err(failure.clone())).collect());
@@ -113,11 +118,15 @@ impl Shared {
         answers.into_iter().flatten().collect()
     }
 
+    /// Refunds a decision in the store or, for [`Source::Local`], in the local share. Other sources refund nothing.
+    ///
+    /// A refund in the store removes the counters of the check from the deny cache, and fails at once while the breaker
+    /// is open.
     pub(super) async fn refund(self: &Arc<Self>, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
         match decision.source {
             Source::Store => {
                 self.forget(check);
-                self.not_open()?;
+                self.fail_if_open()?;
                 let refunded = self.call(Call::Refund, 1, async { self.store.refund(check, decision).await }).await;
                 // Forgets a denial that was cached during the refund.
                 self.forget(check);
@@ -134,11 +143,14 @@ impl Shared {
         }
     }
 
-    /// Charges units that were used beyond a decision of this source, whether or not they fit.
+    /// Charges `check`, which holds the units that were used beyond a decision of this source.
+    ///
+    /// Its limits must have `count_denied`, so that they are charged whether or not they fit. Does nothing for a source
+    /// other than the store and the local share. A charge in the store fails at once while the breaker is open.
     pub(super) async fn charge(&self, check: &Check<'_>, source: Source) -> Result<(), StoreError> {
         match source {
             Source::Store => {
-                self.not_open()?;
+                self.fail_if_open()?;
                 let asked = async { self.store.decide(std::slice::from_ref(check)).await };
                 self.call(Call::Settle, 1, asked).await.map(drop)
             }
@@ -195,7 +207,16 @@ impl Shared {
         self.call(Call::Inspect, 1, async { self.store.inspect(demand).await }).await
     }
 
-    async fn ask(
+    /// Calls the store for decisions, within the deadline less `spent`, and reports the result to the breaker.
+    ///
+    /// `phase` is the breaker's phase that admitted the call, `sent` the current time. Returns one result per check, in
+    /// order. A failure that opens the breaker is logged, and starts the probe. Timeouts of a shortened deadline, or of
+    /// a process that was short of CPU time, and foreign data under a key do not count against the store.
+    ///
+    /// # Errors
+    /// Returns an error if the call failed for all checks, or was not made: nothing is left of the deadline, or there
+    /// is no tokio timer.
+    async fn ask_store(
         self: &Arc<Self>,
         checks: &[Check<'_>],
         phase: Phase,
@@ -216,7 +237,7 @@ impl Shared {
         let error = match call.await {
             Ok(answers) => {
                 if self.breaker.succeeded(phase) {
-                    self.tell_of_healing();
+                    self.report_recovery();
                 }
                 let undecided = |error: StoreError| {
                     log_failure(&error, "the store did not decide one of several checks");
@@ -243,7 +264,8 @@ impl Shared {
         Err(failure)
     }
 
-    /// Returns the failure that opened the circuit breaker.
+    /// Returns the failure that opened the circuit breaker last, or an error of the kind `Unreachable` if none is
+    /// known.
     fn last_failure(&self) -> Unavailable {
         let known = self.last_failure.lock().clone();
         known.unwrap_or_else(|| Unavailable::new(Kind::Unreachable, NOT_ASKED))
@@ -256,7 +278,7 @@ impl Shared {
     pub(super) async fn decide(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
         let mut answers = self.store.decide_each(checks).await?;
         let is_whole = |(check, answer): (&Check<'_>, &Result<Decision, StoreError>)| {
-            answer.as_ref().map_or(true, |decision| is_of(decision, check))
+            answer.as_ref().map_or(true, |decision| has_status_per_limit(decision, check))
         };
         if answers.len() != checks.len() || !checks.iter().zip(&answers).all(is_whole) {
             return Err(StoreError::new(Kind::Protocol, "the store answered another number of checks or limits"));
@@ -269,7 +291,12 @@ impl Shared {
         Ok(answers)
     }
 
-    /// Awaits a call to the store, at most for the deadline, and reports it to the observers.
+    /// Awaits a call to the store, at most for the deadline of its kind, and reports it to the observers.
+    ///
+    /// `checks` is the number of checks that is reported. The breaker is neither consulted nor changed.
+    ///
+    /// # Errors
+    /// Returns the error of the call, or one for a deadline that has passed, for a panic, or without a tokio timer.
     pub(super) async fn call<T>(
         &self,
         kind: Call,
@@ -283,7 +310,9 @@ impl Shared {
         }
     }
 
-    /// Prepares a call to the store with a deadline, reported to the observers. Returns `None` without a tokio timer.
+    /// Returns a future that awaits a call to the store, with a deadline from now on, and reports it to the observers.
+    ///
+    /// Returns `None`, and `call` is not polled, without a tokio timer.
     fn begin<T>(
         &self,
         kind: Call,
@@ -301,7 +330,8 @@ impl Shared {
         })
     }
 
-    /// Adds a deadline to a call, and converts a panic to an error. Returns `None` without a tokio timer.
+    /// Adds a deadline to a call, from now on, and converts a panic and a timeout to errors. Returns `None` without a
+    /// tokio timer.
     fn within<T>(
         &self,
         deadline: Duration,
@@ -321,19 +351,24 @@ impl Shared {
     }
 
     /// Returns an error if the breaker is open, so that callers do not wait for a store that is down.
-    fn not_open(&self) -> Result<(), StoreError> {
+    fn fail_if_open(&self) -> Result<(), StoreError> {
         match self.breaker.is_open() {
             true => Err(StoreError::new(Kind::Unreachable, NOT_ASKED)),
             false => Ok(()),
         }
     }
 
-    pub(super) fn tell_of_healing(&self) {
+    /// Logs that the store answers again, and reports to the observers that the breaker has closed.
+    pub(super) fn report_recovery(&self) {
         tracing::info!("the store answers again");
         self.observers.breaker_changed(false);
     }
 
-    /// Decides a check without the store, by the failure policy of each limit.
+    /// Decides a check without the store, by the failure policy of each limit: limits with `local` by this node's
+    /// share, those with `allow` are left out.
+    ///
+    /// # Errors
+    /// Returns `failure` if the policy of a limit is `deny`.
     fn degraded(
         &self,
         check: &Check<'_>,
@@ -357,14 +392,15 @@ impl Shared {
         })
     }
 
-    /// Decides a check by this node's share of each limit. If the memory store panics, admits it uncounted.
+    /// Decides a check by this node's share of each limit, and charges the shares. If the memory store panics, admits
+    /// the check uncounted.
     pub(super) fn check_local(&self, check: &Check<'_>) -> Decision {
         let demands = self.local_demands(check);
         let decided = Check::new(&demands).ok().and_then(|local| catch_panic(|| self.local.check(&local)));
         let Some(mut decision) = decided else { return Decision::uncounted(self.clock.now()) };
         decision.source = Source::Local;
-        for (demand, line) in check.demands().iter().zip(&mut decision.limits) {
-            line.retry_after = local_wait(line.retry_after, demand);
+        for (demand, status) in check.demands().iter().zip(&mut decision.limits) {
+            status.retry_after = local_wait(status.retry_after, demand);
         }
         decision
     }
@@ -376,7 +412,7 @@ impl Shared {
     }
 }
 
-/// Logs the error of a store: a bug in Tollgate as an error, any other failure for debugging.
+/// Logs `what` and the error of a store: at error level for [`Kind::Script`], a bug in Tollgate, else at debug level.
 fn log_failure(error: &StoreError, what: &'static str) {
     match error.kind() {
         Kind::Script => tracing::error!(kind = error.kind().as_str(), %error, "{what}"),
@@ -384,7 +420,7 @@ fn log_failure(error: &StoreError, what: &'static str) {
     }
 }
 
-/// Returns whether the error concerns the data of one key and not the store.
+/// Returns whether the error is foreign data under a key, which does not count against the store.
 pub(super) fn is_foreign(error: &StoreError) -> bool {
     matches!(error.kind(), Kind::Foreign | Kind::ForeignInPart)
 }

@@ -13,11 +13,12 @@ use crate::failure::Unavailable;
 pub struct LimiterStats {
     /// Decisions from all sources, checks refused as unavailable included.
     pub decisions: u64,
-    /// Decisions that admitted the request.
+    /// Decisions that admitted the request, uncounted ones included.
     pub allowed: u64,
-    /// Calls to the shared store. One call decides one or several checks of a batch.
+    /// Calls to the shared store for decisions. One call decides one or several checks of a batch. Refunds, resets,
+    /// bans and probes are not included.
     pub store_calls: u64,
-    /// Calls to the shared store that failed.
+    /// Calls in `store_calls` that failed or missed the deadline.
     pub store_failures: u64,
     /// Denials answered from the deny cache, without a call to the store.
     pub deny_cache_hits: u64,
@@ -27,7 +28,8 @@ pub struct LimiterStats {
     pub uncounted: u64,
     /// Requests refused because the store did not answer.
     pub unavailable: u64,
-    /// Whether the circuit breaker is open, so that the store is not called.
+    /// Whether the circuit breaker is open, so that decisions do not call the store. Always `false` without a shared
+    /// store.
     pub breaker_open: bool,
     /// Number of times the circuit breaker has opened.
     pub breaker_opened: u64,
@@ -39,7 +41,7 @@ pub struct LimiterStats {
     pub memory_overflow_keys: u64,
     /// Bytes used by the counters in process memory.
     pub memory_bytes: u64,
-    /// The most bytes that they may take.
+    /// The most bytes that the counters in process memory may take.
     pub memory_max_bytes: u64,
 }
 
@@ -68,7 +70,7 @@ impl Counters {
         }
     }
 
-    /// Reads the counters, the size of `memory` and the state of `breaker`. Without a breaker it counts as closed.
+    /// Reads the counters, the size of `memory` and the state of `breaker`. `None` is reported as a closed breaker.
     pub(super) fn stats(&self, memory: &MemoryStore, breaker: Option<&Breaker>) -> LimiterStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (allowed, unavailable) = (get(&self.allowed), get(&self.unavailable));

@@ -1,4 +1,4 @@
-//! The failure contract, on stores that fail in every way a store can.
+//! The failure contract, with stores that fail in every possible way.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -10,31 +10,31 @@ mod outage;
 mod remembered;
 mod starved;
 
-/// A store that works, until it is told not to.
-struct Moody {
+/// A store that works, hangs or fails, as the test sets it.
+struct TestStore {
     inner: MemoryStore,
-    mood: AtomicU8,
+    behaviour: AtomicU8,
     calls: AtomicU64,
-    /// Whoever holds it holds up what goes back.
-    way_back: tokio::sync::Mutex<()>,
+    /// While it is locked, refunds and resets wait.
+    refund_lock: tokio::sync::Mutex<()>,
 }
 
-const FINE: u8 = 0;
+const WORKS: u8 = 0;
 const FAILS: u8 = 1;
 const HANGS: u8 = 2;
 const PANICS: u8 = 3;
 const FOREIGN: u8 = 4;
 const SHORT: u8 = 5;
 const FOREIGN_IN_PART: u8 = 6;
-const WITHOUT_LINES: u8 = 7;
-/// Answers, but later than anybody waits.
-const SLOW: u8 = 8;
-/// Is slow once, as one that has to connect, and fine from then on.
-const WAKES: u8 = 9;
-/// Something else stands under the key of the probe.
+const NO_STATUSES: u8 = 7;
+/// Answers after the deadline.
+const LATE: u8 = 8;
+/// Answers late once, as a store that has to connect, and works from then on.
+const LATE_ONCE: u8 = 9;
+/// Works, except that the key of the probe holds foreign data.
 const FOREIGN_PROBE: u8 = 10;
 
-impl Moody {
+impl TestStore {
     fn decide_after<'a>(&'a self, late: Duration, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
         Box::pin(async move {
             tokio::time::sleep(late).await;
@@ -43,42 +43,42 @@ impl Moody {
     }
 }
 
-impl Store for Moody {
+impl Store for TestStore {
     fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
         self.calls.fetch_add(1, Ordering::SeqCst);
-        match self.mood.load(Ordering::SeqCst) {
+        match self.behaviour.load(Ordering::SeqCst) {
             FAILS => Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "down")) }),
-            FOREIGN => Box::pin(async { Err(StoreError::new(StoreErrorKind::Foreign, "a stranger's key")) }),
+            FOREIGN => Box::pin(async { Err(StoreError::new(StoreErrorKind::Foreign, "foreign data")) }),
             FOREIGN_IN_PART => Box::pin(async { Err(StoreError::new(StoreErrorKind::ForeignInPart, "one of them")) }),
             HANGS => Box::pin(std::future::pending()),
             PANICS => Box::pin(async { panic!("a bug in a store") }),
             SHORT => Box::pin(async { Ok(Vec::new()) }),
-            WITHOUT_LINES => Box::pin(async {
+            NO_STATUSES => Box::pin(async {
                 let at = Timestamp::ZERO;
                 let decided =
                     |_: &Check<'_>| Decision { at, source: Source::Store, ban: None, limits: Default::default() };
                 Ok(checks.iter().map(decided).collect())
             }),
-            SLOW => self.decide_after(Duration::from_millis(100), checks),
-            WAKES => {
-                self.mood.store(FINE, Ordering::SeqCst);
+            LATE => self.decide_after(Duration::from_millis(100), checks),
+            LATE_ONCE => {
+                self.behaviour.store(WORKS, Ordering::SeqCst);
                 self.decide_after(Duration::from_millis(200), checks)
             }
             FOREIGN_PROBE if checks[0].demands()[0].key.subject() == b"tollgate-probe" => {
-                Box::pin(async { Err(StoreError::new(StoreErrorKind::Foreign, "a stranger's key")) })
+                Box::pin(async { Err(StoreError::new(StoreErrorKind::Foreign, "foreign data")) })
             }
             _ => self.inner.decide(checks),
         }
     }
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
         Box::pin(async move {
-            let _way = self.way_back.lock().await;
+            let _lock = self.refund_lock.lock().await;
             Store::refund(&self.inner, check, decision).await
         })
     }
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
         Box::pin(async move {
-            let _way = self.way_back.lock().await;
+            let _lock = self.refund_lock.lock().await;
             Store::reset(&self.inner, demand).await
         })
     }
@@ -89,22 +89,22 @@ impl Store for Moody {
 
 struct Bench {
     limiter: Limiter,
-    store: Arc<Moody>,
+    store: Arc<TestStore>,
     clock: Arc<ManualClock>,
 }
 
 fn bench(configure: impl FnOnce(LimiterBuilder) -> LimiterBuilder) -> Bench {
     let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
     let memory = || MemoryStore::builder().clock(clock.clone()).build();
-    let (mood, calls, way_back) = (AtomicU8::new(FINE), AtomicU64::new(0), Default::default());
-    let store = Arc::new(Moody { inner: memory(), mood, calls, way_back });
+    let (behaviour, calls, refund_lock) = (AtomicU8::new(WORKS), AtomicU64::new(0), Default::default());
+    let store = Arc::new(TestStore { inner: memory(), behaviour, calls, refund_lock });
     let builder = Limiter::builder().store(store.clone()).memory(memory()).clock(clock.clone());
     Bench { limiter: configure(builder).build(), store, clock }
 }
 
 impl Bench {
-    fn mood(&self, mood: u8) {
-        self.store.mood.store(mood, Ordering::SeqCst);
+    fn behaviour(&self, behaviour: u8) {
+        self.store.behaviour.store(behaviour, Ordering::SeqCst);
     }
 
     fn calls(&self) -> u64 {
@@ -118,22 +118,26 @@ impl Bench {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_way_of_failing_becomes_a_local_answer_with_this_nodes_share() {
-    for mood in [FAILS, HANGS, PANICS, SHORT, WITHOUT_LINES] {
+async fn every_kind_of_failure_is_decided_by_this_nodes_share() {
+    for behaviour in [FAILS, HANGS, PANICS, SHORT, NO_STATUSES] {
         let bench = bench(|builder| builder.instances(4));
-        bench.mood(mood);
+        bench.behaviour(behaviour);
         for n in 0..5 {
             let decision = bench.ask("10/min", "a").await.unwrap();
-            assert_eq!((decision.source, decision.allowed()), (Source::Local, n < 3), "mood {mood}, request {n}");
+            assert_eq!(
+                (decision.source, decision.allowed()),
+                (Source::Local, n < 3),
+                "behaviour {behaviour}, request {n}"
+            );
         }
         assert_eq!(bench.limiter.stats().local, 5);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_policies_allow_and_deny_say_what_they_mean() {
+async fn policy_allow_admits_uncounted_and_policy_deny_refuses_as_unavailable() {
     let bench = bench(|builder| builder.on_failure(OnFailure::Allow));
-    bench.mood(FAILS);
+    bench.behaviour(FAILS);
     let decision = bench.ask("1/min", "a").await.unwrap();
     assert!(decision.allowed() && decision.limits.is_empty() && decision.source == Source::None);
     let demand = Demand::new("1/min".parse::<Limit>().unwrap(), Key::new("a").unwrap());
@@ -143,9 +147,9 @@ async fn the_policies_allow_and_deny_say_what_they_mean() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_decision_waits_longer_than_its_deadline_and_an_open_breaker_waits_not_at_all() {
+async fn decision_ends_at_its_deadline_and_at_once_while_the_breaker_is_open() {
     let bench = bench(|builder| builder.deadline(Duration::from_millis(25)));
-    bench.mood(HANGS);
+    bench.behaviour(HANGS);
     for waited_ms in [25, 25, 25, 0, 0] {
         let before = tokio::time::Instant::now();
         bench.ask("10/min", "a").await.unwrap();
@@ -155,29 +159,30 @@ async fn no_decision_waits_longer_than_its_deadline_and_an_open_breaker_waits_no
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_healed_store_is_used_again_within_two_seconds_and_counts_on() {
-    for mood in [FAILS, HANGS, PANICS, SHORT, WITHOUT_LINES] {
+async fn recovered_store_is_used_within_two_seconds_and_keeps_its_counters() {
+    for behaviour in [FAILS, HANGS, PANICS, SHORT, NO_STATUSES] {
         let bench = bench(|builder| builder);
         assert_eq!(bench.ask("10/min", "a").await.unwrap().limits[0].remaining, 9);
-        bench.mood(mood);
+        bench.behaviour(behaviour);
         for _ in 0..4 {
             bench.ask("10/min", "a").await.unwrap();
         }
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert!(bench.limiter.stats().breaker_open, "mood {mood}");
-        bench.mood(FINE);
-        // A probe that is hanging, and the longest pause. The rest of the two seconds belongs to a store that must connect.
+        assert!(bench.limiter.stats().breaker_open, "behaviour {behaviour}");
+        bench.behaviour(WORKS);
+        // A probe that is hanging, and the longest pause. The rest of the two seconds belongs to a store that must
+        // connect.
         tokio::time::sleep(Duration::from_millis(250 + 800)).await;
         let decision = bench.ask("10/min", "a").await.unwrap();
-        assert_eq!((decision.source, decision.limits[0].remaining), (Source::Store, 8), "mood {mood}");
+        assert_eq!((decision.source, decision.limits[0].remaining), (Source::Store, 8), "behaviour {behaviour}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_foreign_value_degrades_its_own_key_and_leaves_the_breaker_alone() {
-    for mood in [FOREIGN, FOREIGN_IN_PART] {
+async fn foreign_value_degrades_its_own_key_and_does_not_open_the_breaker() {
+    for behaviour in [FOREIGN, FOREIGN_IN_PART] {
         let bench = bench(|builder| builder);
-        bench.mood(mood);
+        bench.behaviour(behaviour);
         for _ in 0..10 {
             assert_eq!(bench.ask("10/min", "a").await.unwrap().source, Source::Local);
         }
@@ -186,7 +191,7 @@ async fn a_foreign_value_degrades_its_own_key_and_leaves_the_breaker_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_hammers_costs_one_call_a_second() {
+async fn denied_client_that_retries_without_pause_costs_one_call_a_second() {
     let bench = bench(|builder| builder);
     for _ in 0..3_000 {
         bench.ask("2/h", "a").await.unwrap();
@@ -198,7 +203,7 @@ async fn a_client_that_hammers_costs_one_call_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reset_and_a_refund_end_a_remembered_denial_here_at_once() {
+async fn reset_and_refund_remove_a_cached_denial_on_this_node_at_once() {
     let bench = bench(|builder| builder);
     let demand = Demand::new("1/h".parse::<Limit>().unwrap(), Key::new("a").unwrap());
     let check = Check::one(&demand);
@@ -212,13 +217,13 @@ async fn a_reset_and_a_refund_end_a_remembered_denial_here_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_denial_that_is_learned_while_units_are_on_their_way_back_does_not_outlive_them() {
+async fn denial_that_is_cached_during_a_refund_is_removed_after_it() {
     let bench = bench(|builder| builder);
     let demand = Demand::new("1/h".parse::<Limit>().unwrap(), Key::new("a").unwrap());
     let check = Check::one(&demand);
     let admitted = bench.limiter.check(&check).await.unwrap();
     let denied_meanwhile = || async {
-        let on_the_way = bench.store.way_back.lock().await;
+        let on_the_way = bench.store.refund_lock.lock().await;
         tokio::task::yield_now().await;
         assert!(!bench.limiter.check(&check).await.unwrap().allowed());
         drop(on_the_way);
@@ -232,7 +237,7 @@ async fn a_denial_that_is_learned_while_units_are_on_their_way_back_does_not_out
 }
 
 #[tokio::test(start_paused = true)]
-async fn count_denied_and_refundable_checks_always_ask() {
+async fn count_denied_and_refundable_checks_always_call_the_store() {
     let bench = bench(|builder| builder);
     for _ in 0..10 {
         bench.ask("1/h count_denied=true", "a").await.unwrap();
@@ -247,7 +252,7 @@ async fn count_denied_and_refundable_checks_always_ask() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_is_one_call_for_what_is_not_remembered() {
+async fn batch_is_one_call_for_the_checks_that_are_not_cached() {
     let bench = bench(|builder| builder);
     bench.ask("1/h", "known").await.unwrap();
     let limit: Limit = "1/h".parse().unwrap();
@@ -263,12 +268,12 @@ async fn a_batch_is_one_call_for_what_is_not_remembered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_breaker_is_open_nothing_is_given_back_or_settled_and_nobody_waits_for_it() {
+async fn refund_and_settlement_fail_at_once_while_the_breaker_is_open() {
     let bench = bench(|builder| builder);
     let demand = Demand::new("10/min".parse::<Limit>().unwrap(), Key::new("a").unwrap()).cost(5);
     let check = Check::one(&demand);
     let admitted = bench.limiter.check(&check).await.unwrap();
-    bench.mood(HANGS);
+    bench.behaviour(HANGS);
     for _ in 0..3 {
         bench.ask("10/min", "b").await.unwrap();
     }
@@ -279,5 +284,5 @@ async fn while_the_breaker_is_open_nothing_is_given_back_or_settled_and_nobody_w
         assert!(lost.is_unexecuted(), "{actual}");
     }
     assert_eq!(before.elapsed(), Duration::ZERO);
-    assert_eq!(bench.limiter.inspect(&demand).await.unwrap().remaining, 5, "as it was charged");
+    assert_eq!(bench.limiter.inspect(&demand).await.unwrap().remaining, 5, "nothing was refunded or settled");
 }

@@ -260,8 +260,8 @@ impl RuleSet {
         // Finding the user may cost a signature check, so keys and users are only determined if any are banned. A
         // banned key is refused in whatever header it is sent: the upstream may read another header, and know more
         // keys.
-        let of_shown = || identity.shown_keys().find_map(|key| bans.of_key(&key, now));
-        let of_key = || (!bans.keys.is_empty()).then(of_shown).flatten();
+        let of_sent_keys = || identity.sent_key_digests().find_map(|key| bans.of_key(&key, now));
+        let of_key = || (!bans.keys.is_empty()).then(of_sent_keys).flatten();
         let of_user = || (!bans.users.is_empty()).then(|| bans.of_user(&identity.user()?.subject, now)).flatten();
         of_key().or_else(of_user)
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
-use tollgate::Counted;
+use tollgate::OutcomeCount;
 use tollgate::engine::RuleStats;
 use tollgate::rules::{CompiledRule, LimitSetId, RuleSet};
 
@@ -58,6 +58,6 @@ fn limits(rule: &CompiledRule, limit_set: LimitSetId) -> Value {
     rule.policies(limit_set).iter().map(limit).collect()
 }
 
-fn counted(mode: &str, cell: &Counted) -> Value {
-    json!({ "verdict": cell.outcome.as_str(), "source": cell.source.as_str(), "mode": mode, "times": cell.times })
+fn counted(mode: &str, cell: &OutcomeCount) -> Value {
+    json!({ "verdict": cell.outcome.as_str(), "source": cell.source.as_str(), "mode": mode, "times": cell.count })
 }

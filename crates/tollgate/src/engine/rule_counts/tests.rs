@@ -1,4 +1,4 @@
-//! Counts over reloads, and while the store is away.
+//! Counts across reloads, and while the store does not answer.
 
 use http::Request;
 use tollgate_core::{Check, Decision, Demand, LimitStatus, Store, StoreError, StoreErrorKind, StoreFuture};
@@ -24,7 +24,7 @@ fn one(name: &str, rest: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_a_rule_has_said_survives_reloads_and_a_change_of_its_mode() {
+async fn counts_of_a_rule_survive_reloads_and_a_change_of_its_mode() {
     let [other, all] = [one("other", "limits = [\"9/h\"]"), one("all", "limits = [\"2/h\"]")];
     let engine = Engine::new(Limiter::memory(), rules(&all));
     for n in 0..3 {
@@ -33,7 +33,7 @@ async fn what_a_rule_has_said_survives_reloads_and_a_change_of_its_mode() {
     let shadow = one("all", "limits = [\"2/h\"]\nmode = \"shadow\"");
     engine.reload(rules(&format!("{other}{shadow}")));
     assert!(passes(&engine).await);
-    let said: Vec<_> = engine
+    let stats: Vec<_> = engine
         .rule_stats()
         .iter()
         .map(|rule| (rule.rule.to_string(), rule.mode, rule.allowed(), rule.denied()))
@@ -43,12 +43,12 @@ async fn what_a_rule_has_said_survives_reloads_and_a_change_of_its_mode() {
         ("all".to_owned(), Mode::Enforce, 2, 1),
         ("all".to_owned(), Mode::Shadow, 0, 1),
     ];
-    assert_eq!(said, expected);
+    assert_eq!(stats, expected);
     engine.reload(rules(&other));
-    assert_eq!(engine.rule_stats().len(), 1, "a rule that is gone is forgotten");
+    assert_eq!(engine.rule_stats().len(), 1, "the counts of a removed rule are dropped");
 }
 
-/// A store that is away.
+/// A store that cannot be reached.
 struct Away;
 
 impl Store for Away {
@@ -70,7 +70,7 @@ impl Store for Away {
 }
 
 #[tokio::test]
-async fn while_the_store_is_away_each_rule_is_counted_by_its_own_word() {
+async fn each_rule_counts_by_its_own_failure_policy_while_the_store_does_not_answer() {
     let [local, open] =
         ["local", "allow"].map(|word| one(word, &format!("limits = [\"1/h\"]\non_failure = \"{word}\"")));
     let limiter = || Limiter::builder().store(Arc::new(Away)).build();
@@ -78,8 +78,8 @@ async fn while_the_store_is_away_each_rule_is_counted_by_its_own_word() {
     assert!(passes(&engine).await);
     assert!(!passes(&engine).await, "the local share is used up");
     let by = |rule: &RuleStats| {
-        let said = rule.counts.iter().filter(|cell| cell.times > 0);
-        said.map(|cell| (cell.outcome.as_str(), cell.source.as_str(), cell.times)).collect::<Vec<_>>()
+        let cells = rule.counts.iter().filter(|cell| cell.count > 0);
+        cells.map(|cell| (cell.outcome.as_str(), cell.source.as_str(), cell.count)).collect::<Vec<_>>()
     };
     let stats = engine.rule_stats();
     assert_eq!(by(&stats[0]), [("allow", "local", 1), ("deny", "local", 1)]);

@@ -220,7 +220,7 @@ fn planted_secrets_appear_in_no_debug_output_and_no_subject() {
         ("cookie", "session=planted-cookie"),
         ("proxy-authorization", "planted-basic"),
     ]);
-    let shown = identifier.shown_key(&headers).unwrap();
+    let key = identifier.read_api_key(&headers).unwrap();
     let salt = Anonymizer::new(b"planted-salt-secret", Rotate::Daily).unwrap().salt(NOW);
     let identity = identifier.identify(origin(&headers), &table, NOW);
     let by = Subjects::parse([
@@ -239,7 +239,7 @@ fn planted_secrets_appear_in_no_debug_output_and_no_subject() {
     let printed = [
         format!("{identifier:#?} {identifier:?}"),
         format!("{identity:#?} {:?} {:?} {:?}", identity.caller(), identity.user(), identity.token()),
-        format!("{shown:?} {:?} {table:?} {salt:?}", shown.digest()),
+        format!("{key:?} {:?} {table:?} {salt:?}", key.digest()),
         format!("{subject:?} {subject} {plain_subject:?} {plain_subject}"),
         format!("{:?}", TokenVerifier::hs256(b"planted-token-secret")),
         format!("{:?}", Anonymizer::new(b"planted-salt", Rotate::Never)),

@@ -1,4 +1,4 @@
-//! Waiting, on a clock that tokio moves as soon as everybody sleeps.
+//! Waiting, on a clock that tokio advances as soon as all tasks sleep.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use tollgate_core::{
     Timestamp,
 };
 
-/// Tokio's time, which stands still while anybody works.
+/// Tokio's time, which does not advance while a task runs.
 struct Paused(Instant);
 
 impl Clock for Paused {
@@ -64,7 +64,7 @@ fn counted() -> Arc<Counted> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_waits_exactly_as_long_as_the_limit_says() {
+async fn until_ready_waits_exactly_for_retry_after() {
     for (algorithm, waited_ms) in [("", 1_000), ("sliding-log", 1_000), ("token-bucket", 500)] {
         let (limiter, demand) = (limiter(), demand(&format!("2/s {algorithm}")));
         let check = Check::one(&demand);
@@ -79,7 +79,7 @@ async fn it_waits_exactly_as_long_as_the_limit_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_beyond_the_bound_is_not_begun_and_charges_nothing() {
+async fn wait_beyond_the_maximum_fails_at_once_and_charges_nothing() {
     let (limiter, demand) = (limiter(), demand("10/min"));
     let all = demand.cost(10);
     limiter.until_ready(&Check::one(&all), SECOND).await.unwrap();
@@ -88,11 +88,11 @@ async fn a_wait_beyond_the_bound_is_not_begun_and_charges_nothing() {
     assert_eq!(start.elapsed(), Duration::ZERO);
     assert!(matches!(&refused, NotReady::TooLate(decision) if decision.retry_after().as_secs_ceil() == Some(60)));
     limiter.until_ready(&Check::one(&all), 60 * SECOND).await.unwrap();
-    assert_eq!(start.elapsed(), 60 * SECOND, "the bound itself is not beyond it, and all ten were there");
+    assert_eq!(start.elapsed(), 60 * SECOND, "a wait of exactly the maximum is allowed");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_never_fits_is_told_at_once() {
+async fn cost_that_never_fits_fails_at_once() {
     let (limiter, demand) = (limiter(), demand("10/min").cost(11));
     let start = Instant::now();
     let refused = limiter.until_ready(&Check::one(&demand), Duration::MAX).await.unwrap_err();
@@ -101,7 +101,7 @@ async fn what_never_fits_is_told_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_wait_that_a_leaky_bucket_tells_is_waited() {
+async fn delay_of_a_leaky_bucket_is_waited_for() {
     let (limiter, demand) = (limiter(), demand("10/s leaky-bucket"));
     let check = Check::one(&demand);
     let start = Instant::now();
@@ -112,7 +112,7 @@ async fn the_wait_that_a_leaky_bucket_tells_is_waited() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_that_a_leaky_bucket_gives_too_late_is_given_back() {
+async fn leaky_bucket_slot_that_comes_too_late_is_refunded() {
     let (limiter, demand) = (limiter(), demand("10/s leaky-bucket"));
     let several = demand.cost(5);
     limiter.check(&Check::one(&several)).await.unwrap();
@@ -120,17 +120,17 @@ async fn a_turn_that_a_leaky_bucket_gives_too_late_is_given_back() {
     let refused = limiter.until_ready(&Check::one(&demand), Duration::from_millis(499)).await.unwrap_err();
     assert!(matches!(refused, NotReady::TooLate(_)), "{refused:?}");
     assert_eq!(start.elapsed(), Duration::ZERO);
-    let told = limiter.check(&Check::one(&demand)).await.unwrap().retry_after();
-    assert_eq!(told.as_duration(), Some(Duration::from_millis(500)), "as if the refused one had never been");
+    let wait = limiter.check(&Check::one(&demand)).await.unwrap().retry_after();
+    assert_eq!(wait.as_duration(), Some(Duration::from_millis(500)), "the refused check left no charge");
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_a_place_in_a_queue_may_be_given_back_no_denial_is_answered_from_memory() {
+async fn denials_of_a_leaky_bucket_are_not_cached_while_a_slot_may_be_refunded() {
     let store = counted();
     let limiter = Limiter::builder().store(store.clone()).clock(clock()).build();
     let demand = demand("2/min leaky-bucket queue=1");
     let check = Check::one(&demand);
-    // One goes on and one waits: there is no place left.
+    // One proceeds and one waits: the queue of the bucket is full.
     for _ in 0..2 {
         limiter.check_with(&check, CheckOptions { refundable: true, ..CheckOptions::default() }).await.unwrap();
     }
@@ -142,20 +142,20 @@ async fn while_a_place_in_a_queue_may_be_given_back_no_denial_is_answered_from_m
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_too_late_for_a_leaky_bucket_does_not_stand_in_the_queue_to_learn_it() {
+async fn check_that_is_too_late_for_a_leaky_bucket_fails_without_waiting_in_the_queue() {
     let (limiter, demand) = (limiter(), demand("10/s leaky-bucket"));
     let start = Instant::now();
     let waiting = (0..10).map(|_| async {
         let answer = limiter.until_ready(&Check::one(&demand), Duration::from_millis(300)).await;
         (answer.is_ok(), start.elapsed().as_millis())
     });
-    let mut told: Vec<(bool, u128)> = join_all(waiting).await;
-    told.sort();
-    assert_eq!(told, [[(false, 0); 6].as_slice(), &[(true, 0), (true, 100), (true, 200), (true, 300)]].concat());
+    let mut results: Vec<(bool, u128)> = join_all(waiting).await;
+    results.sort();
+    assert_eq!(results, [[(false, 0); 6].as_slice(), &[(true, 0), (true, 100), (true, 200), (true, 300)]].concat());
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_who_wait_are_served_in_order_and_ask_about_twice_each() {
+async fn waiting_checks_are_admitted_in_order_with_about_two_calls_each() {
     const WAITING: u64 = 200;
     let store = counted();
     let limiter = Limiter::builder().store(store.clone()).clock(clock()).build();
@@ -171,14 +171,14 @@ async fn many_who_wait_are_served_in_order_and_ask_about_twice_each() {
     });
     join_all(waiting).await;
     assert_eq!(*served.lock(), (0..WAITING).collect::<Vec<_>>());
-    assert_eq!(start.elapsed(), 19 * SECOND, "ten a second, and not a moment is lost");
+    assert_eq!(start.elapsed(), 19 * SECOND, "ten a second, without a pause");
     let calls = store.calls.load(Ordering::SeqCst);
     assert!(calls <= 2 * WAITING, "{calls} calls for {WAITING} who waited");
-    assert_eq!(limiter.0.turns.len(), 0, "nobody stands in a queue, so there is none");
+    assert_eq!(limiter.0.queues.len(), 0, "a queue without positions is removed");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dear_one_is_not_passed_by_cheap_ones() {
+async fn check_with_a_high_cost_is_not_overtaken_by_checks_with_low_costs() {
     let limiter = limiter();
     let (cheap, dear) = (demand("10/s token-bucket"), demand("10/s token-bucket").cost(10));
     limiter.check(&Check::one(&dear)).await.unwrap();
@@ -196,7 +196,7 @@ async fn a_dear_one_is_not_passed_by_cheap_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_stands_behind_leaves_as_soon_as_the_first_must_wait_too_long_for_it() {
+async fn check_behind_fails_as_soon_as_the_first_has_to_wait_beyond_its_deadline() {
     let limiter = limiter();
     let demand = demand("1/10s");
     limiter.check(&Check::one(&demand)).await.unwrap();
@@ -219,7 +219,7 @@ async fn who_stands_behind_leaves_as_soon_as_the_first_must_wait_too_long_for_it
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_gives_up_lets_the_next_one_go_on() {
+async fn dropped_check_lets_the_next_one_proceed() {
     let limiter = limiter();
     let demand = demand("1/s");
     limiter.check(&Check::one(&demand)).await.unwrap();
@@ -231,11 +231,11 @@ async fn who_gives_up_lets_the_next_one_go_on() {
     };
     let patient = async { limiter.until_ready(&Check::one(&demand), 10 * SECOND).await.unwrap() };
     tokio::join!(impatient, patient);
-    assert_eq!(start.elapsed(), SECOND, "and what the first did not take is there for the second");
+    assert_eq!(start.elapsed(), SECOND, "the units that the first did not take are there for the second");
 }
 
 #[tokio::test(start_paused = true)]
-async fn nodes_that_contend_are_all_served_at_the_rate_of_the_limit() {
+async fn contending_nodes_are_all_admitted_at_the_rate_of_the_limit() {
     const NODES: usize = 4;
     const EACH: u32 = 25;
     let store = counted();
@@ -256,7 +256,7 @@ async fn nodes_that_contend_are_all_served_at_the_rate_of_the_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_away_is_answered_by_the_policy() {
+async fn failure_policy_decides_while_the_store_does_not_answer() {
     struct Down;
     impl Store for Down {
         fn decide<'a>(&'a self, _: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
@@ -290,7 +290,7 @@ async fn a_store_that_is_away_is_answered_by_the_policy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peek_is_ready_at_once() {
+async fn peek_is_ready_at_once() {
     let (limiter, demand) = (limiter(), demand("1/min"));
     limiter.check_with(&Check::one(&demand), CheckOptions::default()).await.unwrap();
     let peek = demand.cost(Cost::PEEK);
@@ -298,7 +298,7 @@ async fn a_peek_is_ready_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_gets_no_turn_in_time_takes_nothing_from_those_in_front() {
+async fn check_whose_turn_does_not_come_in_time_charges_nothing() {
     let limiter = limiter();
     let (cheap, dear) = (demand("10/s token-bucket"), demand("10/s token-bucket").cost(10));
     limiter.check(&Check::one(&dear)).await.unwrap();
@@ -308,13 +308,13 @@ async fn who_gets_no_turn_in_time_takes_nothing_from_those_in_front() {
         start.elapsed()
     };
     let behind = async {
-        // Half of what the first needs is there, and one unit would do for this one.
+        // Half of the units that the first needs are there. This check needs one.
         tokio::time::sleep(SECOND / 2).await;
         let refused = limiter.until_ready(&Check::one(&cheap), SECOND / 10).await.unwrap_err();
-        assert_eq!(start.elapsed(), SECOND / 2, "told at once");
+        assert_eq!(start.elapsed(), SECOND / 2, "returned at once");
         let NotReady::TooLate(decision) = refused else { panic!("{refused:?}") };
         assert_eq!((decision.allowed(), decision.limits[0].cost, decision.limits[0].remaining), (false, 1, 5));
-        assert_eq!(decision.retry_after().as_duration(), Some(SECOND / 2), "when the one in front asks");
+        assert_eq!(decision.retry_after().as_duration(), Some(SECOND / 2), "when the first in the queue checks again");
         let too_dear = cheap.cost(11);
         let never = limiter.until_ready(&Check::one(&too_dear), SECOND / 10).await.unwrap_err();
         assert!(matches!(never, NotReady::Never(_)), "{never:?}");
@@ -325,7 +325,7 @@ async fn who_gets_no_turn_in_time_takes_nothing_from_those_in_front() {
     assert_eq!(waited, SECOND);
 }
 
-/// A store that is away until it is back.
+/// A store that cannot be reached until the test restores it.
 struct Away {
     inner: MemoryStore,
     back_at: Instant,
@@ -356,8 +356,8 @@ impl Store for Away {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_local_share_says_is_not_the_last_word_while_the_store_may_come_back() {
-    // A share that is used up for long, one that is too small for the cost, and a queue that is too long here.
+async fn denial_by_the_local_share_is_not_final_while_the_store_may_come_back() {
+    // A share that is used up for long, one that is too small for the cost, and a queue whose wait is too long.
     for (limit, cost) in [("8/h", 2), ("8/h", 5), ("8/h leaky-bucket", 2)] {
         let back_at = Instant::now() + 3 * SECOND;
         let inner = MemoryStore::builder().clock(clock()).build();

@@ -1,4 +1,4 @@
-//! A settled counter is compared with one that was charged rightly from the start.
+//! A settled counter is compared with one that was charged the actual cost from the start.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,16 +43,16 @@ impl Bench {
     }
 }
 
-/// Two counters of one limit: one that is settled, and one that always knew.
+/// Two counters of one limit: one that is settled, and one that is charged the actual cost.
 fn pair(algorithm: Algorithm) -> [Demand<'static>; 2] {
     let limit: Limit = format!("100/s {}", algorithm.as_str()).parse().unwrap();
     ["settled", "foreseen"].map(|subject| Demand::new(limit, Key::new(subject).unwrap()))
 }
 
 #[tokio::test]
-async fn less_than_reserved_leaves_the_counter_as_if_the_right_cost_had_been_charged() {
+async fn settling_less_than_reserved_equals_charging_the_actual_cost_at_the_start() {
     for algorithm in Algorithm::ALL {
-        // At once; while the charge still counts; in the next aligned window; and when all of it has left.
+        // At once; while the charge still counts; in the next aligned window; and when nothing of it counts any more.
         for wait_ms in [0, 1, 150, 500, 999, 1_200, 2_500] {
             let (bench, [settled, foreseen]) = (bench(), pair(algorithm));
             for demand in [&settled, &foreseen] {
@@ -73,7 +73,7 @@ async fn less_than_reserved_leaves_the_counter_as_if_the_right_cost_had_been_cha
 }
 
 #[tokio::test]
-async fn more_than_reserved_is_charged_as_of_now() {
+async fn settling_more_than_reserved_charges_the_difference_now() {
     for algorithm in Algorithm::ALL {
         let (bench, [settled, foreseen]) = (bench(), pair(algorithm));
         let reserved = bench.take(&settled, 10).await;
@@ -86,7 +86,7 @@ async fn more_than_reserved_is_charged_as_of_now() {
 }
 
 #[tokio::test]
-async fn an_overrun_that_does_not_fit_fills_the_limit_and_no_more() {
+async fn overrun_that_does_not_fit_fills_the_limit_without_exceeding_it() {
     for algorithm in Algorithm::ALL {
         for actual in [101, 150, 1_000_000_000] {
             let (bench, [settled, _]) = (bench(), pair(algorithm));
@@ -108,7 +108,7 @@ async fn an_overrun_that_does_not_fit_fills_the_limit_and_no_more() {
 }
 
 #[tokio::test]
-async fn exactly_what_was_reserved_changes_nothing() {
+async fn settling_exactly_what_was_reserved_changes_nothing() {
     for algorithm in Algorithm::ALL {
         let (bench, [settled, _]) = (bench(), pair(algorithm));
         let reserved = bench.take(&settled, 60).await;
@@ -119,7 +119,7 @@ async fn exactly_what_was_reserved_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_denial_has_nothing_to_settle() {
+async fn settling_a_denial_changes_nothing() {
     let (bench, [settled, _]) = (bench(), pair(Algorithm::Sliding));
     bench.take(&settled, 90).await;
     let denied = bench.take(&settled, 20).await;
@@ -130,7 +130,7 @@ async fn a_denial_has_nothing_to_settle() {
 }
 
 #[tokio::test]
-async fn limits_that_count_different_things_are_settled_each_by_its_own() {
+async fn limits_of_one_check_are_settled_with_different_costs() {
     let bench = bench();
     let demand = |limit: &str| Demand::new(limit.parse::<Limit>().unwrap(), Key::new("api-key:7").unwrap());
     let (requests, minute, day) = (demand("60/min fixed-window"), demand("1000/min"), demand("9000/day token-bucket"));
@@ -144,12 +144,12 @@ async fn limits_that_count_different_things_are_settled_each_by_its_own() {
         left.push(bench.line(demand).await.remaining);
     }
     assert_eq!(left, [59, 680, 8_350, 5]);
-    // One number for all that were charged; what was only looked at stays so.
+    // One cost for all limits that were charged. A limit that was only peeked at is not charged.
     bench.limiter.settle(&check, &reserved, Cost::new(2)).await.unwrap();
     assert_eq!(bench.line(&demands[3]).await.remaining, 5);
 }
 
-/// A shared store that may be away.
+/// A shared store that may be unreachable.
 struct Shared {
     inner: MemoryStore,
     is_down: AtomicBool,
@@ -180,7 +180,7 @@ impl Store for Shared {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_settlement_while_the_store_is_away_is_lost_and_said_to_be() {
+async fn settlement_while_the_store_does_not_answer_is_lost_and_returns_an_error() {
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(START));
     let memory = || MemoryStore::builder().clock(clock.clone()).build();
     let store = Arc::new(Shared { inner: memory(), is_down: AtomicBool::new(false) });
@@ -194,7 +194,7 @@ async fn a_settlement_while_the_store_is_away_is_lost_and_said_to_be() {
     assert_eq!(lost.kind(), StoreErrorKind::Unreachable);
     assert!(limiter.settle(&check, &by_store, Cost::new(90)).await.is_err());
 
-    // What this node granted by itself is settled by itself: half of 100 less 30, then less 45.
+    // A decision by the local share is settled on the local share: half of 100 less 30, then less 45.
     let by_node = limiter.check_with(&check, REFUNDABLE).await.unwrap();
     assert_eq!((by_node.source, by_node.limits[0].remaining), (Source::Local, 10));
     limiter.settle(&check, &by_node, Cost::new(30)).await.unwrap();
@@ -206,10 +206,10 @@ async fn a_settlement_while_the_store_is_away_is_lost_and_said_to_be() {
     assert_eq!(limiter.check_local(&Check::one(&peek)).limits[0].remaining, 5);
 
     store.is_down.store(false, Ordering::SeqCst);
-    assert_eq!(limiter.inspect(&demand).await.unwrap().remaining, 60, "the store never heard of it");
+    assert_eq!(limiter.inspect(&demand).await.unwrap().remaining, 60, "the store was not called");
 }
 
-/// A store that gives back or charges, or not.
+/// A store whose refunds or charges may fail.
 struct Halves {
     inner: MemoryStore,
     refund_fails: Option<StoreErrorKind>,
@@ -239,11 +239,11 @@ impl Store for Halves {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_settlement_of_which_one_half_was_made_does_not_claim_that_nothing_was() {
+async fn error_of_a_half_executed_settlement_is_not_unexecuted() {
     use StoreErrorKind as Kind;
     let both_ways = [Cost::new(1), Cost::new(9)];
     let one_way = [Cost::new(9), Cost::new(9)];
-    for (refund_fails, charge_fails, used, told) in [
+    for (refund_fails, charge_fails, used, expected) in [
         (None, None, both_ways, None),
         (Some(Kind::Unreachable), None, both_ways, Some(Kind::Interrupted)),
         (None, Some(Kind::Unreachable), both_ways, Some(Kind::Interrupted)),
@@ -259,6 +259,6 @@ async fn a_settlement_of_which_one_half_was_made_does_not_claim_that_nothing_was
         let check = Check::new(&demands).unwrap();
         let reserved = limiter.check_with(&check, REFUNDABLE).await.unwrap();
         let settled = limiter.settle_each(&check, &reserved, &used).await;
-        assert_eq!(settled.err().map(|error| error.kind()), told, "{refund_fails:?}, {charge_fails:?}");
+        assert_eq!(settled.err().map(|error| error.kind()), expected, "{refund_fails:?}, {charge_fails:?}");
     }
 }

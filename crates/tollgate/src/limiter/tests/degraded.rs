@@ -1,4 +1,4 @@
-//! What an answer without the store says.
+//! Decisions while the store does not answer.
 
 use futures_util::FutureExt;
 
@@ -10,21 +10,21 @@ fn demand(limit: &str, subject: &'static str) -> Demand<'static> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_decided_without_some_limits_has_the_lines_of_the_others_and_can_be_given_back() {
+async fn partial_decision_has_the_statuses_of_the_decided_limits_and_can_be_refunded() {
     let bench = bench(|builder| builder);
-    bench.mood(FAILS);
+    bench.behaviour(FAILS);
     let demands = [demand("5/min", "a"), demand("3/min leaky-bucket", "b"), demand("7/min", "c")];
     let check = Check::new(&demands).unwrap();
-    let words = [Allow, Local, Local];
-    let _ = bench.limiter.check_each(&check, &words, true).await.unwrap();
-    let decided = bench.limiter.check_each(&check, &words, true).await.unwrap();
+    let policies = [Allow, Local, Local];
+    let _ = bench.limiter.check_each(&check, &policies, true).await.unwrap();
+    let decided = bench.limiter.check_each(&check, &policies, true).await.unwrap();
     let EachDecision::Partial(partial) = decided else { panic!("the first limit is left out") };
     assert_eq!(partial.decided, [1, 2]);
     let decision = partial.decision;
     assert_eq!((decision.allowed(), decision.source), (true, Source::Local));
-    let said: Vec<_> = decision.limits.iter().map(|line| (line.quota, line.remaining)).collect();
-    assert_eq!(said, [(3, 2), (7, 5)]);
-    assert_eq!(decision.retry_after().as_secs_ceil(), Some(20), "a told wait is told");
+    let statuses: Vec<_> = decision.limits.iter().map(|status| (status.quota, status.remaining)).collect();
+    assert_eq!(statuses, [(3, 2), (7, 5)]);
+    assert_eq!(decision.retry_after().as_secs_ceil(), Some(20), "the wait of the decided limits is reported");
 
     let left = |n: usize| {
         let peek = demands[n].cost(0);
@@ -32,16 +32,16 @@ async fn what_is_decided_without_some_limits_has_the_lines_of_the_others_and_can
     };
     bench.limiter.refund(&check, &decision).await.unwrap();
     bench.limiter.settle(&check, &decision, 0.into()).await.unwrap();
-    assert_eq!((left(0), left(2)), (5, 5), "its lines are not taken for those of other limits");
+    assert_eq!((left(0), left(2)), (5, 5), "its statuses are not applied to other limits");
     bench.limiter.refund(&Check::new(&demands[1..]).unwrap(), &decision).await.unwrap();
     assert_eq!((left(0), left(2)), (5, 6));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limit_without_a_word_has_the_limiters() {
+async fn limit_without_a_failure_policy_has_that_of_the_limiter() {
     let demands = [demand("5/min", "a"), demand("1/min", "b")];
     let check = Check::new(&demands).unwrap();
-    for (own, words, is_covered) in [
+    for (own, policies, is_covered) in [
         (Local, &[Allow][..], Some([false, true])),
         (Local, &[], Some([true, true])),
         (Allow, &[], Some([false, false])),
@@ -50,19 +50,19 @@ async fn a_limit_without_a_word_has_the_limiters() {
         (Deny, &[Allow, Allow, Deny], Some([false, false])),
     ] {
         let bench = bench(|builder| builder.on_failure(own));
-        bench.mood(FAILS);
-        let answer = bench.limiter.check_each(&check, words, false).await;
+        bench.behaviour(FAILS);
+        let answer = bench.limiter.check_each(&check, policies, false).await;
         let is_decided = answer.as_ref().ok().map(|decided| [decided.covers(0), decided.covers(1)]);
-        assert_eq!(is_decided, is_covered, "{own:?} {words:?}");
+        assert_eq!(is_decided, is_covered, "{own:?} {policies:?}");
         let is_complete = answer.as_ref().is_ok_and(|decided| matches!(decided, EachDecision::Complete(_)));
-        assert_eq!(is_complete, is_covered == Some([true, true]), "{own:?} {words:?}");
+        assert_eq!(is_complete, is_covered == Some([true, true]), "{own:?} {policies:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cost_that_only_the_whole_limit_can_hold_is_told_to_come_again() {
+async fn cost_above_the_share_but_within_the_limit_has_a_finite_retry_after() {
     let bench = bench(|builder| builder.instances(4));
-    bench.mood(FAILS);
+    bench.behaviour(FAILS);
     for (cost, wait) in [(2, Some(0)), (3, Some(60)), (8, Some(60)), (9, None)] {
         let demand = demand("8/min", "a").cost(cost);
         let decision = bench.limiter.check(&Check::one(&demand)).await.unwrap();
@@ -71,14 +71,14 @@ async fn a_cost_that_only_the_whole_limit_can_hold_is_told_to_come_again() {
 }
 
 #[test]
-fn a_check_without_a_runtime_or_a_timer_is_answered_by_the_policy_and_says_nothing_of_the_store() {
+fn check_without_a_runtime_or_timer_is_decided_by_the_policy_and_does_not_count_against_the_store() {
     let bench = bench(|builder| builder);
     for _ in 0..5 {
-        let answered = bench.ask("10/min", "a").now_or_never().expect("nobody could wait");
+        let answered = bench.ask("10/min", "a").now_or_never().expect("it does not wait");
         assert_eq!(answered.unwrap().source, Source::Local);
     }
     let demand = demand("10/min", "a");
-    let inspected = bench.limiter.inspect(&demand).now_or_never().expect("nobody could wait");
+    let inspected = bench.limiter.inspect(&demand).now_or_never().expect("it does not wait");
     assert!(inspected.is_err_and(|error| error.is_unexecuted()));
 
     let builder = || tokio::runtime::Builder::new_current_thread();
@@ -102,14 +102,14 @@ impl Clock for Broken {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_in_process_that_panics_is_a_failure_like_any_other() {
+async fn panic_of_the_in_process_store_is_handled_by_the_failure_policy() {
     let memory = || MemoryStore::builder().clock(Arc::new(Broken)).build();
     let shared = bench(|builder| builder.memory(memory()));
     let demand = demand("10/min", "a");
     let check = Check::one(&demand);
     let admitted = shared.limiter.check(&check).await.unwrap();
     let by_node = Decision { source: Source::Local, ..admitted };
-    shared.mood(FAILS);
+    shared.behaviour(FAILS);
     assert_eq!(shared.ask("10/min", "a").await.unwrap().source, Source::None);
     let alone = Limiter::builder().memory(memory()).build();
     for limiter in [&shared.limiter, &alone] {

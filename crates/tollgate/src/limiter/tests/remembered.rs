@@ -1,4 +1,4 @@
-//! What is remembered of the store's denials, and what a flood costs.
+//! The deny cache, and the cost of a flood of denied requests.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn demand<'a>(limit: &str, subject: &'a str) -> Demand<'a> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_limit_that_many_share_is_not_asked_for_again_by_any_of_them() {
+async fn exhausted_limit_that_many_subjects_share_is_answered_from_the_deny_cache() {
     let bench = bench(|builder| builder);
     let subjects: Vec<String> = (0..20).map(|n| format!("user:{n}")).collect();
     for round in 0..2 {

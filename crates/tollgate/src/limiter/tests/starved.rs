@@ -1,4 +1,4 @@
-//! A process that got no CPU: the store answered, or had no chance to, and nothing of that is an outage.
+//! A process that is short of CPU time: a late answer or a late timeout is not an outage of the store.
 
 use std::pin::Pin;
 use std::sync::Mutex;
@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::*;
 
-/// A store whose answers have arrived at once, but are handed out only when its own task runs.
+/// A store whose answers arrive at once, but are delivered only when its own task runs.
 struct Undelivered {
     inner: MemoryStore,
     arrived: Mutex<Vec<oneshot::Sender<()>>>,
@@ -21,7 +21,7 @@ impl Undelivered {
         (Limiter::builder().store(store.clone()).deadline(Duration::from_millis(25)).build(), store)
     }
 
-    /// The turn of the store's own task.
+    /// Runs the store's own task: delivers all answers that have arrived.
     fn deliver(&self) {
         self.turns.fetch_add(1, Ordering::SeqCst);
         for waiter in self.arrived.lock().unwrap().drain(..) {
@@ -54,21 +54,21 @@ impl Store for Undelivered {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_has_arrived_by_the_deadline_counts() {
+async fn answer_that_has_arrived_by_the_deadline_is_used() {
     let (limiter, store) = Undelivered::limiter();
     let demand = Demand::new("10/min".parse::<Limit>().unwrap(), Key::new("a").unwrap());
     for n in 1..=5 {
         let begun = tokio::time::Instant::now();
         let decision = limiter.check(&Check::one(&demand)).await.unwrap();
         assert_eq!((decision.source, decision.limits[0].remaining), (Source::Store, 10 - n));
-        assert_eq!(begun.elapsed(), Duration::from_millis(25), "nothing is waited for beyond the deadline");
+        assert_eq!(begun.elapsed(), Duration::from_millis(25), "the call ends at its deadline");
         assert_eq!(store.turns.load(Ordering::SeqCst), u64::from(n));
     }
     assert_eq!((limiter.stats().store_failures, limiter.stats().breaker_opened), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_does_not_catch_up_is_not_waited_for() {
+async fn store_that_does_not_catch_up_times_out() {
     struct Stuck(Undelivered);
     impl Store for Stuck {
         fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
@@ -96,36 +96,36 @@ async fn a_store_that_does_not_catch_up_is_not_waited_for() {
     assert_eq!(begun.elapsed(), Duration::from_millis(50));
 }
 
-/// Asks a store that hangs, on a process that stands still for so long in between.
-async fn ask_standing_still(bench: &Bench, stands_still: Duration) {
+/// Checks against a store that hangs, in a process that makes no progress for `stalls_for`.
+async fn check_while_stalled(bench: &Bench, stalls_for: Duration) {
     let asked = bench.ask("10/min", "a");
-    let stand_still = async {
+    let stall = async {
         tokio::task::yield_now().await;
         // At once, so that timers which were due in between are noticed late.
-        tokio::time::advance(stands_still).await;
+        tokio::time::advance(stalls_for).await;
     };
-    let (decision, ()) = tokio::join!(asked, stand_still);
+    let (decision, ()) = tokio::join!(asked, stall);
     assert_eq!(decision.unwrap().source, Source::Local);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deadline_that_is_noticed_late_is_no_failure_of_the_store() {
+async fn timeout_that_is_noticed_late_does_not_count_against_the_store() {
     let bench = bench(|builder| builder.deadline(Duration::from_millis(25)));
-    bench.mood(HANGS);
+    bench.behaviour(HANGS);
     for _ in 0..10 {
-        ask_standing_still(&bench, Duration::from_millis(60)).await;
+        check_while_stalled(&bench, Duration::from_millis(60)).await;
     }
     let stats = bench.limiter.stats();
     assert_eq!((stats.local, stats.breaker_opened), (10, 0));
-    // Noticed in time, and the same silence is a failure.
+    // A timeout that is noticed in time counts as a failure.
     for _ in 0..3 {
-        ask_standing_still(&bench, Duration::from_millis(20)).await;
+        check_while_stalled(&bench, Duration::from_millis(20)).await;
     }
     assert!(bench.limiter.stats().breaker_open);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_probe_whose_answer_has_arrived_in_time_closes_the_breaker() {
+async fn probe_whose_answer_has_arrived_in_time_closes_the_breaker() {
     let (limiter, store) = Undelivered::limiter();
     let demand = Demand::new("10/min".parse::<Limit>().unwrap(), Key::new("a").unwrap());
     let check = Check::one(&demand);
