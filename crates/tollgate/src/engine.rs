@@ -381,7 +381,7 @@ impl Engine {
         charges: &mut ChargeList,
     ) -> Result<Option<EachDecision>, Box<Refusal>> {
         let options = &context.options;
-        let may_be_withdrawn = plan.may_be_withdrawn(options);
+        let may_be_withdrawn = plan.may_be_withdrawn(options, !self.0.limiter.is_in_process());
         let mut charge = |id: GroupId, group: &LimitGroup, decided: &EachDecision| {
             if (group.is_refundable || may_be_withdrawn) && decided.decision().allowed() {
                 charges.push((id, decided.clone()));

@@ -105,11 +105,12 @@ impl CheckPlan {
     /// Returns whether a request with these options may be charged and then refused, because its wait exceeds
     /// `max_wait`.
     ///
-    /// `false` without a `max_wait`, or if the queues cut by [`LimitGroup::demands`] exclude every longer wait.
-    pub(super) fn may_be_withdrawn(&self, options: &RequestOptions) -> bool {
+    /// `false` without a `max_wait`, or if the queues cut by [`LimitGroup::demands`] exclude every longer wait. They do
+    /// not if the counters may be `in_shares`: this instance's share of a leaky bucket leaks more slowly than the limit.
+    pub(super) fn may_be_withdrawn(&self, options: &RequestOptions, in_shares: bool) -> bool {
         let Some(max_wait) = options.max_wait else { return false };
         let shown = self.shown().filter(|group| group.may_delay);
-        shown.is_some_and(|group| group.limits.iter().any(|limit| limit.may_exceed(max_wait, options)))
+        shown.is_some_and(|group| in_shares || group.limits.iter().any(|limit| limit.may_exceed(max_wait, options)))
     }
 }
 

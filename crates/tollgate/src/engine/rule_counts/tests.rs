@@ -89,3 +89,27 @@ async fn each_rule_counts_by_its_own_failure_policy_while_the_store_does_not_ans
     assert!(!passes(&closed).await);
     assert_eq!(by(&closed.rule_stats()[0]), [("unavailable", "none", 1)]);
 }
+
+/// A local share of a leaky bucket leaks more slowly than the whole limit, so a slot may be further away.
+#[tokio::test]
+async fn request_whose_slot_in_the_local_share_is_beyond_max_wait_is_refused_and_refunded() {
+    let limiter = Limiter::builder().store(Arc::new(Away)).instances(4).build();
+    let engine = Engine::new(limiter, rules(&one("jobs", "limits = [\"60/min leaky-bucket\"]")));
+    let options = RequestOptions { max_wait: Some(std::time::Duration::from_millis(2_500)), ..Default::default() };
+    let request = Request::get("/").body(()).unwrap();
+    let mut admitted = 0;
+    for _ in 0..5 {
+        match engine.check(&RequestView::of(&request), [203, 0, 113, 9].into(), options).await {
+            Outcome::Admitted(permit) => {
+                assert!(Some(permit.wait()) <= options.max_wait, "{:?}", permit.wait());
+                admitted += 1;
+            }
+            Outcome::Refused(refusal) => {
+                let retry_after = refusal.decision().unwrap().retry_after().as_duration().unwrap();
+                assert!(!retry_after.is_zero() && retry_after < std::time::Duration::from_secs(4), "{retry_after:?}");
+            }
+        }
+    }
+    assert_eq!(admitted, 1, "one slot in four seconds");
+    assert_eq!((engine.rule_stats()[0].allowed(), engine.rule_stats()[0].denied()), (1, 4));
+}
