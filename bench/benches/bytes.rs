@@ -1,8 +1,8 @@
-//! Bytes per key: Tollgate beside governor and throttlecrab, averaged over table sizes from 1 to 2 M keys.
+//! Memory per key of Tollgate, governor and throttlecrab, averaged over table sizes of up to 2 million keys.
 //!
-//! A hash table is between half and nearly full, so one size says little: the mean over sizes spread evenly does.
-//! *Requested* is what was asked of the allocator, *resident* what the process grew by, its allocator's own share and
-//! whatever it keeps back included. Each contestant has a process of its own.
+//! A hash table is between half and nearly full, so a single size is not representative. The results are means over
+//! evenly spaced sizes. *Requested* are the bytes requested from the allocator. *Resident* is the growth of the process,
+//! including the allocator's overhead and free memory that it keeps. Each contestant runs in a process of its own.
 //!
 //! `cargo bench -p tollgate-bench --bench bytes`
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peak_alloc::PeakAlloc;
-use tollgate_bench::contestant::{Contestant, GovernorNumber, GovernorText, Terms, Throttlecrab, Tollgate};
+use tollgate_bench::contestant::{Contestant, GovernorNumber, GovernorText, LimitSpec, Throttlecrab, Tollgate};
 use tollgate_bench::measure::print_table;
 use tollgate_bench::traffic;
 use tollgate_core::{Algorithm, Check, Demand, Key, Limit, ManualClock, MemoryStore, Timestamp};
@@ -20,11 +20,13 @@ use tollgate_core::{Algorithm, Check, Demand, Key, Limit, ManualClock, MemorySto
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 const KEYS_MAX: usize = 2_000_000;
-/// An eighth of the keys, so that tables double at the same places; a hundred entries each are as many again.
+/// The number of keys with logs. Smaller than [`KEYS_MAX`], because each key has up to a hundred entries. The factor is a
+/// power of two, so that tables that double in size do so at the same relative points.
 const LOGS_MAX: usize = KEYS_MAX / 8;
+/// The number of table sizes at which memory is measured.
 const SIZES: usize = 40;
-/// Long enough that nothing expires while it is counted.
-const TERMS: Terms = Terms { quota: 100, window: Duration::from_secs(30 * 86_400) };
+/// The window is so long that nothing expires during the measurement.
+const LIMIT: LimitSpec = LimitSpec { quota: 100, window: Duration::from_secs(30 * 86_400) };
 
 const CONTESTANTS: [&str; 6] = [
     "governor, String keys",
@@ -34,6 +36,7 @@ const CONTESTANTS: [&str; 6] = [
     "tollgate sliding-counter",
     "tollgate sliding",
 ];
+/// Numbers of entries per log.
 const ENTRIES: [usize; 10] = [1, 2, 3, 4, 5, 7, 10, 20, 50, 100];
 
 fn main() {
@@ -68,40 +71,45 @@ fn main() {
     );
 }
 
+/// Returns the contestant with this name out of [`CONTESTANTS`].
 fn contestant(name: &str) -> Box<dyn Contestant> {
     match name {
-        "governor, String keys" => Box::new(GovernorText::new(TERMS)),
-        "governor, u64 keys" => Box::new(GovernorNumber::new(TERMS)),
-        "throttlecrab" => Box::new(Throttlecrab::new(TERMS)),
+        "governor, String keys" => Box::new(GovernorText::new(LIMIT)),
+        "governor, u64 keys" => Box::new(GovernorNumber::new(LIMIT)),
+        "throttlecrab" => Box::new(Throttlecrab::new(LIMIT)),
         name => {
             let algorithm = name.strip_prefix("tollgate ").and_then(|name| name.parse::<Algorithm>().ok());
-            Box::new(Tollgate::new(TERMS, algorithm.expect("one of the contestants")))
+            Box::new(Tollgate::new(LIMIT, algorithm.expect("one of the contestants")))
         }
     }
 }
 
+/// Returns the requested and the resident bytes per key after one check of each key.
 fn bytes_per_key(contestant: &dyn Contestant) -> (f64, f64) {
     mean_over_sizes(KEYS_MAX, |number| {
         contestant.check(&traffic::request(number));
     })
 }
 
+/// Returns the requested and the resident bytes per key of a sliding window with this many entries.
 fn log_bytes_per_key(entries: usize) -> (f64, f64) {
     let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
     let store = MemoryStore::builder().clock(clock.clone()).max_bytes(4 << 30).build();
-    let limit = Limit::new(TERMS.quota.into(), TERMS.window).expect("terms in range");
+    let limit = Limit::new(LIMIT.quota.into(), LIMIT.window).expect("a valid limit");
     mean_over_sizes(LOGS_MAX, |number| {
         let request = traffic::request(number);
-        let demand = Demand::new(limit, Key::new(&request.text).expect("a short key"));
+        let demand = Demand::new(limit, Key::new(&request.text).expect("a valid key"));
         for _ in 0..entries {
-            // Admissions in one microsecond would share an entry.
+            // Admissions within the same microsecond share an entry.
             clock.advance(Duration::from_micros(1));
             assert!(store.check(&Check::one(&demand)).allowed());
         }
     })
 }
 
-/// Adds one key after the other; the means, over evenly spread sizes, of the bytes that one has taken.
+/// Calls `add` for each number below `keys_max` and returns the requested and the resident bytes per key.
+///
+/// Both are means over [`SIZES`] evenly spaced numbers of keys.
 fn mean_over_sizes(keys_max: usize, mut add: impl FnMut(usize)) -> (f64, f64) {
     let start = (ALLOCATOR.current_usage(), resident_bytes());
     let (mut requested, mut resident) = (0.0, 0.0);
@@ -117,14 +125,16 @@ fn mean_over_sizes(keys_max: usize, mut add: impl FnMut(usize)) -> (f64, f64) {
 }
 
 fn resident_bytes() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("this measurement needs Linux's /proc");
-    let pages: usize = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("the resident pages");
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("/proc/self/statm (this benchmark needs Linux)");
+    let pages: usize =
+        statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("the number of resident pages");
     pages * rustix::param::page_size()
 }
 
+/// Measures one contestant, or logs with this many entries, in a process of its own.
 fn in_own_process(measured: &str) -> (f64, f64) {
-    let program = std::env::current_exe().expect("this program has a path");
-    let run = Command::new(program).arg(measured).output().expect("this program runs again");
+    let program = std::env::current_exe().expect("the path of this program");
+    let run = Command::new(program).arg(measured).output().expect("this program as a child process");
     let text = String::from_utf8_lossy(&run.stdout);
     let numbers: Vec<f64> = text.split_whitespace().filter_map(|number| number.parse().ok()).collect();
     match numbers[..] {

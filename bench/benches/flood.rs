@@ -1,7 +1,10 @@
-//! Ten million invented keys against a store with a cap: what it costs, what it takes, and who suffers.
+//! A flood of ten million distinct keys on a store with a memory cap: latencies, memory, and the share of new keys that
+//! are admitted.
 //!
-//! The flood comes at 50,000 keys a second by the store's clock, which is injected; each operation is
-//! timed by a real one. `cargo bench -p tollgate-bench --bench flood`; the number of keys by `TOLLGATE_BENCH_FLOOD_KEYS`.
+//! The keys arrive at 50,000 a second on the clock of the store, which is simulated. Latencies are measured in real time.
+//! `TOLLGATE_BENCH_FLOOD_KEYS` sets the number of keys.
+//!
+//! `cargo bench -p tollgate-bench --bench flood`
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -25,6 +28,7 @@ fn main() {
     }
 }
 
+/// Runs the flood on one limit and prints a table with a row for each tenth of the keys.
 fn flood(limit: Limit, keys: usize) {
     let mut latencies_ns: Vec<u32> = Vec::with_capacity(keys / TENTHS);
     let mut subject = String::with_capacity(64);
@@ -34,7 +38,7 @@ fn flood(limit: Limit, keys: usize) {
     let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
     let store = MemoryStore::builder().clock(clock.clone()).max_bytes(CAP_BYTES).build();
     let admits = |subject: &str, limit: Limit, cost: u32| {
-        let demand = Demand::new(limit, Key::new(subject).expect("a short key")).cost(cost);
+        let demand = Demand::new(limit, Key::new(subject).expect("a valid key")).cost(cost);
         store.check(&Check::one(&demand)).allowed()
     };
     let daily: Limit = "1000/day".parse().expect("a limit");
@@ -49,7 +53,7 @@ fn flood(limit: Limit, keys: usize) {
         for number in tenth * keys / TENTHS..(tenth + 1) * keys / TENTHS {
             clock.advance(BETWEEN_KEYS);
             subject.clear();
-            write!(subject, "attacker {number}").expect("a string takes what is written");
+            write!(subject, "attacker {number}").expect("writing to a string");
             #[allow(clippy::disallowed_methods)] // a benchmark measures real time
             let start = Instant::now();
             admitted += usize::from(admits(&subject, limit, 1));
@@ -68,9 +72,9 @@ fn flood(limit: Limit, keys: usize) {
             format!("{:.1} MiB", store.bytes_used() as f64 / 1048576.0),
         ]);
     }
-    print_table(&["tenth", "p50", "p99", "p99.9", "max", "newcomers admitted", "counters"], &rows);
+    print_table(&["tenth", "p50", "p99", "p99.9", "max", "new keys admitted", "counters"], &rows);
     let peak = ALLOCATOR.peak_usage() - before;
-    println!("peak {:.1} MiB of the allocator's; {} overflow counters", peak as f64 / 1048576.0, store.overflow_len());
-    println!("p99.9 of the last tenth is {:.2} × that of the first", slowest[TENTHS - 1] / slowest[0]);
-    println!("a key at its limit before is still refused: {}", !admits("at its limit", daily, 1));
+    println!("peak heap use {:.1} MiB; {} overflow counters", peak as f64 / 1048576.0, store.overflow_len());
+    println!("p99.9 of the last tenth: {:.2} × that of the first", slowest[TENTHS - 1] / slowest[0]);
+    println!("a key at its limit before the flood is still denied: {}", !admits("at its limit", daily, 1));
 }

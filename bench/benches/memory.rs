@@ -1,10 +1,12 @@
-//! One check in process memory: Tollgate beside governor and throttlecrab, in one run.
+//! The time of one check in process memory: Tollgate, governor and throttlecrab in one run.
 //!
-//! `cargo bench -p tollgate-bench --bench memory [-- WORKLOAD]`; the number of rounds by `TOLLGATE_BENCH_ROUNDS`.
+//! `cargo bench -p tollgate-bench --bench memory [-- WORKLOAD]`
+//!
+//! `TOLLGATE_BENCH_ROUNDS` sets the number of rounds. `WORKLOAD` is part of the name of a workload, such as `Zipf`.
 
 use std::time::Duration;
 
-use tollgate_bench::contestant::{Contestant, GovernorNumber, GovernorText, Terms, Throttlecrab, Tollgate};
+use tollgate_bench::contestant::{Contestant, GovernorNumber, GovernorText, LimitSpec, Throttlecrab, Tollgate};
 use tollgate_bench::measure::{median, ns_per_check, print_table, setting};
 use tollgate_bench::traffic::{self, KEYS, Request};
 use tollgate_core::Algorithm;
@@ -16,8 +18,8 @@ const BASELINE: usize = 0;
 
 struct Workload {
     name: &'static str,
-    terms: Terms,
-    /// The requests of each thread.
+    spec: LimitSpec,
+    /// The requests of each thread. A measurement with one thread uses the first element.
     requests: [Vec<Request>; THREADS],
     /// Whether every key exists before the first round.
     known_keys: bool,
@@ -25,23 +27,23 @@ struct Workload {
 
 fn main() {
     let rounds = setting("TOLLGATE_BENCH_ROUNDS", 9);
-    let everyday = Terms { quota: 100, window: Duration::from_secs(60) };
-    // Longer, so that nobody is forgotten between two rounds: these measure checks on a million live counters.
-    let hourly = Terms { quota: 100, window: Duration::from_secs(3_600) };
-    let boundless = Terms { quota: 1_000_000, window: Duration::from_millis(1) };
+    let per_minute = LimitSpec { quota: 100, window: Duration::from_secs(60) };
+    // A window so long that no counter expires between two rounds: all checks find a million live counters.
+    let per_hour = LimitSpec { quota: 100, window: Duration::from_secs(3_600) };
+    let unreached = LimitSpec { quota: 1_000_000, window: Duration::from_millis(1) };
     let hot = || [traffic::hot(1_024), traffic::hot(1_024)];
     let workloads = [
-        Workload { name: "hot, admitted", terms: boundless, requests: hot(), known_keys: false },
-        Workload { name: "hot, denied", terms: everyday, requests: hot(), known_keys: false },
+        Workload { name: "hot, admitted", spec: unreached, requests: hot(), known_keys: false },
+        Workload { name: "hot, denied", spec: per_minute, requests: hot(), known_keys: false },
         Workload {
             name: "uniform 1 M",
-            terms: hourly,
+            spec: per_hour,
             requests: [traffic::uniform(CHECKS, 1), traffic::uniform(CHECKS, 2)],
             known_keys: true,
         },
         Workload {
             name: "Zipf 1 M",
-            terms: hourly,
+            spec: per_hour,
             requests: [traffic::zipf(CHECKS, 3), traffic::zipf(CHECKS, 4)],
             known_keys: true,
         },
@@ -49,30 +51,31 @@ fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str()));
     for workload in workloads.iter().filter(|workload| is_wanted(workload.name)) {
-        let contestants = contestants(workload.terms);
+        let contestants = contestants(workload.spec);
         if workload.known_keys {
-            let everyone: Vec<Request> = (0..KEYS).map(traffic::request).collect();
+            let all_keys: Vec<Request> = (0..KEYS).map(traffic::request).collect();
             contestants.iter().for_each(|(_, contestant)| {
-                contestant.run(&everyone, KEYS);
+                contestant.run(&all_keys, KEYS);
             });
         }
-        let Terms { quota, window } = workload.terms;
+        let LimitSpec { quota, window } = workload.spec;
         println!("\n{}: {quota} per {window:?}, median of {rounds} rounds", workload.name);
         print_comparison(&contestants, workload, rounds);
     }
 }
 
-fn contestants(terms: Terms) -> Vec<(&'static str, Box<dyn Contestant>)> {
+fn contestants(spec: LimitSpec) -> Vec<(&'static str, Box<dyn Contestant>)> {
     vec![
-        ("governor, String keys", Box::new(GovernorText::new(terms))),
-        ("governor, u64 keys", Box::new(GovernorNumber::new(terms))),
-        ("throttlecrab", Box::new(Throttlecrab::new(terms))),
-        ("tollgate token-bucket", Box::new(Tollgate::new(terms, Algorithm::TokenBucket))),
-        ("tollgate sliding", Box::new(Tollgate::new(terms, Algorithm::Sliding))),
-        ("tollgate sliding-counter", Box::new(Tollgate::new(terms, Algorithm::SlidingCounter))),
+        ("governor, String keys", Box::new(GovernorText::new(spec))),
+        ("governor, u64 keys", Box::new(GovernorNumber::new(spec))),
+        ("throttlecrab", Box::new(Throttlecrab::new(spec))),
+        ("tollgate token-bucket", Box::new(Tollgate::new(spec, Algorithm::TokenBucket))),
+        ("tollgate sliding", Box::new(Tollgate::new(spec, Algorithm::Sliding))),
+        ("tollgate sliding-counter", Box::new(Tollgate::new(spec, Algorithm::SlidingCounter))),
     ]
 }
 
+/// Measures all contestants with one thread and with [`THREADS`], and prints a table.
 fn print_comparison(contestants: &[(&'static str, Box<dyn Contestant>)], workload: &Workload, rounds: usize) {
     // samples[threads - 1][contestant][round]
     let mut samples = vec![vec![Vec::new(); contestants.len()]; THREADS];

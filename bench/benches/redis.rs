@@ -1,17 +1,19 @@
-//! Exact sliding windows beside the design of most tutorials: a sorted set per key, one script call per request.
+//! Exact sliding windows on Redis and Valkey: Tollgate, and a common design with a sorted set per key and one script call
+//! per request.
 //!
-//! All run on the same server with the same number of concurrent callers, each of whom asks, waits for the
-//! answer and asks again. They take turns, several rounds of them, and the medians are shown. The sorted set is asked twice: by callers with a connection each, as with a pool, and by
-//! callers whose requests are pipelined on one connection. What counts are the ratios: decisions per second, the
-//! server's CPU time per decision, its memory per admitted request.
+//! All contestants use the same server with the same number of concurrent callers, each of which waits for its decision
+//! before it makes the next check. They run one after the other in each of several rounds, and medians are printed. The
+//! sorted set is measured twice: with a connection for each caller, as with a pool, and with the requests of all callers
+//! pipelined on one connection. The important results are the ratios of decisions per second, of the server's CPU time
+//! per decision, and of its memory per admitted request.
 //!
-//! Tollgate is asked as a service asks it, through the limiter, which remembers denials; and once through the store alone.
+//! Tollgate is measured as a service uses it, through the limiter, which caches denials; and through the store alone.
 //!
 //! ```text
 //! cargo bench -p tollgate-bench --bench redis
 //! ```
 //!
-//! The number of rounds by `TOLLGATE_BENCH_ROUNDS`.
+//! `TOLLGATE_BENCH_ROUNDS` sets the number of rounds.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +30,7 @@ use tollgate_testkit::server::{Brand, Config, Server};
 
 const CALLERS: usize = 64;
 const KEYS: usize = 10_000;
+/// How long a contestant runs in one round.
 const RUN: Duration = Duration::from_secs(1);
 const SORTED_SET: &str = "
 local time = redis.call('TIME')
@@ -38,12 +41,13 @@ redis.call('ZADD', KEYS[1], now, ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[2] / 1000)
 return 1";
 
-type Waiting = (Vec<u8>, oneshot::Sender<bool>);
+/// An encoded request, and the channel for its verdict.
+type PendingRequest = (Vec<u8>, oneshot::Sender<bool>);
 
-/// One EVALSHA per request, pipelined on as many connections.
+/// A sorted set per key and one EVALSHA per request, pipelined on each connection.
 #[derive(Clone)]
 struct SortedSet {
-    connections: Vec<mpsc::Sender<Waiting>>,
+    connections: Vec<mpsc::Sender<PendingRequest>>,
     sha: String,
 }
 
@@ -64,36 +68,37 @@ impl SortedSet {
         for part in ["EVALSHA", &self.sha, "1", &key, &quota, &window, member] {
             request.extend(format!("${}\r\n{part}\r\n", part.len()).into_bytes());
         }
-        let (waiter, answer) = oneshot::channel();
+        let (sender, verdict) = oneshot::channel();
         let connection = &self.connections[caller % self.connections.len()];
-        connection.send((request, waiter)).await.expect("the writer lives");
-        answer.await.expect("an answer")
+        connection.send((request, sender)).await.expect("a running writer");
+        verdict.await.expect("a verdict")
     }
 }
 
-async fn pipelined(server: &Server) -> mpsc::Sender<Waiting> {
+/// Opens a connection and spawns a writer and a reader for it. Requests sent to the channel are pipelined.
+async fn pipelined(server: &Server) -> mpsc::Sender<PendingRequest> {
     let stream = TcpStream::connect(server.addr()).await.expect("the server");
     stream.set_nodelay(true).expect("a socket");
     let (reader, mut writer) = stream.into_split();
-    let (requests, mut waiting) = mpsc::channel::<Waiting>(1024);
+    let (requests, mut pending) = mpsc::channel::<PendingRequest>(1024);
     let (sent, mut unanswered) = mpsc::unbounded_channel::<oneshot::Sender<bool>>();
     tokio::spawn(async move {
-        let mut works = Vec::new();
-        while waiting.recv_many(&mut works, 512).await > 0 {
+        let mut batch = Vec::new();
+        while pending.recv_many(&mut batch, 512).await > 0 {
             let mut bytes = Vec::new();
-            for (request, waiter) in works.drain(..) {
+            for (request, sender) in batch.drain(..) {
                 bytes.extend(request);
-                sent.send(waiter).expect("the reader lives");
+                sent.send(sender).expect("a running reader");
             }
             writer.write_all(&bytes).await.expect("the server");
         }
     });
     tokio::spawn(async move {
         let mut lines = BufReader::with_capacity(64 << 10, reader).lines();
-        while let Some(waiter) = unanswered.recv().await {
+        while let Some(sender) = unanswered.recv().await {
             let line = lines.next_line().await.expect("the server").expect("a reply");
             assert!(line.starts_with(':'), "{line}");
-            let _ = waiter.send(line == ":1");
+            let _ = sender.send(line == ":1");
         }
     });
     requests
@@ -111,11 +116,11 @@ impl Contestant {
         match self {
             Contestant::SortedSet(set) => set.check(caller, subject, &limit, member).await,
             Contestant::Store(store) => {
-                let demand = Demand::new(limit, Key::new(subject).expect("a short key"));
+                let demand = Demand::new(limit, Key::new(subject).expect("a valid key"));
                 store.decide(&[Check::one(&demand)]).await.expect("a decision")[0].allowed()
             }
             Contestant::Limiter(limiter) => {
-                let demand = Demand::new(limit, Key::new(subject).expect("a short key"));
+                let demand = Demand::new(limit, Key::new(subject).expect("a valid key"));
                 limiter.check(&Check::one(&demand)).await.expect("a decision").allowed()
             }
         }
@@ -129,26 +134,27 @@ struct Measured {
     cpu_seconds: f64,
 }
 
-/// When a caller stops.
+/// The condition on which a caller stops.
 #[derive(Clone, Copy)]
-enum Until {
-    RunIsOver,
-    /// It has asked so often.
-    Asked(u64),
+enum StopCondition {
+    /// When [`RUN`] has elapsed.
+    RunElapsed,
+    /// After this number of decisions.
+    Decisions(u64),
 }
 
-impl Until {
-    fn is_reached(self, start: Instant, asked: u64) -> bool {
+impl StopCondition {
+    fn is_reached(self, start: Instant, decisions: u64) -> bool {
         match self {
-            Until::RunIsOver => start.elapsed() >= RUN,
-            Until::Asked(asks_max) => asked >= asks_max,
+            StopCondition::RunElapsed => start.elapsed() >= RUN,
+            StopCondition::Decisions(decisions_max) => decisions >= decisions_max,
         }
     }
 }
 
-/// All callers at once.
+/// Runs all callers concurrently until each of them has reached the stop condition.
 #[allow(clippy::disallowed_methods)] // a benchmark measures real time
-async fn run(server: &Server, contestant: &Contestant, limit: Limit, keys: Keys, until: Until) -> Measured {
+async fn run(server: &Server, contestant: &Contestant, limit: Limit, keys: Keys, stop: StopCondition) -> Measured {
     let (cpu_before, start) = (cpu_seconds(server), Instant::now());
     let callers: Vec<_> = (0..CALLERS)
         .map(|caller| {
@@ -156,7 +162,7 @@ async fn run(server: &Server, contestant: &Contestant, limit: Limit, keys: Keys,
             tokio::spawn(async move {
                 let mut random = Random::new(caller as u64);
                 let (mut decisions, mut admitted) = (0, 0);
-                while !until.is_reached(start, decisions) {
+                while !stop.is_reached(start, decisions) {
                     let subject = format!("user:{}", keys(&mut random));
                     let member = format!("{caller}-{:016x}", random.next_u64());
                     admitted += u64::from(contestant.check(caller, &subject, limit, &member).await);
@@ -168,9 +174,9 @@ async fn run(server: &Server, contestant: &Contestant, limit: Limit, keys: Keys,
         .collect();
     let (mut decisions, mut admitted) = (0, 0);
     for caller in callers {
-        let (its_decisions, its_admitted) = caller.await.expect("a caller");
-        decisions += its_decisions;
-        admitted += its_admitted;
+        let (caller_decisions, caller_admitted) = caller.await.expect("a caller");
+        decisions += caller_decisions;
+        admitted += caller_admitted;
     }
     Measured {
         decisions,
@@ -180,6 +186,7 @@ async fn run(server: &Server, contestant: &Contestant, limit: Limit, keys: Keys,
     }
 }
 
+/// Returns the value of a field of `INFO`.
 fn info(server: &Server, section: &str, field: &str) -> f64 {
     let info = server.command(&["INFO", section]).text();
     let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).expect("the field");
@@ -190,7 +197,7 @@ fn cpu_seconds(server: &Server) -> f64 {
     info(server, "cpu", "used_cpu_user") + info(server, "cpu", "used_cpu_sys")
 }
 
-/// What all keys take, each with its value.
+/// Returns the memory of all keys and their values in bytes, by `MEMORY USAGE`.
 fn memory_bytes(server: &Server) -> f64 {
     let mut connection = server.connect().expect("the server");
     let keys = connection.call(&["KEYS", "*"]).expect("a reply");
@@ -198,6 +205,7 @@ fn memory_bytes(server: &Server) -> f64 {
     keys.items().iter().map(|key| usage(&key.text()) as f64).sum()
 }
 
+/// Returns a generator of key numbers by Zipf's law: the n-th most frequent key is 1/n times as frequent as the first.
 fn zipf() -> impl Fn(&mut Random) -> usize + Send + Sync {
     let mut sum = 0.0;
     let cumulated: Vec<f64> = (1..=KEYS)
@@ -213,104 +221,113 @@ fn store(server: &Server) -> RedisStore {
     RedisStore::builder(server.url()).call_timeout(Duration::from_secs(5)).build().expect("a store")
 }
 
-/// As a service has it, but with a patience that a busy machine cannot exhaust: a local answer would be no measurement.
+/// Returns a limiter with a deadline that is not reached even on a busy machine, so that no decision is made locally.
 fn limiter(server: &Server) -> Limiter {
     let store = Arc::new(store(server));
     Limiter::builder().store(store).deadline(Duration::from_secs(5)).on_failure(OnFailure::Deny).build()
 }
 
 #[derive(Clone, Copy)]
-enum Who {
-    SortedSetEach,
+enum ContestantKind {
+    SortedSetPerCaller,
     SortedSetPipelined,
     Store,
     Limiter,
 }
 
-impl Who {
-    const ALL: [Who; 4] = [Who::SortedSetEach, Who::SortedSetPipelined, Who::Store, Who::Limiter];
+impl ContestantKind {
+    const ALL: [ContestantKind; 4] = [
+        ContestantKind::SortedSetPerCaller,
+        ContestantKind::SortedSetPipelined,
+        ContestantKind::Store,
+        ContestantKind::Limiter,
+    ];
 
     fn name(self) -> &'static str {
         match self {
-            Who::SortedSetEach => "sorted set, a connection each",
-            Who::SortedSetPipelined => "sorted set, pipelined",
-            Who::Store => "tollgate, the store alone",
-            Who::Limiter => "tollgate",
+            ContestantKind::SortedSetPerCaller => "sorted set, connection pool",
+            ContestantKind::SortedSetPipelined => "sorted set, pipelined",
+            ContestantKind::Store => "tollgate, store only",
+            ContestantKind::Limiter => "tollgate",
         }
     }
 
-    /// One who remembers nothing, on a server that remembers nothing.
-    async fn begins(self, server: &Server) -> Contestant {
+    /// Deletes all keys of the server and returns a new contestant, with an empty cache.
+    async fn start(self, server: &Server) -> Contestant {
         server.command(&["FLUSHALL", "SYNC"]);
         match self {
-            Who::SortedSetEach => Contestant::SortedSet(SortedSet::new(server, CALLERS).await),
-            Who::SortedSetPipelined => Contestant::SortedSet(SortedSet::new(server, 1).await),
-            Who::Store => Contestant::Store(store(server)),
-            Who::Limiter => Contestant::Limiter(limiter(server)),
+            ContestantKind::SortedSetPerCaller => Contestant::SortedSet(SortedSet::new(server, CALLERS).await),
+            ContestantKind::SortedSetPipelined => Contestant::SortedSet(SortedSet::new(server, 1).await),
+            ContestantKind::Store => Contestant::Store(store(server)),
+            ContestantKind::Limiter => Contestant::Limiter(limiter(server)),
         }
     }
 }
 
+/// Returns the number of the next key.
 type Keys = Arc<dyn Fn(&mut Random) -> usize + Send + Sync>;
 
-/// What one contestant did in each round.
+/// The samples of one contestant, one for each round.
 #[derive(Default)]
 struct Rounds {
     rates: Vec<f64>,
     cpu_us: Vec<f64>,
     admitted: Vec<f64>,
-    decisions_a_call: Vec<f64>,
+    /// Only for the store alone; empty for the others.
+    decisions_per_call: Vec<f64>,
 }
 
-/// The median over the rounds of how this compares with the first in the same round.
+/// Returns the median over the rounds of `value / first` in the same round.
 fn ratio(values: &[f64], first: &[f64]) -> f64 {
     median(values.iter().zip(first).map(|(value, first)| value / first).collect())
 }
 
-/// Each contestant has its turn in each round: what else the machine does meets all of them.
+/// Measures all contestants in each round and prints rates, CPU time and the share of admitted requests.
 async fn speed(server: &Server, limit: Limit, keys: &Keys, rounds: usize) {
-    let mut all: [Rounds; Who::ALL.len()] = Default::default();
+    let mut all: [Rounds; ContestantKind::ALL.len()] = Default::default();
     for _ in 0..rounds {
-        for (who, rounds) in Who::ALL.into_iter().zip(&mut all) {
-            let contestant = who.begins(server).await;
-            let measured = run(server, &contestant, limit, keys.clone(), Until::RunIsOver).await;
+        for (kind, rounds) in ContestantKind::ALL.into_iter().zip(&mut all) {
+            let contestant = kind.start(server).await;
+            let measured = run(server, &contestant, limit, keys.clone(), StopCondition::RunElapsed).await;
             rounds.rates.push(measured.decisions as f64 / measured.seconds);
             rounds.cpu_us.push(measured.cpu_seconds * 1e6 / measured.decisions as f64);
             rounds.admitted.push(100.0 * measured.admitted as f64 / measured.decisions as f64);
             if let Contestant::Store(store) = contestant {
                 let stats = store.stats();
-                rounds.decisions_a_call.push(stats.decisions as f64 / stats.calls as f64);
+                rounds.decisions_per_call.push(stats.decisions as f64 / stats.calls as f64);
             }
         }
     }
-    for (who, rounds) in Who::ALL.into_iter().zip(&all) {
+    for (kind, rounds) in ContestantKind::ALL.into_iter().zip(&all) {
         print!(
-            "  {:29}  {:9.0} decisions/s ({:5.2}x)   {:6.2} us of the server's CPU each ({:.2}x)   {:.0} % admitted",
-            who.name(),
+            "  {:29}  {:9.0} decisions/s ({:5.2}x)   {:6.2} us server CPU per decision ({:.2}x)   {:.0} % admitted",
+            kind.name(),
             median(rounds.rates.clone()),
             ratio(&rounds.rates, &all[0].rates),
             median(rounds.cpu_us.clone()),
             ratio(&rounds.cpu_us, &all[0].cpu_us),
             median(rounds.admitted.clone()),
         );
-        match rounds.decisions_a_call.is_empty() {
+        match rounds.decisions_per_call.is_empty() {
             true => println!(),
-            false => println!("   {:.1} decisions a call", median(rounds.decisions_a_call.clone())),
+            false => println!("   {:.1} decisions per call", median(rounds.decisions_per_call.clone())),
         }
     }
 }
 
+/// Measures the memory per admitted request and prints it. Keys are visited in turn, so that all reach the quota.
 async fn memory(server: &Server, limit: Limit) {
     let mut first = None;
-    for who in Who::ALL {
-        let contestant = who.begins(server).await;
+    for kind in ContestantKind::ALL {
+        let contestant = kind.start(server).await;
         let subjects = 200_000 / limit.quota() as usize;
         let next = std::sync::atomic::AtomicUsize::new(0);
-        let one_by_one: Keys = Arc::new(move |_| next.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % subjects);
-        let measured = run(server, &contestant, limit, one_by_one, Until::Asked(200_000 / CALLERS as u64)).await;
+        let keys_in_turn: Keys = Arc::new(move |_| next.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % subjects);
+        let measured =
+            run(server, &contestant, limit, keys_in_turn, StopCondition::Decisions(200_000 / CALLERS as u64)).await;
         let bytes = memory_bytes(server) / measured.admitted as f64;
         let first_bytes = *first.get_or_insert(bytes);
-        println!("  {:29}  {bytes:6.1} bytes per admitted request ({:.3}x)", who.name(), bytes / first_bytes);
+        println!("  {:29}  {bytes:6.1} bytes per admitted request ({:.3}x)", kind.name(), bytes / first_bytes);
     }
 }
 

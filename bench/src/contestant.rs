@@ -1,10 +1,10 @@
-//! One check by each contestant, called as a service would call it.
+//! One check by each contestant, called as in a service.
 //!
 //! | contestant | key | store | clock |
 //! |---|---|---|---|
-//! | tollgate | the text, borrowed | `MemoryStore` with a cap above what is needed | its own |
+//! | tollgate | `&str` | `MemoryStore` with a cap that is never reached | its default |
 //! | governor | `&String` (or `&u64`, for reference) | its default keyed store | its default |
-//! | throttlecrab | `&str` | `PeriodicStore` behind a mutex: it wants `&mut self` | `SystemTime` |
+//! | throttlecrab | `&str` | `PeriodicStore` behind a mutex, because it takes `&mut self` | `SystemTime` |
 
 use std::num::NonZeroU32;
 use std::sync::Mutex;
@@ -16,67 +16,69 @@ use tollgate_core::{Algorithm, Check, Cost, Demand, Key, Limit, MemoryStore};
 
 use crate::traffic::Request;
 
-/// Something that admits or refuses.
+/// A rate limiter under measurement.
 pub trait Contestant: Sync {
-    /// Whether this request is admitted, now.
+    /// Takes one unit for the key of this request, and returns whether that was admitted.
     fn check(&self, request: &Request) -> bool;
 
-    /// Makes the requests, in order; how many were admitted. One dynamic call for many checks, so that
-    /// each contestant's check is compiled into its own loop.
+    /// Makes `count` checks and returns the number of admitted ones. Starts over when the requests are used up.
+    ///
+    /// Returns 0 if `requests` is empty. Many checks are one dynamic call, so that the compiler can inline the check of
+    /// each contestant into its loop.
     fn run(&self, requests: &[Request], count: usize) -> usize {
         requests.iter().cycle().take(count).filter(|request| self.check(request)).count()
     }
 }
 
-/// The limit of a measurement, in the terms of every contestant: `quota` per `window`, bursts up to `quota`.
+/// The limit of a measurement, independent of the contestant: `quota` units per `window`, with bursts of up to `quota`.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
-    /// Units per window, and the burst.
+pub struct LimitSpec {
+    /// Units per window, and the largest burst.
     pub quota: u32,
-    /// The window.
+    /// The length of the window.
     pub window: Duration,
 }
 
-/// Tollgate's memory store.
+/// The memory store of Tollgate, with one limit.
 pub struct Tollgate {
     store: MemoryStore,
     limit: Limit,
 }
 
 impl Tollgate {
-    /// A store of its own for these terms.
+    /// Creates a store for one limit of the given algorithm.
     ///
     /// # Panics
-    /// If the algorithm does not take the terms.
-    pub fn new(terms: Terms, algorithm: Algorithm) -> Tollgate {
-        let limit = Limit::new(terms.quota.into(), terms.window).and_then(|limit| limit.with_algorithm(algorithm));
+    /// Panics if the algorithm does not support this quota and window.
+    pub fn new(spec: LimitSpec, algorithm: Algorithm) -> Tollgate {
+        let limit = Limit::new(spec.quota.into(), spec.window).and_then(|limit| limit.with_algorithm(algorithm));
         let store = MemoryStore::builder().max_bytes(4 << 30).build();
-        Tollgate { store, limit: limit.expect("terms in range") }
+        Tollgate { store, limit: limit.expect("a valid limit") }
     }
 }
 
 impl Contestant for Tollgate {
     #[inline]
     fn check(&self, request: &Request) -> bool {
-        let key = Key::new(&request.text).expect("a short key");
+        let key = Key::new(&request.text).expect("a valid key");
         self.store.check_one(&self.limit, key, Cost::ONE).allowed
     }
 }
 
-/// Tollgate's memory store with two limits of one subject, decided together.
+/// The memory store of Tollgate, with two limits of one key that are decided together.
 pub struct TollgateTwoLimits {
     store: MemoryStore,
     limits: [Limit; 2],
 }
 
 impl TollgateTwoLimits {
-    /// Creates a store for a `sliding` limit of these terms, and one of 10,000,000 a day.
+    /// Creates a store for two `sliding` limits: the given one, and 10,000,000 a day.
     ///
     /// # Panics
-    /// Panics if the terms are out of range.
-    pub fn new(terms: Terms) -> TollgateTwoLimits {
-        let limits = [(terms.quota, terms.window), (10_000_000, Duration::from_secs(86_400))];
-        let limits = limits.map(|(quota, window)| Limit::new(quota.into(), window).expect("terms in range"));
+    /// Panics if the quota or the window is out of range.
+    pub fn new(spec: LimitSpec) -> TollgateTwoLimits {
+        let limits = [(spec.quota, spec.window), (10_000_000, Duration::from_secs(86_400))];
+        let limits = limits.map(|(quota, window)| Limit::new(quota.into(), window).expect("a valid limit"));
         TollgateTwoLimits { store: MemoryStore::new(), limits }
     }
 }
@@ -84,19 +86,22 @@ impl TollgateTwoLimits {
 impl Contestant for TollgateTwoLimits {
     #[inline]
     fn check(&self, request: &Request) -> bool {
-        let key = Key::new(&request.text).expect("a short key");
+        let key = Key::new(&request.text).expect("a valid key");
         let demands = self.limits.map(|limit| Demand::new(limit, key));
         self.store.check(&Check::of_distinct(&demands)).allowed()
     }
 }
 
-/// governor with keys as a service has them.
+/// governor, with text as keys.
 pub struct GovernorText(DefaultKeyedRateLimiter<String>);
 
 impl GovernorText {
-    /// A limiter of its own for these terms.
-    pub fn new(terms: Terms) -> GovernorText {
-        GovernorText(RateLimiter::keyed(governor_quota(terms)))
+    /// Creates a limiter with governor's default store and clock.
+    ///
+    /// # Panics
+    /// Panics if the quota is 0, or if the window is shorter than one nanosecond per unit.
+    pub fn new(spec: LimitSpec) -> GovernorText {
+        GovernorText(RateLimiter::keyed(governor_quota(spec)))
     }
 }
 
@@ -107,13 +112,16 @@ impl Contestant for GovernorText {
     }
 }
 
-/// governor with numbers for keys, for reference.
+/// governor, with numbers as keys, for reference.
 pub struct GovernorNumber(DefaultKeyedRateLimiter<u64>);
 
 impl GovernorNumber {
-    /// A limiter of its own for these terms.
-    pub fn new(terms: Terms) -> GovernorNumber {
-        GovernorNumber(RateLimiter::keyed(governor_quota(terms)))
+    /// Creates a limiter with governor's default store and clock.
+    ///
+    /// # Panics
+    /// Panics if the quota is 0, or if the window is shorter than one nanosecond per unit.
+    pub fn new(spec: LimitSpec) -> GovernorNumber {
+        GovernorNumber(RateLimiter::keyed(governor_quota(spec)))
     }
 }
 
@@ -124,40 +132,41 @@ impl Contestant for GovernorNumber {
     }
 }
 
-fn governor_quota(terms: Terms) -> Quota {
-    let burst = NonZeroU32::new(terms.quota).expect("a quota above zero");
-    Quota::with_period(terms.window / terms.quota).expect("a period above zero").allow_burst(burst)
+fn governor_quota(spec: LimitSpec) -> Quota {
+    let burst = NonZeroU32::new(spec.quota).expect("a quota above zero");
+    Quota::with_period(spec.window / spec.quota).expect("a period above zero").allow_burst(burst)
 }
 
-/// throttlecrab's library.
+/// throttlecrab, behind a mutex.
 pub struct Throttlecrab {
     limiter: Mutex<throttlecrab::RateLimiter<PeriodicStore>>,
-    terms: Terms,
+    spec: LimitSpec,
 }
 
 impl Throttlecrab {
-    /// A limiter of its own for these terms.
-    pub fn new(terms: Terms) -> Throttlecrab {
-        Throttlecrab { limiter: Mutex::new(throttlecrab::RateLimiter::new(PeriodicStore::new())), terms }
+    /// Creates a limiter with a [`PeriodicStore`].
+    pub fn new(spec: LimitSpec) -> Throttlecrab {
+        Throttlecrab { limiter: Mutex::new(throttlecrab::RateLimiter::new(PeriodicStore::new())), spec }
     }
 }
 
 impl Contestant for Throttlecrab {
     #[inline]
-    #[allow(clippy::disallowed_methods)] // throttlecrab is told the time by its caller, who reads the system's clock
+    #[allow(clippy::disallowed_methods)] // throttlecrab takes the time as an argument
     fn check(&self, request: &Request) -> bool {
-        // It takes whole seconds; a shorter window becomes its multiple.
-        let seconds = self.terms.window.as_secs().max(1);
-        let per_period = u128::from(self.terms.quota) * u128::from(seconds) * 1_000_000 / self.terms.window.as_micros();
+        // throttlecrab takes periods in whole seconds: the window is rounded down, to at least one second, and the quota
+        // is scaled to it.
+        let seconds = self.spec.window.as_secs().max(1);
+        let per_period = u128::from(self.spec.quota) * u128::from(seconds) * 1_000_000 / self.spec.window.as_micros();
         let mut limiter = self.limiter.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let answer = limiter.rate_limit(
+        let result = limiter.rate_limit(
             &request.text,
-            self.terms.quota.into(),
+            self.spec.quota.into(),
             per_period as i64,
             seconds as i64,
             1,
             SystemTime::now(),
         );
-        answer.is_ok_and(|(allowed, _)| allowed)
+        result.is_ok_and(|(allowed, _)| allowed)
     }
 }

@@ -1,13 +1,13 @@
-//! Measurements of Tollgate beside its peers.
+//! Benchmarks of Tollgate and its alternatives.
 //!
-//! - [`traffic`]: which keys are asked for, in which order.
-//! - [`contestant`]: one check by Tollgate, governor or throttlecrab, each as a service would call it.
-//! - [`door`]: a server process under load, and what each answer costs it.
-//! - [`measure`]: rounds, medians, tables.
+//! - [`traffic`]: sequences of requests, each with a key.
+//! - [`contestant`]: one check by Tollgate, governor or throttlecrab, each called as in a service.
+//! - [`endpoint`]: server processes under load, and their CPU time per response.
+//! - [`measure`]: timing, medians and tables.
 //!
-//! What is measured and what it means: `bench/README.md`.
+//! `bench/README.md` describes each benchmark and shows results.
 
 pub mod contestant;
-pub mod door;
+pub mod endpoint;
 pub mod measure;
 pub mod traffic;

@@ -1,23 +1,27 @@
-//! Rounds, medians, tables.
+//! Timing, medians and tables.
 //!
-//! Machines are noisy, and whoever builds something on the other core is noise too. So every round runs every
-//! contestant once, in turn; a ratio is taken within a round and its median over the rounds.
+//! Other load on the machine disturbs every measurement. So each round runs all contestants, one after the other, and
+//! ratios are computed within a round. The result is the median of the rounds.
 
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::contestant::Contestant;
 use crate::traffic::Request;
 
-/// The middle value; 0 of nothing.
+/// Returns the middle value, the upper one of two, or 0 if there are no values.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Nanoseconds that one thread takes for one check while every thread of `requests` makes `count` of its own.
+/// Runs one thread for each element of `requests` and returns the nanoseconds per check, averaged over the threads.
 ///
-/// A thread alone is measured by the processor time it was given, so that whoever else wants the core does not
-/// count; several are measured by the wall clock, because waiting for each other is what they are measured for.
+/// Each thread makes `count` checks and starts over when its requests are used up. A single thread is measured in CPU
+/// time, so that other processes on its core do not count. Several threads are measured in wall time, because the time
+/// that they wait for each other is part of the result.
+///
+/// # Panics
+/// Panics if a check does.
 pub fn ns_per_check(contestant: &dyn Contestant, requests: &[Vec<Request>], count: usize) -> f64 {
     let clock = if requests.len() == 1 { ClockId::ThreadCPUTime } else { ClockId::Monotonic };
     let elapsed = |requests: &[Request]| {
@@ -32,17 +36,21 @@ pub fn ns_per_check(contestant: &dyn Contestant, requests: &[Vec<Request>], coun
     per_thread.iter().sum::<f64>() / per_thread.len() as f64
 }
 
+/// Returns the time of the clock in seconds.
 fn seconds(clock: ClockId) -> f64 {
     let now = clock_gettime(clock);
     now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
 }
 
-/// A number from the environment, or what it is unless said.
+/// Returns the number in an environment variable, or `default` if it is not set or is not a number.
 pub fn setting(name: &str, default: usize) -> usize {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
-/// Prints a table: a heading, and one line per row with its cells aligned.
+/// Prints a table with aligned columns: the first to the left, the others to the right.
+///
+/// # Panics
+/// Panics if a row has fewer cells than the heading.
 pub fn print_table(heading: &[&str], rows: &[Vec<String>]) {
     let all = || std::iter::once(heading.iter().map(|cell| cell.to_string()).collect()).chain(rows.iter().cloned());
     let widths: Vec<usize> = (0..heading.len())

@@ -1,37 +1,38 @@
-//! Which keys are asked for, in which order: prepared beforehand, so that only checks are timed.
+//! Sequences of requests, generated before a measurement so that only checks are timed.
 //!
-//! The requests stand in memory in the order in which they are made, each with a string of its own, because in a service
-//! the key has just been read from a request: its bytes are near, its counter is not.
+//! The requests lie in memory in the order in which they are made, each with a string of its own. In a service the key
+//! has just been read from a request, so its bytes are in the cache and its counter usually is not.
 
-/// How many distinct keys the spread workloads have.
+/// The number of distinct keys in [`uniform`] and [`zipf`].
 pub const KEYS: usize = 1_000_000;
 
-/// One request's key, in both forms that contestants take.
+/// The key of one request, in both forms that contestants take.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// As a service has it.
+    /// The key as text, as in a service.
     pub text: String,
-    /// For contestants that are handed a number.
+    /// The same key as a number, for contestants whose keys are numbers.
     pub number: u64,
 }
 
-/// The request of user number `number`.
+/// Returns a request with the key `user:{number}`, padded with zeros to at least six digits.
 pub fn request(number: usize) -> Request {
     Request { text: format!("user:{number:06}"), number: number as u64 }
 }
 
-/// The same key, again and again.
+/// Returns `count` requests with the same key.
 pub fn hot(count: usize) -> Vec<Request> {
     vec![request(42); count]
 }
 
-/// Every key as likely as any other.
+/// Returns `count` requests with random keys out of [`KEYS`], all equally likely. The same seed gives the same requests.
 pub fn uniform(count: usize, seed: u64) -> Vec<Request> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..count).map(|_| request(random.usize(..KEYS))).collect()
 }
 
-/// The n-th most frequent key is asked for 1/n times as often as the most frequent.
+/// Returns `count` requests with random keys out of [`KEYS`], by Zipf's law: the n-th most frequent key is 1/n times as
+/// frequent as the first. The same seed gives the same requests.
 pub fn zipf(count: usize, seed: u64) -> Vec<Request> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut sum = 0.0;
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_frequent_zipf_key_is_asked_for_twice_as_often_as_the_second() {
+    fn first_zipf_key_is_twice_as_frequent_as_the_second() {
         let requests = zipf(200_000, 1);
         let count = |number| requests.iter().filter(|request| request.number == number).count() as f64;
         let ratio = count(0) / count(1);
