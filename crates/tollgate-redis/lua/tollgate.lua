@@ -69,6 +69,7 @@ runs both on the same calls and compares replies and bytes; `USES_FAST_PATHS = f
     first chunk      what has left the window is looked for in the first chunk before the directory is read
     plain push       a few units at the end of a plain log are pushed without a plan
     open chunk       an admission that changes only the open chunk of a log rewrites it without a plan
+    kept TTL         an admission does not set the TTL again if the one before it has set the same one
 
 TWIN OF tollgate-core/src/algorithm/{log,pair,bucket}.rs. The integers are those of docs/algorithms.md: all
 of them below 2^53, which a Lua number holds exactly. Change both or neither.

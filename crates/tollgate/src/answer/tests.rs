@@ -234,3 +234,21 @@ fn the_reset_of_one_instant_is_the_same_in_every_response() {
         assert_eq!(headers(&policies, &denied)["x-ratelimit-reset"], "1700000013", "{early_us}");
     }
 }
+
+/// A short value is built on the stack, a long one on the heap.
+#[test]
+fn ratelimit_lists_every_policy_whatever_its_length() {
+    let mut lengths = Vec::new();
+    for count in 1..=12 {
+        let names: Vec<String> = (0..count).map(|index| format!("limit-{index}")).collect();
+        let policies = Policies::new(names.iter().map(|name| policy(name, "100/min")));
+        let statuses: Vec<LimitStatus> =
+            (0..count).map(|index| admitted(100, 7 * index, secs(f64::from(index)))).collect();
+        let told = headers(&policies, &decision(&statuses));
+        let item = |(index, name): (usize, &String)| format!("\"{name}\";r={};t={index}", 7 * index);
+        let expected: Vec<String> = names.iter().enumerate().map(item).collect();
+        assert_eq!(told["ratelimit"], expected.join(", ").as_str());
+        lengths.push(told["ratelimit"].len());
+    }
+    assert!(lengths[0] < 64 && lengths[11] > 192, "{lengths:?}");
+}

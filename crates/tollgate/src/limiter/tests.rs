@@ -6,6 +6,7 @@ use super::*;
 use tollgate_core::{Key, Limit, ManualClock, StoreFuture, Timestamp};
 
 mod degraded;
+mod in_memory;
 mod outage;
 mod remembered;
 mod starved;

@@ -571,6 +571,20 @@ mod tests {
         assert!(plain > 300, "{plain} plain paths");
     }
 
+    /// A path with an escape takes the general way to its canonical form.
+    #[test]
+    fn canonical_form_of_a_plain_path_is_that_of_its_escaped_spelling() {
+        const BYTES: &[u8] = b"a2./~";
+        for number in 0..BYTES.len().pow(6) {
+            let byte = |place| char::from(BYTES[number / BYTES.len().pow(place) % BYTES.len()]);
+            let path: String = "/a".chars().chain((0..6).map(byte)).collect();
+            let escaped = path.replacen('a', "%61", 1);
+            assert_eq!(canonical(&path), canonical(&escaped), "{path}");
+            let with_query = format!("{path}?x=/y/");
+            assert_eq!(canonical(&with_query), canonical(&escaped), "{with_query}");
+        }
+    }
+
     /// Some of these paths, such as hidden files, are not plain: their single reading is computed step by step.
     #[test]
     fn a_path_that_no_step_changes_has_itself_as_its_only_reading() {

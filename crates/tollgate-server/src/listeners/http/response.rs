@@ -90,3 +90,53 @@ pub(crate) struct BanBody {
     #[schemars(required, transform = or_null)]
     pub(crate) retry_after_ms: Option<u64>,
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tollgate::answer::{Policies, Policy};
+    use tollgate::{Decision, Limit, LimitStatus, Source, Timestamp, Wait};
+
+    use super::super::decision_body;
+
+    fn status(allowed: bool, remaining: u32, waits_us: [u64; 3]) -> LimitStatus {
+        let [retry_after, next_after, reset_after] =
+            waits_us.map(|us| if us == u64::MAX { Wait::NEVER } else { Wait::from_micros(us) });
+        LimitStatus { allowed, cost: 1, quota: 10_000_000, remaining, retry_after, next_after, reset_after }
+    }
+
+    /// The body is written without serde.
+    #[test]
+    fn decision_is_written_as_its_fields() {
+        let limits: [Limit; 3] = ["10/min", "5/1500us", "7/day"].map(|text| text.parse().unwrap());
+        let policies = Policies::new(limits.map(Policy::of));
+        let statuses = [
+            status(true, 9, [0, 1, 60_000_000]),
+            status(false, 0, [u64::MAX, 999, 1_001]),
+            status(true, u32::MAX, [1_000, 123_456_789_012, 4_503_599_627_370_495]),
+        ];
+        let ms = |wait: Wait| wait.as_micros().map(|us| us.div_ceil(1_000));
+        for (count, source) in [(0, Source::None), (1, Source::Store), (2, Source::DenyCache), (3, Source::Local)] {
+            let limits = statuses[..count].iter().copied().collect();
+            let decision = Decision { at: Timestamp::ZERO, source, ban: None, limits };
+            let entry = |(policy, status): (&Policy, &LimitStatus)| {
+                json!({
+                    "name": policy.name(),
+                    "quota": status.quota,
+                    "window_ms": policy.limit().window_us().div_ceil(1_000),
+                    "remaining": status.remaining,
+                    "retry_after_ms": ms(status.retry_after),
+                    "next_after_ms": ms(status.next_after),
+                    "reset_after_ms": ms(status.reset_after),
+                    "allowed": status.allowed,
+                })
+            };
+            let limits: Vec<Value> = policies.policies().zip(&decision.limits).map(entry).collect();
+            let expected = json!({"allowed": decision.allowed(), "source": source.as_str(), "limits": limits});
+            let body = decision_body(&decision, Some(&policies));
+            assert_eq!(serde_json::from_slice::<Value>(&body).unwrap(), expected);
+        }
+        let unlimited = decision_body(&Decision::uncounted(Timestamp::ZERO), None);
+        assert_eq!(&*unlimited, br#"{"allowed":true,"source":"none","limits":[]}"#);
+    }
+}

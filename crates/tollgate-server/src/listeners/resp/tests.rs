@@ -2,9 +2,10 @@
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
-use tollgate::{ManualClock, MemoryStore, Timestamp};
+use tollgate::{LimiterBuilder, ManualClock, MemoryStore, Timestamp};
 
 use super::*;
+use crate::listeners::http::test_support::UnreachableStore;
 use crate::shutdown::ShutdownStage;
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
@@ -17,9 +18,13 @@ struct Transcript {
 }
 
 fn open(options: RespOptions) -> Transcript {
+    open_with(options, |builder| builder)
+}
+
+fn open_with(options: RespOptions, configure: impl FnOnce(LimiterBuilder) -> LimiterBuilder) -> Transcript {
     let clock = Arc::new(ManualClock::new(START));
     let memory = MemoryStore::builder().clock(clock.clone()).build();
-    let limiter = Limiter::builder().memory(memory).clock(clock.clone()).build();
+    let limiter = configure(Limiter::builder().memory(memory).clock(clock.clone())).build();
     let listener = Arc::new(RespListener::new(limiter, options));
     let (client, stage) = connect(&listener, "203.0.113.9");
     Transcript { client, clock, stage, listener }
@@ -161,6 +166,47 @@ async fn a_pipeline_gets_the_same_replies_wherever_it_is_split() {
             tokio::task::yield_now().await;
         }
         connection.exchange(&pipeline[second..], &expected).await;
+    }
+}
+
+/// A single check is decided without the lists of a batch.
+#[tokio::test]
+async fn checks_get_the_same_replies_one_by_one_and_pipelined() {
+    let keys = ["a", "b", "banned"];
+    let commands: Vec<String> = (0..60)
+        .map(|n| match (keys[n % 3], n % 5) {
+            (key, 0) => format!("TOLLGATE.PEEK {key} 3/min\r\n"),
+            (key, 1) => format!("CL.THROTTLE {key} 2 3 60 {}\r\n", n % 4),
+            (key, 2) => format!("TOLLGATE.CHECK {key} 9/h COST {}\r\n", n % 4),
+            (key, _) => format!("TOLLGATE.CHECK {key} 3/min\r\n"),
+        })
+        .collect();
+    for is_reachable in [true, false] {
+        let mut received = Vec::new();
+        for pieces in [commands.clone(), vec![commands.concat()]] {
+            let mut connection = open_with(RespOptions::default(), |builder| match is_reachable {
+                true => builder,
+                false => builder.store(Arc::new(UnreachableStore)).on_failure(OnFailure::Deny),
+            });
+            // Not possible without a store.
+            let _ = connection.listener.limiter.ban(b"banned", Some(Duration::from_secs(60))).await;
+            let mut replies = String::new();
+            for piece in &pieces {
+                connection.client.write_all(piece.as_bytes()).await.unwrap();
+                let lines = 6 * piece.matches("\r\n").count();
+                let until = replies.matches("\r\n").count() + lines;
+                while replies.matches("\r\n").count() < until {
+                    let mut chunk = [0; 4_096];
+                    let read = connection.client.read(&mut chunk).await.unwrap();
+                    assert!(read > 0, "{replies}");
+                    replies.push_str(std::str::from_utf8(&chunk[..read]).unwrap());
+                }
+            }
+            received.push(replies);
+        }
+        assert_eq!(received[0], received[1]);
+        let admitted = received[0].matches("*5\r\n:1\r\n").count();
+        assert!((5..55).contains(&admitted), "{admitted} of 60 begin with 1");
     }
 }
 

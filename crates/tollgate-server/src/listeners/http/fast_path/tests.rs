@@ -80,14 +80,14 @@ async fn both_paths_give_the_same_response_to_explicit_checks() {
     }
 }
 
-/// Sends the same sequence of requests to one listener by the fast path and to an identical one by the general path,
-/// and compares the responses byte by byte. Returns the statuses.
-async fn assert_paths_agree(listener: impl Fn() -> Arc<HttpListener>, bodies: &[String]) -> Vec<String> {
-    let send = |headers: &'static str| {
-        let (listener, requests) = (listener(), bodies.iter().map(move |body| post(headers, body)));
-        async move { responses_of(listener, &requests.collect::<Vec<_>>().iter().map(|r| &**r).collect::<Vec<_>>()).await }
+/// Sends the same sequence of requests to one listener by the fast path and to an identical one by the general path, and
+/// compares the responses byte by byte. Returns the statuses.
+async fn assert_paths_agree([fast, general]: [Arc<HttpListener>; 2], bodies: &[String]) -> Vec<String> {
+    let send = async |listener, headers| {
+        let requests: Vec<String> = bodies.iter().map(|body| post(headers, body)).collect();
+        responses_of(listener, &requests.iter().map(|request| &**request).collect::<Vec<_>>()).await
     };
-    let (fast, general) = (send("").await, send(BY_HYPER).await);
+    let (fast, general) = (send(fast, "").await, send(general, BY_HYPER).await);
     assert_eq!(fast, general);
     let statuses: Vec<String> = fast.split("HTTP/1.1 ").skip(1).map(|response| response[..3].to_owned()).collect();
     assert_eq!(statuses.len(), bodies.len(), "{fast}");
@@ -112,7 +112,7 @@ async fn both_paths_give_the_same_responses_by_rules() {
         described("/plan", here, r#"[["x-api-key","invented"]]"#),
         GOOD.to_owned(),
     ]);
-    let statuses = assert_paths_agree(|| listener_with_rules(None), &bodies).await;
+    let statuses = assert_paths_agree([(); 2].map(|()| listener_with_rules(None)), &bodies).await;
     let denied_second = ["200", "429"].repeat(5);
     let rest = ["200", "429", "200", "200", "200", "429", "403", "403", "200", "200", "414", "200", "200", "200"];
     assert_eq!(statuses, [&denied_second[..], &rest].concat());
@@ -126,8 +126,47 @@ async fn both_paths_give_the_same_responses_without_a_store() {
             .map(|path| described(path, "203.0.113.9", "{}"))
             .chain([described("/json", "198.51.100.7", "{}"), GOOD.to_owned()])
             .collect();
-    let statuses = assert_paths_agree(|| listener_with_rules(Some(Arc::new(UnreachableStore))), &bodies).await;
+    let listeners = [(); 2].map(|()| listener_with_rules(Some(Arc::new(UnreachableStore))));
+    let statuses = assert_paths_agree(listeners, &bodies).await;
     assert_eq!(statuses, ["503", "503", "503", "200", "429", "200", "200", "200", "429", "403", "200"]);
+}
+
+/// Bans in the store, for the subject of a rule and for an explicit key, with and without an end.
+#[tokio::test]
+async fn both_paths_give_the_same_responses_to_callers_banned_in_the_store() {
+    let explicit = |key: &str| format!(r#"{{"key":"{key}","limit":"10/min"}}"#);
+    let together = r#"{"checks":[{"key":"free","limit":"1/s"},{"key":"forever","limit":"9/day"}]}"#;
+    let bodies = [
+        described("/json", "203.0.113.9", "{}"),
+        described("/json", "203.0.113.10", "{}"),
+        described("/shadow", "203.0.113.10", "{}"),
+        described("/health", "203.0.113.10", "{}"),
+        explicit("free"),
+        explicit("forever"),
+        explicit("a minute"),
+        together.to_owned(),
+        r#"{"key":"forever","limit":"10/min","cost":0}"#.to_owned(),
+    ];
+    let bans = [("ip:203.0.113.10", None), ("forever", None), ("a minute", Some(Duration::from_secs(60)))];
+    let listeners = [(); 2].map(|()| listener_with_rules(None));
+    for (listener, (subject, duration)) in listeners.iter().flat_map(|listener| bans.map(|ban| (listener, ban))) {
+        listener.limiter.ban(subject.as_bytes(), duration).await.unwrap();
+    }
+    let statuses = assert_paths_agree(listeners, &bodies).await;
+    assert_eq!(statuses, ["200", "403", "403", "200", "200", "403", "403", "403", "200"]);
+}
+
+#[test]
+fn a_date_is_formatted_again_when_the_second_has_changed() {
+    let response = Response::new(Bytes::new());
+    let mut responses = ResponseBuffer::default();
+    responses.add(&response, false);
+    let date = responses.date.clone();
+    // As if it were of another second.
+    (responses.second, responses.date) = (responses.second - 1_000, "stale".to_owned());
+    responses.add(&response, false);
+    let text = String::from_utf8(responses.bytes).unwrap();
+    assert!(date.ends_with(" GMT") && text.matches(&date[..16]).count() == 2 && !text.contains("stale"), "{text}");
 }
 
 /// The rule must hold on both paths.

@@ -38,6 +38,22 @@ fn arrays_and_inline_commands_are_parsed() {
     assert_eq!(parsed(b"*0\r\n"), Ok(Some((4, vec![]))));
 }
 
+/// All texts of up to six bytes of these kinds, with each bound.
+#[test]
+fn a_short_length_is_parsed_like_a_long_one() {
+    const BYTES: &[u8] = b"0169\r\nx";
+    for length in 0..=6 {
+        for number in 0..BYTES.len().pow(length) {
+            let byte = |place| BYTES[number / BYTES.len().pow(place) % BYTES.len()];
+            let line: Vec<u8> = std::iter::once(b'$').chain((0..length).map(byte)).collect();
+            for (max, error) in [(ARGS_MAX, FrameError::Arguments), (ARG_BYTES_MAX, FrameError::Length)] {
+                let shown = String::from_utf8_lossy(&line);
+                assert_eq!(length_line(&line, 0, max, error), long_length_line(&line, 0, max, error), "{shown:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn hostile_frames_are_rejected_before_their_bytes_arrive() {
     for (frame, error) in [
