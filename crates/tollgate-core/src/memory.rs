@@ -244,9 +244,9 @@ impl MemoryStore {
         self.budget.cap()
     }
 
-    /// Returns the bytes on the heap that hold counters, with the fixed size of the shards, which is not under the cap.
+    /// Returns the bytes of memory that are allocated for counters, including empty slots and expired counters.
     ///
-    /// Bans are not included.
+    /// Includes the fixed size of the shards, which is not under the cap. Bans are not included.
     pub fn bytes_used(&self) -> usize {
         self.budget.used() + self.shards.len() * size_of::<Padded>()
     }

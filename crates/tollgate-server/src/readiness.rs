@@ -73,7 +73,8 @@ impl EvictionState {
 
     /// Returns why the store may lose counters, and what to do about it.
     ///
-    /// `None` if it does not evict, or that is unknown.
+    /// `Some` if the number of evicted keys has grown in one of the last 12 reports, else if the policy of the last
+    /// report is other than `noeviction`. `None` if neither holds, or nothing is known.
     fn reason(&self) -> Option<String> {
         match &self.policy {
             _ if self.reports_left > 0 => Some(
@@ -201,7 +202,11 @@ impl Readiness {
         self.0.store.is_none() || (answers() && !self.0.limiter.stats().breaker_open)
     }
 
-    /// Returns the body of `/readyz`: whether the instance is ready, and the state of everything that decides it.
+    /// Returns the body of `/readyz`: whether the instance is ready, and why.
+    ///
+    /// The fields `shutting_down`, `ended` (tasks that ended unexpectedly) and `store` decide about `ready`. The others
+    /// do not: `degraded` is a list with the reason why the store may lose counters, if any, and `reload` has the
+    /// result and the times of the last reloads.
     pub(crate) fn to_json(&self) -> Value {
         let store = match self.0.store {
             None => json!({ "kind": "memory", "reachable": true }),

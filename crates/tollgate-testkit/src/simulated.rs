@@ -67,7 +67,7 @@ struct State {
     knows_script: bool,
     /// A call with a key that contains this text fails.
     foreign: Option<String>,
-    /// The number of checks in each executed call of the script.
+    /// The number of checks in each executed call of the script; 0 for a call that has only refunds.
     calls: Vec<usize>,
     /// The number of calls refused with NOSCRIPT.
     noscripts: u64,
@@ -121,8 +121,10 @@ impl SimulatedRedis {
         self.state().foreign = Some(part_of_key.into());
     }
 
-    /// Returns the number of checks in each executed call of the script, in the order of execution. Refunds do not
-    /// count.
+    /// Returns the number of checks in each executed call of the script, in the order of execution.
+    ///
+    /// Refunds do not count, so a call that has only refunds is listed as 0. Calls that are answered with an error
+    /// (NOSCRIPT, or a foreign value) are not listed.
     pub fn calls(&self) -> Vec<usize> {
         self.state().calls.clone()
     }

@@ -190,7 +190,9 @@ impl Engine {
         &self.0.limiter
     }
 
-    /// Returns the lookups for plans that the rules do not know, in the order in which they are called.
+    /// Returns the lookups that are called for callers whose plan the rules do not determine. Empty if there are none.
+    ///
+    /// They are called in this order, each only if no earlier one returned a plan that exists.
     pub fn lookups(&self) -> &[Arc<dyn PlanLookup>] {
         &self.0.lookups
     }

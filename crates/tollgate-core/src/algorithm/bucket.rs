@@ -183,6 +183,9 @@ impl Bucket {
 }
 
 /// A decision of a bucket whose waits are not computed yet: they are still parts that must leak.
+///
+/// What the decision charges is already stored in the bucket. [`BucketDecision::status`] computes the waits; for a
+/// [plain](BucketShape::is_plain) limit, [`BucketDecision::status_if_plain`] does so faster.
 pub(crate) struct BucketDecision<'a> {
     view: View<'a>,
     cost: u32,

@@ -347,10 +347,10 @@ impl Shard {
         self.measure_tables();
     }
 
-    /// Drops the expired counters in the next `places` slots. Begins where the last call ended.
+    /// Drops the counters in the next `places` slots that have expired at `latest`. Begins where the last call ended.
     ///
-    /// Other slots may move. At the end of the table, the next call begins at its start, and a table of more than 32
-    /// lines of which less than an eighth is in use shrinks.
+    /// Other slots may move. Stops at the end of the table. The next call then begins at its start, and a table of more
+    /// than 32 lines of which less than an eighth is in use shrinks.
     fn sweep(&mut self, places: usize) {
         self.cursor = drop_expired(&mut self.table, self.cursor, places, self.latest, &mut self.rings);
         if self.cursor >= self.table.places() {
@@ -361,9 +361,11 @@ impl Shard {
         }
     }
 
-    /// Drops the expired overflow counters in the next `places` slots. No [`SlotLocation`] may be in use.
+    /// Drops the overflow counters in the next `places` slots that have expired at `latest`. No [`SlotLocation`] may be
+    /// in use.
     ///
-    /// Begins where the last call ended. Frees the overflow table if it is empty.
+    /// Begins where the last call ended, and stops at the end of the table; the next call then begins at its start.
+    /// Frees the overflow table if it is empty, so the caller must call [`Shard::measure_tables`] afterwards.
     fn sweep_overflow(&mut self, places: usize) {
         let (overflow, cursor) = (&mut self.overflow, self.overflow_cursor);
         self.overflow_cursor = drop_expired(overflow, cursor, places, self.latest, &mut self.rings);
@@ -389,6 +391,7 @@ impl Shard {
         budget.allows_log(log.moved_bytes() + self.rings.moving_bytes())
     }
 
+    /// Updates `tables_bytes` to the sizes of both tables. Must be called after a table was replaced or resized.
     fn measure_tables(&mut self) {
         self.tables_bytes = self.table.heap_bytes() + self.overflow.heap_bytes();
     }

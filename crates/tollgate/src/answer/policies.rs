@@ -52,12 +52,14 @@ pub struct Policies {
     room: usize,
 }
 
-/// The position of a limit status in a decision, and of its constant text in `RateLimit`.
+/// A limit that is shown in `RateLimit`: its index in a decision, and where its constant text in `shown_text` ends.
+///
+/// The text begins where that of the previous entry of `shown` ends; the first begins at 0.
 #[derive(Clone, Debug)]
 struct ShownLimit {
     /// The index of the limit status in the decision.
     index: usize,
-    /// The end of its constant part in `shown_text`.
+    /// The end of its constant part in `shown_text`, exclusive.
     ///
     /// The part is `"per-minute";r=`, after a comma and a space unless it is the first. The remaining units follow it.
     end: usize,

@@ -80,7 +80,10 @@ impl ActiveRules {
         self.rules.identifier().identify_request(Some(request), origin, &self.rules, now)
     }
 
-    /// Returns a refusal as the error if the configuration bans the client's address at `now`.
+    /// Returns a refusal as the error if the configuration bans a network of the client's address at `now`.
+    ///
+    /// Nothing is refused while the kill switch is on. Bans in the store are not considered. The refusal has the time
+    /// until the ban ends; if several networks are banned, that of the smallest.
     pub(super) fn refuse_banned_address(&self, identity: &Identity<'_>, now: Timestamp) -> Result<(), Box<Refusal>> {
         match self.bans_addresses {
             true => refuse_banned(self.rules.ban_of_address(identity, now), now),
@@ -90,6 +93,9 @@ impl ActiveRules {
 
     /// Returns a refusal as the error if the configuration bans an API key in the request, or its verified user, at
     /// `now`.
+    ///
+    /// Nothing is refused while the kill switch is on. Bans in the store are not considered. Verifies the request's
+    /// token only if users are banned and no ban of a key applies.
     pub(super) fn refuse_banned_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Result<(), Box<Refusal>> {
         match self.bans_callers {
             true => refuse_banned(self.rules.ban_of_caller(identity, now), now),

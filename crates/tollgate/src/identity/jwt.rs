@@ -40,7 +40,11 @@ pub struct TokenKeyError {
     accepted: &'static str,
 }
 
-/// Verifies tokens of one algorithm with one key. Its `Debug` output does not show the key.
+/// Verifies JSON web tokens (JWT) of one algorithm (HS256, RS256 or ES256) with one key.
+///
+/// A token must name that algorithm, and have the claims `exp` and `sub`. `nbf` is checked if present. `iss` and `aud`
+/// are not checked, unless [`with_issuer`](TokenVerifier::with_issuer) or
+/// [`with_audience`](TokenVerifier::with_audience) is called. The `Debug` output does not show the key.
 ///
 /// ```
 /// use tollgate::identity::{TokenError, TokenVerifier};

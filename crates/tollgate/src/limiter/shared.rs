@@ -312,7 +312,8 @@ impl Shared {
 
     /// Returns a future that awaits a call to the store, with a deadline from now on, and reports it to the observers.
     ///
-    /// Returns `None`, and `call` is not polled, without a tokio timer.
+    /// Returns `None`, and `call` is not polled, without a tokio timer. See [`Shared::within`] for the errors that it
+    /// adds. If the future is dropped before it completes, nothing is reported.
     fn begin<T>(
         &self,
         kind: Call,
@@ -330,8 +331,12 @@ impl Shared {
         })
     }
 
-    /// Adds a deadline to a call, from now on, and converts a panic and a timeout to errors. Returns `None` without a
-    /// tokio timer.
+    /// Returns a future that awaits `call`, with a deadline. Returns `None`, and `call` is not polled, without a tokio
+    /// timer.
+    ///
+    /// The deadline counts from this call, not from the first poll. The future may exceed it by up to 25 ms to find a
+    /// reply that has already arrived; see [`answer_by`]. It resolves to an error of the kind `TimedOut` at the
+    /// deadline, and of the kind `Protocol` if `call` panics.
     fn within<T>(
         &self,
         deadline: Duration,

@@ -247,12 +247,17 @@ impl RuleSet {
 
     /// Returns the ban of a network that contains the client's address, if one is in force at `now`.
     ///
+    /// If there are several, returns that of the smallest network. Bans in the store are not considered.
+    ///
     /// Ignores the kill switch: call it only if [`bans_addresses`](RuleSet::bans_addresses).
     pub(crate) fn ban_of_address(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
         self.0.bans.of_address(identity.address(), now)
     }
 
     /// Returns the ban of an API key in the request, else of its verified user, if one is in force at `now`.
+    ///
+    /// The key may be in any API key header or bearer token, and need not be known. Verifies the request's token only
+    /// if there are bans of users. Bans in the store are not considered.
     ///
     /// Ignores the kill switch: call it only if [`bans_callers`](RuleSet::bans_callers).
     pub(crate) fn ban_of_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
