@@ -60,7 +60,8 @@ struct Acceptor {
 
 /// Accepts connections on `socket` and serves them on `workers`, until `shutdown` reaches `Closing`.
 ///
-/// Then waits until all connections have ended, for at most `Bounds::grace`.
+/// Then accepts and serves the connections that already wait, closes `socket`, and waits until all connections have
+/// ended, for at most `Bounds::grace`. Logs a warning if some are left; they are not closed here.
 ///
 /// If `socket` cannot be used, logs an error and returns. If the task ends before the instance shuts down, the instance
 /// is not ready any more, and `/readyz` names the listener.

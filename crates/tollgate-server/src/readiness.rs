@@ -173,7 +173,8 @@ impl Readiness {
         (eviction.reason().is_some(), eviction.evicted_keys)
     }
 
-    /// Marks the instance as shutting down: from now on it is not ready, and tasks that end are not reported.
+    /// Marks the instance as shutting down: from now on it is not ready, and tasks that end are not reported, except
+    /// the file watch. Does not stop anything.
     pub fn leave(&self) {
         self.0.is_shutting_down.store(true, Ordering::Relaxed);
     }
@@ -186,7 +187,8 @@ impl Readiness {
         !self.is_shutting_down() && self.is_store_reachable() && self.ended().is_empty()
     }
 
-    /// Returns the names of the tasks that have ended before the shutdown.
+    /// Returns the names of the tasks that have ended before the shutdown. The file watch is listed even if it has
+    /// ended later.
     fn ended(&self) -> Vec<&'static str> {
         let mut ended = self.0.ended.lock().clone();
         ended.extend(self.0.reloader.watch_ended().then_some("file watch"));

@@ -282,6 +282,9 @@ impl Inner {
     }
 
     /// Reloads if a file has changed since it was last read. Returns `None` if none has.
+    ///
+    /// If the future is dropped while the files are read, they are still put into use, but the result is neither
+    /// counted nor logged.
     async fn reload_if_changed(self: Arc<Self>) -> Option<ReloadResult> {
         let _turn = self.turn.lock().await;
         match self.is_unchanged().await {

@@ -193,7 +193,10 @@ impl SimulatedRedis {
     }
 
     /// Executes a call of the script with these keys and arguments. Returns the integers of the reply, and the number
-    /// of checks in the call.
+    /// of checks in the call, repeated ones included.
+    ///
+    /// # Panics
+    /// If the call is malformed.
     fn run(&self, keys: &[&str], arguments: &[&str]) -> (Vec<i64>, usize) {
         let mut numbers = vec![self.0.clock.now().as_micros() as i64];
         let (mut keys, mut lines, mut checks) = (keys.iter(), arguments.iter(), 0);
@@ -275,6 +278,9 @@ fn demand<'a>(key: Option<&&'a str>, line: Option<&&str>) -> Demand<'a> {
 }
 
 /// Returns the parts of the first command in `bytes` and its length in bytes, or `None` if it is incomplete.
+///
+/// # Panics
+/// If it is not a list of bulk strings.
 fn parse_command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
     let mut at = 0;
     let mut number_after = |kind: u8, skip: usize| -> Option<(usize, usize)> {

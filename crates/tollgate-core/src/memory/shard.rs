@@ -112,13 +112,15 @@ impl Shard {
 
     /// Returns the slot index of the counter with this name, or `None` if it has no slot of its own.
     ///
-    /// The index is valid until the next insertion, removal, resize or reclaiming step.
+    /// The counter may have expired. The index is valid until the next insertion, removal, resize or reclaiming step.
     #[inline(always)]
     pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
         self.table.find(name)
     }
 
     /// Returns the slot of the counter with this name, and the shard's rings; `None` if it has no slot of its own.
+    ///
+    /// The counter may have expired.
     #[inline(always)]
     pub(super) fn slot_of(&mut self, name: CounterHash) -> Option<(&mut Slot, &mut Rings)> {
         Some((self.table.find_mut(name)?, &mut self.rings))
@@ -132,7 +134,7 @@ impl Shard {
 
     /// Takes the state of the counter with this name out of its slot; `None` if it has no slot of its own.
     ///
-    /// [`Shard::put`] or [`Shard::put_back`] must follow.
+    /// The counter may have expired. [`Shard::put`] or [`Shard::put_back`] must follow.
     #[inline]
     pub(super) fn take_known(&mut self, name: CounterHash) -> Option<(SlotLocation, State)> {
         let place = self.table.find(name)?;
@@ -283,6 +285,8 @@ impl Shard {
     }
 
     /// Removes the counter with this name if it has a slot of its own, and reports the freed memory to the budget.
+    ///
+    /// Other slots may move. Overflow counters are not removed.
     pub(super) fn remove(&mut self, name: CounterHash, budget: &Budget) {
         if let Some(place) = self.table.find(name) {
             remove(&mut self.table, place, &mut self.rings);

@@ -54,7 +54,8 @@ const LINKS_MAX: usize = 40;
 
 /// Starts to watch the files, and returns a future that reloads whenever one changes.
 ///
-/// It completes at once if there are no files, and never otherwise.
+/// It completes at once if there are no files, and never otherwise. If it is dropped after its first poll, `/readyz`
+/// reports that the file watch has ended.
 pub(super) fn watch(reloader: Reloader) -> impl Future<Output = ()> + Send + 'static {
     let files = reloader.0.files();
     let watches = Watches::new(reloader.0.events.clone(), &files);

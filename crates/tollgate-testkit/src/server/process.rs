@@ -43,7 +43,10 @@ impl Process {
         Process { child, leash: leash.expect("sh starts") }
     }
 
-    /// Sends a signal to the server and returns the server's process id.
+    /// Sends a signal to the server and returns the server's process id. Does not wait for its effect.
+    ///
+    /// # Panics
+    /// If the signal cannot be sent.
     pub(super) fn signal(&self, signal: Signal) -> Pid {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("a signal to a child of ours");

@@ -123,7 +123,8 @@ impl ActiveRules {
         self.rules.matching_with_readings(request, path)
     }
 
-    /// Returns whether the caller is exempt from all limits, by its address or its API key.
+    /// Returns whether the caller is exempt from all limits, by its address or its API key. Exempt paths are not
+    /// considered.
     pub(super) fn is_exempt(&self, identity: &Identity<'_>) -> bool {
         self.has_exemptions && self.rules.is_exempt(identity)
     }
@@ -150,7 +151,7 @@ impl ActiveRules {
 
     /// Returns the caller's limit set, and the time that its lookup took; zero if none was needed.
     ///
-    /// If no lookup returns an existing plan, it is the default limit set.
+    /// If no lookup returns an existing plan, it is the default limit set. The lookups have no timeout here.
     pub(super) async fn limit_set(&self, limits: Limits, lookups: &[Arc<dyn PlanLookup>]) -> (LimitSetId, Duration) {
         match limits {
             Limits::Known(limit_set) => (limit_set, Duration::ZERO),

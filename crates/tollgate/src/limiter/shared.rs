@@ -211,7 +211,8 @@ impl Shared {
     ///
     /// `phase` is the breaker's phase that admitted the call, `sent` the current time. Returns one result per check, in
     /// order. A failure that opens the breaker is logged, and starts the probe. Timeouts of a shortened deadline, or of
-    /// a process that was short of CPU time, and foreign data under a key do not count against the store.
+    /// a process that was short of CPU time, and foreign data under a key do not count against the store. If the future
+    /// is dropped before it completes, nothing is reported to the breaker.
     ///
     /// # Errors
     /// Returns an error if the call failed for all checks, or was not made: nothing is left of the deadline, or there
@@ -291,12 +292,15 @@ impl Shared {
         Ok(answers)
     }
 
-    /// Awaits a call to the store, at most for the deadline of its kind, and reports it to the observers.
+    /// Awaits a call to the store, at most for the deadline of its kind and up to 25 ms more, and reports it to the
+    /// observers.
     ///
-    /// `checks` is the number of checks that is reported. The breaker is neither consulted nor changed.
+    /// `checks` is the number of checks that is reported. The breaker is neither consulted nor changed. If the future
+    /// is dropped before it completes, nothing is reported.
     ///
     /// # Errors
-    /// Returns the error of the call, or one for a deadline that has passed, for a panic, or without a tokio timer.
+    /// Returns the error of the call; or one of the kind `TimedOut` after the deadline, `Protocol` for a panic, or
+    /// `Unreachable` without a tokio timer.
     pub(super) async fn call<T>(
         &self,
         kind: Call,

@@ -106,7 +106,7 @@ impl<'s> Matched<'s> {
         self.is_exempt_path
     }
 
-    /// Returns whether no rule applies to the request.
+    /// Returns whether no rule applies to the request: none matches, its path is exempt, or the kill switch is on.
     pub fn is_empty(&self) -> bool {
         self.indices().is_empty()
     }
@@ -173,7 +173,7 @@ impl RuleSet {
         Matched { set, indices, is_exempt_path: false }
     }
 
-    /// Returns whether the path with these readings is exempt from all rules.
+    /// Returns whether the path with these readings is exempt from all rules. The kill switch is not considered.
     pub(crate) fn is_exempt_path(&self, readings: &LazyReadings<'_>) -> bool {
         self.0.exempt.has_path(readings)
     }
@@ -219,7 +219,8 @@ impl RuleSet {
 
     /// Returns whether an engine has to read its clock before it checks limits.
     ///
-    /// That is so if there are bans, if tokens are verified or if subjects are anonymized.
+    /// That is so if there are bans, ended or not, if tokens are verified or if subjects are anonymized. The kill
+    /// switch is not considered.
     pub(crate) fn depends_on_time(&self) -> bool {
         !self.0.bans.is_empty() || self.0.identifier.depends_on_time()
     }
@@ -273,7 +274,7 @@ impl RuleSet {
 
     /// Returns whether the caller is exempt from all rules, shields included, by its client address or its API key.
     ///
-    /// Exempt paths are not considered; see [`Matched::is_exempt_path`].
+    /// Neither exempt paths (see [`Matched::is_exempt_path`]) nor the kill switch are considered.
     pub fn is_exempt(&self, identity: &Identity<'_>) -> bool {
         if self.0.exempt.addresses.contains(identity.address()) {
             return true;

@@ -142,6 +142,9 @@ impl ListedKey {
 
 /// A ban of a network, an API key or a user, whose requests are refused with 403. Permanent unless it has an end.
 ///
+/// It also applies to exempt requests and to those that no rule matches, but not while the
+/// [kill switch](super::Rules::kill_switch) is on.
+///
 /// ```
 /// use std::time::{Duration, SystemTime};
 /// use tollgate::rules::{Ban, Rules};
