@@ -180,6 +180,9 @@ impl MemoryStore {
 }
 
 /// Returns the slot index of a counter, or `None` if it has no slot or may have no room for `units`.
+///
+/// Expired entries of a log still count, so the result may be `None` although there is room; see
+/// [`Slot::has_room_for`].
 #[inline(always)]
 fn find_with_room(
     shard: &mut Shard,

@@ -357,7 +357,8 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
 
     /// Appends an error reply to an unknown inline command.
     ///
-    /// An HTTP request gets no reply, as from Redis, but is counted and logged.
+    /// The error is `NOAUTH` if the client is not authenticated. An HTTP request gets no reply, as from Redis, but is
+    /// counted and logged. The caller must close the connection.
     fn reject_inline(&mut self, frame: &[u8], args: &Args) {
         if is_http(frame, args) {
             let warning =
@@ -370,7 +371,8 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
 
     /// Decides the pending checks together, appends their replies in the same order, and records their durations.
     ///
-    /// Empties `pending`.
+    /// If the store does not answer, this node's share decides, whatever the limiter's failure policy is. Empties
+    /// `pending`, and does nothing if it is empty.
     async fn decide(&mut self, pending: &mut Vec<(Demand<'_>, ReplyFormat)>, last_read_at: Instant) {
         if pending.is_empty() {
             return;

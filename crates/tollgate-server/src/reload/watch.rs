@@ -209,7 +209,8 @@ impl Watches {
 
     /// Sets the watches that these files need now, and removes all others.
     ///
-    /// A change during this call may cause no event.
+    /// Also sets the files whose writes are tracked. Logs a warning for each path that cannot be watched. Blocks. A
+    /// change during this call may cause no event.
     fn follow(&mut self, files: &[PathBuf]) {
         let real: BTreeSet<PathBuf> = files.iter().filter_map(|file| file.canonicalize().ok()).collect();
         let needed: BTreeSet<PathBuf> = files.iter().flat_map(|file| directories(file)).chain(real.clone()).collect();

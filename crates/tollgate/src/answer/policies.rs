@@ -255,6 +255,8 @@ impl Policies {
     }
 
     /// Appends the value of `RateLimit` to `text`. Returns `None` if it does not fit; `text` then has a part of it.
+    ///
+    /// Ends before the first shown limit for which `decision` has no status.
     #[inline]
     fn render_ietf(&self, decision: &Decision, text: &mut impl TextBuffer) -> Option<()> {
         let mut begin = 0;
@@ -360,6 +362,8 @@ fn respond(refusal: &RefusalDetails<'_>, format: Option<&BodyFormat>, request: &
 }
 
 /// Renders the value of `RateLimit-Policy` from the policies with an IETF style. Returns `None` if it would be empty.
+///
+/// In draft 6, limits whose window is not a whole number of seconds are left out.
 fn advertise(draft: IetfDraft, policies: &[Arc<Policy>]) -> Option<HeaderValue> {
     let shown = policies.iter().filter(|policy| policy.styles().draft().is_some());
     let texts: Vec<&str> = match draft {

@@ -165,6 +165,9 @@ impl TokenVerifier {
     }
 
     /// Verifies the signature of a token and returns its claims, whose values are not checked yet.
+    ///
+    /// # Errors
+    /// If the token is too long or malformed, names another algorithm, has the header `crit`, or has a wrong signature.
     fn verified_claims(&self, token: &[u8]) -> Result<Map<String, Value>, TokenError> {
         if token.len() > TOKEN_BYTES_MAX {
             return Err(TokenError::TooLong);
@@ -188,6 +191,9 @@ impl TokenVerifier {
 
     /// Checks that `now` is before `exp`, which is required, and not before `nbf`, which is optional; both with the
     /// leeway.
+    ///
+    /// # Errors
+    /// `Expired` also if `exp` is absent, `NotYet` before `nbf`, and `Malformed` if one of them is not a date.
     fn check_times(&self, claims: &Map<String, Value>, now: Timestamp) -> Result<(), TokenError> {
         let now_us = now.as_micros();
         let expires_us = numeric_date_us(claims, "exp")?.ok_or(TokenError::Expired)?;

@@ -403,6 +403,8 @@ impl Shared {
 
     /// Decides a check by this node's share of each limit, and charges the shares. If the memory store panics, admits
     /// the check uncounted.
+    ///
+    /// The decision has [`Source::Local`], and waits of [`local_wait`]. An uncounted admission has [`Source::None`].
     pub(super) fn check_local(&self, check: &Check<'_>) -> Decision {
         let demands = self.local_demands(check);
         let decided = Check::new(&demands).ok().and_then(|local| catch_panic(|| self.local.check(&local)));
