@@ -99,7 +99,8 @@ impl EvictingBudget {
 
     /// Evicts the oldest reservations until `more` fits as soon as their holders have dropped them.
     ///
-    /// Returns false, and evicts none, if `more` does not fit beside the protected reservations.
+    /// The reservation that needs the room may be among them. Returns false, and evicts none, if `more` does not fit
+    /// beside the protected reservations.
     fn make_room(&self, state: &mut EvictingBudgetState, more: usize) -> bool {
         if state.protected + more > self.max {
             return false;

@@ -413,7 +413,7 @@ where
 /// Builds the response to a refused request: gRPC if the request is gRPC, else HTTP.
 ///
 /// `request` holds the request's headers. An HTTP body is made by `write_body`, if it is set, else in the format of the
-/// rules.
+/// rules. Refusals by a ban or because of a long path keep their own body.
 fn refuse<B>(
     refusal: &Refusal,
     request: &HeaderMap,

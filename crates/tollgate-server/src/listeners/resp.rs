@@ -243,7 +243,9 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         send_last(&mut self.stream, self.replies.as_bytes(), self.listener.options.idle).await
     }
 
-    /// Answers every complete command in the buffer, and removes it from there.
+    /// Answers every complete command in the buffer, and removes it from there. An incomplete one stays.
+    ///
+    /// Sends the replies. When the listener closes, ends the connection once no more commands have arrived.
     ///
     /// The durations in the metrics are counted from `last_read_at`, when the last bytes were received.
     ///
@@ -328,7 +330,8 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
 
     /// Appends the reply to a command that is not a check. Returns whether the connection stays open.
     ///
-    /// Also answers malformed commands (`Err`), and checks of clients that are not authenticated.
+    /// Also answers malformed commands (`Err`). A client that is not authenticated gets `NOAUTH` for everything but
+    /// `QUIT`, `AUTH` and `HELLO`. Appends nothing for a check of an authenticated client, and for a blank line.
     async fn answer_other(&mut self, command: Result<RespCommand<'_>, String>) -> AfterBatch {
         match command {
             Ok(RespCommand::Connection(ConnectionCommand::Quit)) => {

@@ -164,7 +164,7 @@ impl ActiveRules {
     }
 
     /// Returns the check plan of the rules with these indices for callers with this limit set: a cached one, else a new
-    /// one, which is then cached.
+    /// one, which is then cached. If [`PLANS_MAX`] plans are cached, all are dropped first.
     ///
     /// The limit set must be one of this rule set; otherwise rules by plan have no limits.
     ///

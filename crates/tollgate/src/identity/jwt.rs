@@ -151,7 +151,8 @@ impl TokenVerifier {
     /// Verifies a token (`HEADER.CLAIMS.SIGNATURE` in base64url) at time `now`, and returns its user.
     ///
     /// # Errors
-    /// Returns the first problem found: size, structure, algorithm, signature, times, issuer, audience, or subject.
+    /// Returns the first problem found: size, structure, algorithm, signature, times, issuer, audience, or subject. The
+    /// header `crit` is a problem of the algorithm. The subject `sub` must be a text of 1 to 1,024 bytes.
     pub fn verify(&self, token: &[u8], now: Timestamp) -> Result<User, TokenError> {
         let claims = self.verified_claims(token)?;
         self.check_times(&claims, now)?;

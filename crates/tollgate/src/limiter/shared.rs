@@ -121,7 +121,7 @@ impl Shared {
     /// Refunds a decision in the store or, for [`Source::Local`], in the local share. Other sources refund nothing.
     ///
     /// A refund in the store removes the counters of the check from the deny cache, and fails at once while the breaker
-    /// is open.
+    /// is open. One in the local share fails only if the memory store panics.
     pub(super) async fn refund(self: &Arc<Self>, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
         match decision.source {
             Source::Store => {
@@ -274,8 +274,11 @@ impl Shared {
 
     /// Calls the store and validates its reply: one result per check, and one status per limit of each check.
     ///
-    /// Without that, a limit that the store did not decide would pass. If every result is an error, returns one of them
-    /// as the error of the call.
+    /// Without that, a limit that the store did not decide would pass.
+    ///
+    /// # Errors
+    /// Returns the error of the call, or an error of the kind `Protocol` if the reply is not valid. If every result is
+    /// an error, returns one of them.
     pub(super) async fn decide(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
         let mut answers = self.store.decide_each(checks).await?;
         let is_whole = |(check, answer): (&Check<'_>, &Result<Decision, StoreError>)| {
@@ -375,6 +378,8 @@ impl Shared {
 
     /// Decides a check without the store, by the failure policy of each limit: limits with `local` by this node's
     /// share, those with `allow` are left out.
+    ///
+    /// If no limit is `local`, or the memory store panics, the result is an uncounted admission.
     ///
     /// # Errors
     /// Returns `failure` if the policy of a limit is `deny`.

@@ -196,6 +196,8 @@ fn counters_of_rule(
 
 /// Returns the set of limits of `rule` whose counters are selected, or `None` if those of all sets are.
 ///
+/// For a rule with limits of its own, returns any set, and ignores the plan of the query.
+///
 /// `Err` is the message of the 400 response: the plan of the query is unknown, is missing, or is not the plan of the
 /// API key.
 fn limit_set(
