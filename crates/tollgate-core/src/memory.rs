@@ -331,7 +331,7 @@ impl MemoryStore {
         status
     }
 
-    /// Decides a check of several counters: in place if possible, else on the general path.
+    /// Decides a check of several counters: in place if possible, else on the general path. Bans are not considered.
     ///
     /// Appends one status per demand to `limits`, and returns the time of the decision. `read` is the time that the
     /// caller read from the clock.
@@ -344,6 +344,7 @@ impl MemoryStore {
     }
 
     /// Decides a check of any number of counters: takes their states out of their slots, decides, and puts them back.
+    /// Bans are not considered.
     ///
     /// Appends one status per demand to `limits`, and returns the time of the decision. `read` is the time that the
     /// caller read from the clock.

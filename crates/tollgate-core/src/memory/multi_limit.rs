@@ -148,6 +148,8 @@ impl MemoryStore {
 
     /// Charges one counter, which must exist and have room, and appends its status to `limits`. Cost 0 is not charged.
     ///
+    /// A log may grow, so the caller must call [`Shard::finish`] afterwards.
+    ///
     /// # Panics
     /// Panics if the slot holds a state of another state machine than the limit's.
     #[inline(never)]
