@@ -24,8 +24,10 @@ struct Arrival {
     admitted: bool,
 }
 
-/// Returns the picture as text. For each of the two algorithms it has a row of admissions, a row of denials and the
-/// counts.
+/// Returns the picture as text of several lines, with a heading, a legend and a newline at the end.
+///
+/// For `fixed-window` and then for `sliding`, it has a row of admissions, a row of denials, and a line with the numbers
+/// of both and the most admissions in any 60 seconds.
 pub(crate) fn picture() -> String {
     let mut out = String::new();
     let _ = writeln!(

@@ -84,7 +84,10 @@ impl State {
         state
     }
 
-    /// Returns whether this state belongs to the limit's state machine.
+    /// Returns whether this state belongs to the limit's state machine: log, pair or bucket.
+    ///
+    /// Only that is compared. The state may be one of another algorithm with the same state machine, or of another
+    /// quota or window.
     pub fn belongs_to(&self, limit: &Limit) -> bool {
         matches!(
             (self, limit.machine()),

@@ -231,6 +231,9 @@ impl<'a> Key<'a> {
     }
 
     /// Returns whether a demand of this key and `limit` counts on the same counter as one of `other` and `other_limit`.
+    ///
+    /// Subjects and scopes must be equal. In [`Scope::Explicit`], so must the limits' algorithms and windows; in other
+    /// scopes, their state machines. Quotas and other options are not compared.
     pub(crate) fn is_same_counter(&self, limit: &Limit, other: &Key<'_>, other_limit: &Limit) -> bool {
         let is_same_machine = || machine_tag(limit) == machine_tag(other_limit);
         let is_same_scope = match self.scope {

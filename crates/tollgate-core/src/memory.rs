@@ -244,9 +244,9 @@ impl MemoryStore {
         self.budget.cap()
     }
 
-    /// Returns the bytes on the heap that hold counters, with the fixed size of the shards, which is not under the cap.
+    /// Returns the bytes of memory that are allocated for counters, including empty slots and expired counters.
     ///
-    /// Bans are not included.
+    /// Includes the fixed size of the shards, which is not under the cap. Bans are not included.
     pub fn bytes_used(&self) -> usize {
         self.budget.used() + self.shards.len() * size_of::<Padded>()
     }
@@ -331,7 +331,7 @@ impl MemoryStore {
         status
     }
 
-    /// Decides a check of several counters: in place if possible, else on the general path.
+    /// Decides a check of several counters: in place if possible, else on the general path. Bans are not considered.
     ///
     /// Appends one status per demand to `limits`, and returns the time of the decision. `read` is the time that the
     /// caller read from the clock.
@@ -344,6 +344,7 @@ impl MemoryStore {
     }
 
     /// Decides a check of any number of counters: takes their states out of their slots, decides, and puts them back.
+    /// Bans are not considered.
     ///
     /// Appends one status per demand to `limits`, and returns the time of the decision. `read` is the time that the
     /// caller read from the clock.

@@ -242,6 +242,9 @@ fn unreachable(error: io::Error) -> Fault {
 }
 
 /// Returns the reason of an I/O error without the number of the operating system's error: `connection refused`.
+///
+/// If the standard library has no name for an error of the operating system, the text is that of the system, with the
+/// number. Other errors have their own message.
 fn reason(error: &io::Error) -> String {
     let kind = error.kind().to_string();
     // The standard library has no name for some codes of the operating system, which has a text for each.

@@ -58,6 +58,9 @@ struct Parser<'a> {
 
 impl Parser<'_> {
     /// Parses one reply, which is inside `depth` lists; `None` if it is incomplete.
+    ///
+    /// # Errors
+    /// If the type of the reply is unknown, a number or length is invalid, or lists are nested too deep.
     fn reply(&mut self, depth: usize) -> Result<Option<Reply>, ProtocolError> {
         let Some(line) = self.line()? else { return Ok(None) };
         let (&kind, rest) = line.split_first().ok_or(ProtocolError)?;
@@ -85,6 +88,9 @@ impl Parser<'_> {
     }
 
     /// Reads a line and returns it without its CRLF; `None` if it is incomplete.
+    ///
+    /// # Errors
+    /// If the line ends without CR, or more than 1 MiB has no line end.
     fn line(&mut self) -> Result<Option<&[u8]>, ProtocolError> {
         let rest = &self.bytes[self.at..];
         match memchr::memchr(b'\n', rest) {
@@ -98,6 +104,9 @@ impl Parser<'_> {
     }
 
     /// Reads a bulk string of `length` bytes and the CRLF after it, and returns the string; `None` if it is incomplete.
+    ///
+    /// # Errors
+    /// If no CRLF follows the string.
     fn bulk(&mut self, length: usize) -> Result<Option<Vec<u8>>, ProtocolError> {
         let rest = &self.bytes[self.at..];
         let Some(with_end) = rest.get(..length + 2) else { return Ok(None) };

@@ -343,7 +343,7 @@ impl RedisStore {
     /// `parts` are the name of the command and its arguments. A service that keeps some data beside its counters needs
     /// no second client. A string in the reply may have up to 1 MiB. The command is never resent. Decisions wait while
     /// it runs, so it must not be slow or blocking (`BLPOP`). It must not change the mode of the connection
-    /// (`SUBSCRIBE`, `MULTI`, `SELECT`).
+    /// (`SUBSCRIBE`, `MULTI`, `SELECT`). If the future is dropped, a command that was not sent yet is not sent.
     ///
     /// ```no_run
     /// # async fn example(store: tollgate_redis::RedisStore) -> Result<(), tollgate_core::StoreError> {
@@ -367,6 +367,9 @@ impl RedisStore {
     }
 
     /// Puts the work that `work` creates for a result channel into the worker's queue, and waits for the result.
+    ///
+    /// If the future is dropped, checks and commands that were not sent yet are not sent. A refund is sent
+    /// nevertheless.
     ///
     /// # Errors
     /// Returns the worker's fault as an error that names the server. The kind is `Unavailable` if the queue is full,

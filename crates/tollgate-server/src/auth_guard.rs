@@ -103,6 +103,7 @@ impl AuthGuard {
     ///
     /// If 16 attempts of the address are waiting already, returns [`Attempt::Refused`] at once, without calling
     /// `is_right`. Wrong and refused attempts are counted in `failures`; some are logged with the name of `listener`.
+    /// If the future is dropped during the delay, a failure stays counted.
     pub(crate) async fn attempt(
         &self,
         listener: &'static str,
@@ -168,6 +169,7 @@ impl AuthGuard {
     }
 }
 
+/// A guard that counts an attempt as waiting until it is dropped.
 struct WaitingAttempt<'g> {
     guard: &'g AuthGuard,
     slot: usize,

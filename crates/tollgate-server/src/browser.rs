@@ -63,7 +63,9 @@ pub(crate) struct BrowserPolicy {
 impl BrowserPolicy {
     /// Returns whether a browser sent the request for a web page of another site whose origin is not allowed.
     ///
-    /// Decides by the headers `Origin`, `Sec-Fetch-Site` and `Host`. A request without the first two is not foreign.
+    /// Decides by the headers `Origin`, `Sec-Fetch-Site` and `Host`. A request without the first two is not foreign. An
+    /// `Origin` whose host is that of `Host` is not another site. `Sec-Fetch-Site: same-site` is, unless the origin is
+    /// allowed.
     pub(crate) fn is_foreign(&self, headers: &HeaderMap) -> bool {
         let host = headers.get(HOST).map(HeaderValue::as_bytes).unwrap_or_default();
         let is_own = |origin: &[u8]| {

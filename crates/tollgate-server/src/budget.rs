@@ -69,7 +69,8 @@ impl EvictingBudget {
 
     /// Reserves `amount`, if necessary by evicting the oldest reservations that are not protected.
     ///
-    /// Waits until the holders of evicted reservations drop them.
+    /// Waits until the holders of evicted reservations drop them. If the future is dropped meanwhile, nothing is
+    /// reserved, but the evictions stay.
     ///
     /// Returns `None` if `amount` does not fit beside the protected reservations, or if this reservation is itself
     /// evicted while it waits.
@@ -98,7 +99,8 @@ impl EvictingBudget {
 
     /// Evicts the oldest reservations until `more` fits as soon as their holders have dropped them.
     ///
-    /// Returns false, and evicts none, if `more` does not fit beside the protected reservations.
+    /// The reservation that needs the room may be among them. Returns false, and evicts none, if `more` does not fit
+    /// beside the protected reservations.
     fn make_room(&self, state: &mut EvictingBudgetState, more: usize) -> bool {
         if state.protected + more > self.max {
             return false;
@@ -231,7 +233,8 @@ impl Reservation {
 
     /// Completes when this reservation is evicted, at once if it is evicted already.
     ///
-    /// Only one call completes: a later one, or a second one that waits at the same time, never does.
+    /// Only one call completes: a later one, or a second one that waits at the same time, never does. Cancel safe: if
+    /// the future is dropped before it completes, another call does.
     pub(crate) async fn evicted(&self) {
         self.notice.notified().await;
     }
@@ -276,7 +279,8 @@ impl Receiving {
     /// Sets the account to `bytes` in all (not in addition), and waits until there is room for them.
     ///
     /// May evict older reservations of other connections. Up to 4 KiB always fit, and need no reservation. Returns
-    /// false if there is no room or the reservation was evicted; the caller must then drop the request.
+    /// false if there is no room or the reservation was evicted; the caller must then drop the request. If the future
+    /// is dropped while it waits, the account keeps its former amount.
     pub(crate) async fn hold(&mut self, bytes: usize) -> bool {
         if bytes > SMALL_BYTES {
             // A client that sends as fast as it is read would otherwise delay the other connections of this thread.

@@ -183,7 +183,7 @@ impl Explanation {
         }
     }
 
-    /// Reads the counters of the rules that apply, without charging them.
+    /// Reads the counters of the rules that apply, those in shadow mode included, without charging them.
     ///
     /// Sets `remaining`, `would_allow` and `retry_after_ms` of the limits of these rules.
     ///
@@ -291,7 +291,7 @@ fn masked(subject: &str) -> String {
 
 /// Returns why the request is refused regardless of limits: a ban in the configuration, or a path that is too long.
 ///
-/// `None` if it is not.
+/// `None` if it is not, and always while the kill switch is on. Bans in the store are not considered.
 fn refused(loaded: &Loaded, request: &RequestView<'_>, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
     let rules = &loaded.rules;
     if let Some(ban) = rules.ban(identity, now) {

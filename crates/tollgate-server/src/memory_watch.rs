@@ -13,9 +13,9 @@ const REPEAT: Duration = Duration::from_secs(600);
 
 /// Logs warnings when the memory for counters is nearly full. Never returns.
 ///
-/// Every 10 s, reads the memory of the limiter's counters, and of those of shield rules if there is an engine. Logs a
-/// warning when 90 % is used, and when it is full, so that new keys share counters. Repeats it every 10 minutes while
-/// that lasts.
+/// Every 10 s, first after 10 s, reads the memory of the limiter's counters, and of those of shield rules if there is
+/// an engine. Logs a warning when 90 % is used, and when it is full, so that new keys share counters. Repeats it every
+/// 10 minutes while that lasts.
 pub async fn watch_memory(limiter: Limiter, engine: Option<Engine>) {
     let (mut limits, mut shield) = (Warnings::default(), Warnings::default());
     loop {

@@ -73,7 +73,8 @@ impl EvictionState {
 
     /// Returns why the store may lose counters, and what to do about it.
     ///
-    /// `None` if it does not evict, or that is unknown.
+    /// `Some` if the number of evicted keys has grown in one of the last 12 reports, else if the policy of the last
+    /// report is other than `noeviction`. `None` if neither holds, or nothing is known.
     fn reason(&self) -> Option<String> {
         match &self.policy {
             _ if self.reports_left > 0 => Some(
@@ -172,7 +173,8 @@ impl Readiness {
         (eviction.reason().is_some(), eviction.evicted_keys)
     }
 
-    /// Marks the instance as shutting down: from now on it is not ready, and tasks that end are not reported.
+    /// Marks the instance as shutting down: from now on it is not ready, and tasks that end are not reported, except
+    /// the file watch. Does not stop anything.
     pub fn leave(&self) {
         self.0.is_shutting_down.store(true, Ordering::Relaxed);
     }
@@ -185,7 +187,8 @@ impl Readiness {
         !self.is_shutting_down() && self.is_store_reachable() && self.ended().is_empty()
     }
 
-    /// Returns the names of the tasks that have ended before the shutdown.
+    /// Returns the names of the tasks that have ended before the shutdown. The file watch is listed even if it has
+    /// ended later.
     fn ended(&self) -> Vec<&'static str> {
         let mut ended = self.0.ended.lock().clone();
         ended.extend(self.0.reloader.watch_ended().then_some("file watch"));
@@ -201,7 +204,11 @@ impl Readiness {
         self.0.store.is_none() || (answers() && !self.0.limiter.stats().breaker_open)
     }
 
-    /// Returns the body of `/readyz`: whether the instance is ready, and the state of everything that decides it.
+    /// Returns the body of `/readyz`: whether the instance is ready, and why.
+    ///
+    /// The fields `shutting_down`, `ended` (tasks that ended unexpectedly) and `store` decide about `ready`. The others
+    /// do not: `degraded` is a list with the reason why the store may lose counters, if any, and `reload` has the
+    /// result and the times of the last reloads.
     pub(crate) fn to_json(&self) -> Value {
         let store = match self.0.store {
             None => json!({ "kind": "memory", "reachable": true }),

@@ -226,7 +226,8 @@ fn stamps_of(files: &[(PathBuf, Metadata)]) -> Stamps {
 impl RulesSource {
     /// Loads and checks the file, without replacing the rules in force.
     ///
-    /// If it is rejected, records the files that it names.
+    /// If it is rejected, records the files that it names, so that they are watched; otherwise forgets those of an
+    /// earlier rejection.
     fn load(&self) -> Result<Loaded, Report> {
         let loaded = self.loader.reload(&self.file, &self.loaded.load());
         let rejected_files = match &loaded {
@@ -282,6 +283,9 @@ impl Inner {
     }
 
     /// Reloads if a file has changed since it was last read. Returns `None` if none has.
+    ///
+    /// If the future is dropped while the files are read, they are still put into use, but the result is neither
+    /// counted nor logged.
     async fn reload_if_changed(self: Arc<Self>) -> Option<ReloadResult> {
         let _turn = self.turn.lock().await;
         match self.is_unchanged().await {
@@ -316,7 +320,8 @@ impl Inner {
         result
     }
 
-    /// Returns the paths of the files of the configuration in force, of a rejected one, and of the certificate.
+    /// Returns the paths of the files of the configuration in force, of a rejected one, and of the certificate. A path
+    /// may occur twice.
     fn files(&self) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = Vec::new();
         if let Some(rules) = &self.rules {
@@ -345,7 +350,8 @@ impl Inner {
         Ok(BothParts { rules, tls })
     }
 
-    /// Counts the parts of the configuration that a reload has removed, and logs the findings about the new one.
+    /// Counts the parts of the configuration and the certificates of the chain that a reload has removed, and logs the
+    /// findings about the new configuration as warnings. Ignores a part that was rejected.
     fn record_parts(&self, parts: &BothParts) {
         let mut history = self.history.lock();
         if let Some(Ok(removed)) = &parts.tls {

@@ -213,6 +213,8 @@ impl ListenerGroup {
     }
 
     /// Makes the listeners stop accepting, and waits until their connections have ended or the grace period is over.
+    ///
+    /// Connections that are left are not closed here.
     async fn close(mut self) {
         let _ = self.stage.send(ShutdownStage::Closing);
         while self.tasks.join_next().await.is_some() {}
@@ -223,10 +225,10 @@ impl ListenerGroup {
 ///
 /// From then on the instance is not ready. It serves for another [`Bounds::drain`]. Then it closes all listeners except
 /// the admin listener and waits up to [`Bounds::grace`] for their connections, and then does the same for the admin
-/// listener. Connections that are still open are dropped.
+/// listener. Connections that are still open are then dropped, as are all connections if the future is dropped.
 ///
-/// Starts the worker threads, which end when it returns. A listener that fails is logged and makes the instance not
-/// ready; the others continue. Must be called in a tokio runtime with timers and I/O.
+/// Starts the worker threads, and does not wait until they have ended. A listener that fails is logged and makes the
+/// instance not ready; the others continue. Must be called in a tokio runtime with timers and I/O.
 pub async fn run(listeners: Listeners, options: ServerOptions, shutdown: impl Future<Output = ()>) {
     let shared = Arc::new(options.into_shared());
     let listeners = listeners.build(&shared);

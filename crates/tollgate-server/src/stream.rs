@@ -99,7 +99,8 @@ impl AsyncWrite for ClientStream {
 ///
 /// Reads have no limit.
 ///
-/// The timer starts when a write, flush or shutdown has to wait, and is dropped when one succeeds or fails.
+/// The timer starts when a write, flush or shutdown has to wait, and is dropped when the stream completes one, with
+/// success or an error. After a timeout the timer stays, so a later operation that has to wait fails at once.
 pub(crate) struct WriteTimeout<S> {
     stream: S,
     limit: Duration,

@@ -122,7 +122,7 @@ impl Tls {
         self.files().into_iter().map(Path::to_owned).zip(pair.metadata.iter().map(stamp)).collect()
     }
 
-    /// Waits for the first bytes of the client and performs the TLS handshake.
+    /// Waits for the first bytes of the client and performs the TLS handshake. Has no timeout.
     ///
     /// # Errors
     /// If the handshake fails, or the client sends more than 8 KiB before it is done.

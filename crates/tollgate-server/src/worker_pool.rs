@@ -37,7 +37,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// A pool of threads that serve connections, each with a single-threaded runtime.
 ///
-/// Dropping the pool ends the threads and drops the connections that are still open.
+/// Dropping the pool makes the threads end and drop the connections that are still open. It does not wait for that.
 #[derive(Debug)]
 pub(crate) struct WorkerPool {
     threads: Vec<UnboundedSender<Job>>,

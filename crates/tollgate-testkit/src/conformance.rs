@@ -76,6 +76,8 @@ pub trait Subject {
 
     /// Charges one unit of `demand` at each of these instants, which are ascending. There must be room for all of them.
     ///
+    /// The cost of `demand` is ignored. There may be no instants.
+    ///
     /// The default makes one check per instant and panics if one is denied. Override it if there is a faster way.
     fn fill(&mut self, demand: &Demand<'_>, instants: &mut dyn Iterator<Item = Timestamp>) {
         let demand = demand.cost(Cost::ONE);

@@ -60,7 +60,7 @@ pub enum Fault {
     Slice(usize),
 }
 
-/// A TCP proxy in front of one upstream. Dropping it closes all connections.
+/// A TCP proxy in front of one upstream. Dropping it closes all connections and waits until its thread has ended.
 #[derive(Debug)]
 pub struct Proxy {
     addr: SocketAddr,

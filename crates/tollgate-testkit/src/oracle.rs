@@ -101,11 +101,12 @@ impl Oracle {
         self.find(demand).is_none_or(|counter| counter.expires_at <= micros(now))
     }
 
-    /// Charges one unit at each of these instants, without deciding.
+    /// Charges one unit at each of these instants, without deciding. The cost of `demand` is ignored.
     ///
-    /// The instants must be ascending, and not before the last charge. The result is the same as if each unit had been
-    /// admitted, except for `sliding-counter` and `fixed-window`: they charge all units to the window of the last
-    /// write.
+    /// The instants must be ascending, and not before the last charge. There must be at least one: otherwise the
+    /// counter is marked as expired. The result is the same as if each unit had been admitted, except for
+    /// `sliding-counter` and `fixed-window`: they charge all units to the window that was current when the counter was
+    /// last written, and for a new counter to the window that begins at the epoch.
     pub fn charge_at(&mut self, demand: &Demand<'_>, instants: impl Iterator<Item = Timestamp>) {
         let mut record = self.record(demand);
         let mut latest = Timestamp::ZERO;

@@ -82,7 +82,7 @@ impl Config {
         self
     }
 
-    /// Sets an environment variable of the server's process.
+    /// Sets an environment variable of the server's process, which otherwise has the environment of this process.
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Config {
         self.environment.push((name.into(), value.into()));
@@ -132,7 +132,9 @@ impl Config {
     }
 }
 
-/// A running server. Dropping it kills the process and removes its files.
+/// A running server. Dropping it kills the process, waits until it has ended, and removes its files.
+///
+/// If it is dropped while its thread panics, it prints the end of its log to standard error.
 ///
 /// All methods take `&self`, so that one thread can stop or kill the server while others use it.
 #[derive(Debug)]
@@ -215,7 +217,7 @@ impl Server {
         reply.unwrap_or_else(|error| panic!("{parts:?} got no reply: {error}\n{}", self.log_end()))
     }
 
-    /// Kills the process with SIGKILL. Does nothing if it does not run.
+    /// Kills the process with SIGKILL and waits until it has ended. Does nothing if it does not run.
     pub fn kill9(&self) {
         *self.process() = None;
     }
@@ -234,7 +236,8 @@ impl Server {
         assert!(poll(stopped), "SIGSTOP did not stop process {}", pid.as_raw_nonzero());
     }
 
-    /// Continues a stopped process with SIGCONT. It then answers the commands sent in the meantime.
+    /// Continues a stopped process with SIGCONT, and does not wait for that. It then answers the commands sent in the
+    /// meantime.
     ///
     /// # Panics
     /// If the server does not run.

@@ -67,7 +67,7 @@ struct State {
     knows_script: bool,
     /// A call with a key that contains this text fails.
     foreign: Option<String>,
-    /// The number of checks in each executed call of the script.
+    /// The number of checks in each executed call of the script; 0 for a call that has only refunds.
     calls: Vec<usize>,
     /// The number of calls refused with NOSCRIPT.
     noscripts: u64,
@@ -121,8 +121,10 @@ impl SimulatedRedis {
         self.state().foreign = Some(part_of_key.into());
     }
 
-    /// Returns the number of checks in each executed call of the script, in the order of execution. Refunds do not
-    /// count.
+    /// Returns the number of checks in each executed call of the script, in the order of execution.
+    ///
+    /// Refunds do not count, so a call that has only refunds is listed as 0. Calls that are answered with an error
+    /// (NOSCRIPT, or a foreign value) are not listed.
     pub fn calls(&self) -> Vec<usize> {
         self.state().calls.clone()
     }
@@ -191,7 +193,10 @@ impl SimulatedRedis {
     }
 
     /// Executes a call of the script with these keys and arguments. Returns the integers of the reply, and the number
-    /// of checks in the call.
+    /// of checks in the call, repeated ones included.
+    ///
+    /// # Panics
+    /// If the call is malformed.
     fn run(&self, keys: &[&str], arguments: &[&str]) -> (Vec<i64>, usize) {
         let mut numbers = vec![self.0.clock.now().as_micros() as i64];
         let (mut keys, mut lines, mut checks) = (keys.iter(), arguments.iter(), 0);
@@ -273,6 +278,9 @@ fn demand<'a>(key: Option<&&'a str>, line: Option<&&str>) -> Demand<'a> {
 }
 
 /// Returns the parts of the first command in `bytes` and its length in bytes, or `None` if it is incomplete.
+///
+/// # Panics
+/// If it is not a list of bulk strings.
 fn parse_command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
     let mut at = 0;
     let mut number_after = |kind: u8, skip: usize| -> Option<(usize, usize)> {

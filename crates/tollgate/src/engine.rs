@@ -190,7 +190,9 @@ impl Engine {
         &self.0.limiter
     }
 
-    /// Returns the lookups for plans that the rules do not know, in the order in which they are called.
+    /// Returns the lookups that are called for callers whose plan the rules do not determine. Empty if there are none.
+    ///
+    /// They are called in this order, each only if no earlier one returned a plan that exists.
     pub fn lookups(&self) -> &[Arc<dyn PlanLookup>] {
         &self.0.lookups
     }
@@ -220,12 +222,15 @@ impl Engine {
     /// Decides a request from `peer`, the remote address of its connection, by the rules in use, and charges the limits
     /// that apply.
     ///
-    /// A request to which no rule applies, or which is exempt, is admitted. Otherwise the decision of each rule is
-    /// counted in [`rule_stats`](Engine::rule_stats). Observers are called before this returns. Call [`Permit::finish`]
-    /// when the response is known.
+    /// Refuses a request that the configuration bans, or whose path is too long, even if no rule applies or it is
+    /// exempt. Any other request to which no rule applies, or which is exempt, is admitted. Otherwise the decision of
+    /// each rule is counted in [`rule_stats`](Engine::rule_stats). While the kill switch is on, every request is
+    /// admitted.
+    ///
+    /// Observers are called before this returns. Call [`Permit::finish`] when the response is known.
     ///
     /// If the returned future is dropped while it waits for a shared store, the check runs to completion and its charge
-    /// is kept.
+    /// is kept. If it is dropped before, while a plan is looked up, nothing is charged.
     pub async fn check(&self, request: &RequestView<'_>, peer: IpAddr, options: RequestOptions) -> Outcome {
         let active = self.0.active.load();
         let Limited { rules, limits, mut context } = match self.prepare(&active, request, peer, options) {
@@ -249,7 +254,8 @@ impl Engine {
     /// Runs the steps that need neither the limiter nor a lookup, and reports bans, refusals by shields and exemptions
     /// to the observers.
     ///
-    /// Returns the rules and subjects of the request, or `None` if no rule applies to it or it is exempt.
+    /// Returns the rules and subjects of the request, or `None` if no rule applies to it (always while the kill switch
+    /// is on) or it is exempt.
     ///
     /// # Errors
     /// Returns the refusal by a ban of the configuration, by the maximum length of paths, or by a shield.

@@ -127,8 +127,12 @@ impl RateLimitLayer {
     /// Creates a layer with one limit, such as `10/min`, for each client address, counted in process memory.
     ///
     /// The remote address of the connection is found where axum puts it (feature `axum`), else as a [`SocketAddr`] in
-    /// the request's extensions; [`RateLimitLayer::peer`] sets another way. IPv6 addresses are counted by /64. Behind a
-    /// proxy, add [`RateLimitLayer::trusted_proxies`], or all clients share one limit.
+    /// the request's extensions; [`RateLimitLayer::peer`] sets another way. A request whose remote address is not found
+    /// is answered with 500, and an error is logged: an axum application must be served with
+    /// `into_make_service_with_connect_info::<SocketAddr>()`.
+    ///
+    /// IPv6 addresses are counted by /64. Behind a proxy, add [`RateLimitLayer::trusted_proxies`], or all clients share
+    /// one limit.
     ///
     /// ```
     /// use tollgate::RateLimitLayer;
@@ -171,9 +175,12 @@ impl RateLimitLayer {
 
     /// Creates a layer for axum that decides requests by `engine`.
     ///
-    /// The application must be served with `into_make_service_with_connect_info::<SocketAddr>()`, which makes the remote
-    /// address known. Tests that call the router without a socket add axum's `MockConnectInfo` around the layer. Rules
-    /// match the path that the client sent, inside a nested router too.
+    /// The application must be served with `into_make_service_with_connect_info::<SocketAddr>()`, which makes the
+    /// remote address known. Tests that call the router without a socket add axum's `MockConnectInfo` around the layer.
+    /// Without both, the address may be a [`SocketAddr`] in the request's extensions. A request whose remote address is
+    /// not found is answered with 500, and an error is logged.
+    ///
+    /// Rules match the path that the client sent, inside a nested router too.
     #[cfg(feature = "axum")]
     pub fn axum(engine: Engine) -> Self {
         use axum::extract::OriginalUri;
@@ -406,7 +413,7 @@ where
 /// Builds the response to a refused request: gRPC if the request is gRPC, else HTTP.
 ///
 /// `request` holds the request's headers. An HTTP body is made by `write_body`, if it is set, else in the format of the
-/// rules.
+/// rules. Refusals by a ban or because of a long path keep their own body.
 fn refuse<B>(
     refusal: &Refusal,
     request: &HeaderMap,

@@ -231,9 +231,11 @@ impl Limiter {
         }
     }
 
-    /// Decides a check, and charges all its limits if each of them allows it. A denial is an `Ok`.
+    /// Decides a check, and charges all its limits if each of them allows it. A denial is an `Ok`, also one by a ban.
     ///
-    /// If the store does not answer, the limiter's failure policy decides.
+    /// If the store does not answer, the limiter's failure policy decides. If the future is dropped while it waits for
+    /// a shared store, the units may still be charged, but the decision is neither counted nor reported to the
+    /// observers.
     ///
     /// # Errors
     /// Returns an error only if the store does not answer and the failure policy is [`OnFailure::Deny`].
@@ -242,6 +244,8 @@ impl Limiter {
     }
 
     /// Decides a check like [`Limiter::check`], with another failure policy, or for units that may be refunded.
+    ///
+    /// If the future is dropped while it waits for a shared store, the units may still be charged.
     ///
     /// # Errors
     /// Returns an error only if the store does not answer and the failure policy is [`OnFailure::Deny`].
@@ -393,7 +397,8 @@ impl Limiter {
     ///
     /// `check` must be the check of the decision; if their numbers of limits differ, nothing is refunded. Units are
     /// refunded where they were charged: in the store, or in this node's share for [`Source::Local`]. Nothing is
-    /// refunded for a denial or an uncounted admission, which is an `Ok`.
+    /// refunded for a denial or an uncounted admission, which is an `Ok`. If the future is dropped before it completes,
+    /// the units may or may not be refunded.
     ///
     /// # Errors
     /// Returns an error if the store does not answer, or at once while the circuit breaker is open. The refund is then
@@ -427,7 +432,8 @@ impl Limiter {
     /// peek, which is always allowed.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer within the deadline. The local share is not consulted.
+    /// Returns an error if the store does not answer within the deadline. It is called even while the circuit breaker
+    /// is open, and the local share is not consulted.
     pub async fn inspect(&self, demand: &Demand<'_>) -> Result<LimitStatus, StoreError> {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.inspect(demand)).ok_or_else(panicked),
@@ -442,7 +448,8 @@ impl Limiter {
     /// second. While the store does not answer, its bans do not apply.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer, has no bans, or has no room for another one.
+    /// Returns an error if the store does not answer, has no bans, or has no room for another one. It is called even
+    /// while the circuit breaker is open.
     pub async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.ban(subject, duration)).ok_or_else(panicked)?,
@@ -453,7 +460,8 @@ impl Limiter {
     /// Lifts the ban of `subject`. Returns whether it was banned. Other nodes follow within a second.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer or has no bans.
+    /// Returns an error if the store does not answer or has no bans. It is called even while the circuit breaker is
+    /// open.
     pub async fn unban(&self, subject: &[u8]) -> Result<bool, StoreError> {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.unban(subject)).ok_or_else(panicked),
@@ -463,8 +471,11 @@ impl Limiter {
 
     /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] for good, or `None` if it is not banned.
     ///
+    /// Asks the store: cached bans are not used. Bans of a configuration are not considered.
+    ///
     /// # Errors
-    /// Returns an error if the store does not answer or has no bans.
+    /// Returns an error if the store does not answer or has no bans. It is called even while the circuit breaker is
+    /// open.
     pub async fn ban_of(&self, subject: &[u8]) -> Result<Option<Wait>, StoreError> {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.ban_of(subject)).ok_or_else(panicked),

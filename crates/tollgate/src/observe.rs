@@ -107,6 +107,8 @@ pub trait Observer: Send + Sync + 'static {
     }
 
     /// Called when an engine admits a request that rules match, because its path, client address or API key is exempt.
+    ///
+    /// Not called while the kill switch is on.
     #[cfg(feature = "rules")]
     fn exempted(&self, request: &ExemptRequest) {
         let _ = request;

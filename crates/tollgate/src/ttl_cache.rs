@@ -30,7 +30,9 @@ pub(crate) trait Expire {
 
 /// A cache of bounded size, keyed by the hash of a name.
 ///
-/// Expired entries stay until a full shard needs their room. If none can be removed, new entries are not cached.
+/// Expired entries stay, and reads return them, until their shard is full and a new entry needs their room. A full
+/// shard is swept for expired entries at most ten times a second. If there is still no room, the new entry is not
+/// cached: entries that have not expired are never evicted.
 #[derive(Debug)]
 pub(crate) struct TtlCache<V> {
     shards: [Mutex<CacheShard<V>>; SHARDS],

@@ -21,13 +21,13 @@ pub(super) fn raise_limit() -> Option<usize> {
     current.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// Lowers the connection limits of `bounds` so that all connections fit into `limit` file descriptors; `None` means
-/// unlimited, and changes nothing.
+/// Returns `bounds` with connection limits that are lowered so that all connections fit into `limit` file descriptors;
+/// `None` means unlimited, and changes nothing.
 ///
-/// The admin listener gets at most an eighth of `limit`, but at least 4 connections, even if `bounds` has fewer.
-/// [`OWN`] descriptors are reserved for the process. The other listeners, `listeners` in number, get equal parts of the
-/// rest, and at least one connection each, even if that exceeds `limit`. Limits that are low enough stay as they are.
-/// Logs a warning if `connections` is lowered.
+/// The admin listener gets at most an eighth of `limit`, but at least 4 connections: a lower limit in `bounds` is
+/// raised to 4. [`OWN`] descriptors are reserved for the process. The other listeners, `listeners` in number, get equal
+/// parts of the rest, and at least one connection each, even if that exceeds `limit`. Other limits that are low enough
+/// stay as they are. Logs a warning if `connections` is lowered.
 pub(super) fn fit(bounds: Bounds, listeners: usize, limit: Option<usize>) -> Bounds {
     let Some(limit) = limit else { return bounds };
     let admin_connections = bounds.admin_connections.min(limit / 8).max(4);

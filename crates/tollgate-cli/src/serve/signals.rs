@@ -24,7 +24,8 @@ impl Signals {
         })
     }
 
-    /// Completes at the first SIGTERM or SIGINT. Until then, reloads the configuration on every SIGHUP.
+    /// Completes at the first SIGTERM or SIGINT, and logs it. Until then, reloads the configuration on every SIGHUP, in
+    /// tasks that are not waited for.
     ///
     /// Spawns a task that exits the process with code 1 at a second SIGTERM or SIGINT.
     pub(super) async fn until_shutdown(mut self, reloader: Reloader) {

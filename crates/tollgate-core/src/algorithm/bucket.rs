@@ -81,6 +81,9 @@ impl Bucket {
     }
 
     /// Decides a check that has only this limit: charges the cost if it fits, else denies. A cost of 0 changes nothing.
+    ///
+    /// A denial charges a limit with `count_denied`, and may correct the stored times; see
+    /// [`State::refuse`](super::State::refuse).
     pub(crate) fn decide_alone(
         &mut self,
         limit: &Limit,
@@ -183,6 +186,9 @@ impl Bucket {
 }
 
 /// A decision of a bucket whose waits are not computed yet: they are still parts that must leak.
+///
+/// What the decision charges is already stored in the bucket. [`BucketDecision::status`] computes the waits; for a
+/// [plain](BucketShape::is_plain) limit, [`BucketDecision::status_if_plain`] does so faster.
 pub(crate) struct BucketDecision<'a> {
     view: View<'a>,
     cost: u32,
@@ -250,7 +256,8 @@ struct View<'a> {
 impl<'a> View<'a> {
     /// Computes the level of a stored bucket at `now`, in the limit's parts.
     ///
-    /// A stored time in the future counts as `now`.
+    /// That is the stored level, converted to these parts and cut to the capacity, less what has leaked since. A stored
+    /// time in the future counts as `now`.
     #[inline(always)]
     fn new(stored: &Bucket, limit: &'a Limit, shape: &'a BucketShape, now: Timestamp) -> View<'a> {
         let now_us = now.as_micros();
@@ -312,6 +319,8 @@ impl<'a> View<'a> {
     }
 
     /// Returns the time from now until `parts` have leaked, for a limit whose grain (step of time) is longer than 1 µs.
+    ///
+    /// Zero for 0 parts, and at most [`WAIT_US_MAX`]. It ends at the end of a grain.
     fn until_leaked_in_grains(&self, parts: u64) -> Wait {
         let grains_needed = self.grains_to_leak(parts);
         if grains_needed == 0 {

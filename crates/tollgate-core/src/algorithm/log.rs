@@ -116,6 +116,9 @@ impl Log {
 
     /// Decides a check that has only this limit: charges the cost if it fits, else denies. A cost of 0 changes nothing.
     ///
+    /// A denial charges a limit with `count_denied`, and may correct the stored times; see
+    /// [`State::refuse`](super::State::refuse).
+    ///
     /// If `may_grow` is `false`, the log allocates no memory; see [`State::charge`](super::State::charge).
     #[inline(always)]
     pub(crate) fn decide_alone(

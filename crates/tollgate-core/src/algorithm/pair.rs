@@ -93,6 +93,9 @@ impl Pair {
     }
 
     /// Decides a check that has only this limit: charges the cost if it fits, else denies. A cost of 0 changes nothing.
+    ///
+    /// A denial charges a limit with `count_denied`, and may correct the stored times; see
+    /// [`State::refuse`](super::State::refuse).
     #[inline(always)]
     pub(crate) fn decide_alone(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> LimitStatus {
         let mut view = View::new(self, limit, shape, now);
@@ -185,6 +188,8 @@ struct View<'a> {
 
 impl<'a> View<'a> {
     /// Moves a stored pair to the window of the limit that contains `now`, and weighs the previous count.
+    ///
+    /// A pair that was counted in windows of another length is converted. The stored pair is not changed.
     #[inline(always)]
     fn new(stored: &Pair, limit: &Limit, shape: &'a PairShape, now: Timestamp) -> View<'a> {
         let (now_us, quota) = (now.as_micros(), limit.quota());

@@ -37,6 +37,8 @@ struct BanTable {
 
 impl Bans {
     /// Returns whether there is no ban. Takes no lock; a ban that another thread sets at this moment may be missed.
+    ///
+    /// `false` if there are only bans that have ended, until another method drops them.
     #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Relaxed) == 0

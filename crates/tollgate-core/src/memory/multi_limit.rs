@@ -148,6 +148,8 @@ impl MemoryStore {
 
     /// Charges one counter, which must exist and have room, and appends its status to `limits`. Cost 0 is not charged.
     ///
+    /// A log may grow, so the caller must call [`Shard::finish`] afterwards.
+    ///
     /// # Panics
     /// Panics if the slot holds a state of another state machine than the limit's.
     #[inline(never)]
@@ -180,6 +182,9 @@ impl MemoryStore {
 }
 
 /// Returns the slot index of a counter, or `None` if it has no slot or may have no room for `units`.
+///
+/// Expired entries of a log still count, so the result may be `None` although there is room; see
+/// [`Slot::has_room_for`].
 #[inline(always)]
 fn find_with_room(
     shard: &mut Shard,

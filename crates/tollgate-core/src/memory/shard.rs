@@ -112,13 +112,15 @@ impl Shard {
 
     /// Returns the slot index of the counter with this name, or `None` if it has no slot of its own.
     ///
-    /// The index is valid until the next insertion, removal, resize or reclaiming step.
+    /// The counter may have expired. The index is valid until the next insertion, removal, resize or reclaiming step.
     #[inline(always)]
     pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
         self.table.find(name)
     }
 
     /// Returns the slot of the counter with this name, and the shard's rings; `None` if it has no slot of its own.
+    ///
+    /// The counter may have expired.
     #[inline(always)]
     pub(super) fn slot_of(&mut self, name: CounterHash) -> Option<(&mut Slot, &mut Rings)> {
         Some((self.table.find_mut(name)?, &mut self.rings))
@@ -132,7 +134,7 @@ impl Shard {
 
     /// Takes the state of the counter with this name out of its slot; `None` if it has no slot of its own.
     ///
-    /// [`Shard::put`] or [`Shard::put_back`] must follow.
+    /// The counter may have expired. [`Shard::put`] or [`Shard::put_back`] must follow.
     #[inline]
     pub(super) fn take_known(&mut self, name: CounterHash) -> Option<(SlotLocation, State)> {
         let place = self.table.find(name)?;
@@ -283,6 +285,8 @@ impl Shard {
     }
 
     /// Removes the counter with this name if it has a slot of its own, and reports the freed memory to the budget.
+    ///
+    /// Other slots may move. Overflow counters are not removed.
     pub(super) fn remove(&mut self, name: CounterHash, budget: &Budget) {
         if let Some(place) = self.table.find(name) {
             remove(&mut self.table, place, &mut self.rings);
@@ -347,10 +351,10 @@ impl Shard {
         self.measure_tables();
     }
 
-    /// Drops the expired counters in the next `places` slots. Begins where the last call ended.
+    /// Drops the counters in the next `places` slots that have expired at `latest`. Begins where the last call ended.
     ///
-    /// Other slots may move. At the end of the table, the next call begins at its start, and a table of more than 32
-    /// lines of which less than an eighth is in use shrinks.
+    /// Other slots may move. Stops at the end of the table. The next call then begins at its start, and a table of more
+    /// than 32 lines of which less than an eighth is in use shrinks.
     fn sweep(&mut self, places: usize) {
         self.cursor = drop_expired(&mut self.table, self.cursor, places, self.latest, &mut self.rings);
         if self.cursor >= self.table.places() {
@@ -361,9 +365,11 @@ impl Shard {
         }
     }
 
-    /// Drops the expired overflow counters in the next `places` slots. No [`SlotLocation`] may be in use.
+    /// Drops the overflow counters in the next `places` slots that have expired at `latest`. No [`SlotLocation`] may be
+    /// in use.
     ///
-    /// Begins where the last call ended. Frees the overflow table if it is empty.
+    /// Begins where the last call ended, and stops at the end of the table; the next call then begins at its start.
+    /// Frees the overflow table if it is empty, so the caller must call [`Shard::measure_tables`] afterwards.
     fn sweep_overflow(&mut self, places: usize) {
         let (overflow, cursor) = (&mut self.overflow, self.overflow_cursor);
         self.overflow_cursor = drop_expired(overflow, cursor, places, self.latest, &mut self.rings);
@@ -389,6 +395,7 @@ impl Shard {
         budget.allows_log(log.moved_bytes() + self.rings.moving_bytes())
     }
 
+    /// Updates `tables_bytes` to the sizes of both tables. Must be called after a table was replaced or resized.
     fn measure_tables(&mut self) {
         self.tables_bytes = self.table.heap_bytes() + self.overflow.heap_bytes();
     }

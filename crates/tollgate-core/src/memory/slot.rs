@@ -171,8 +171,9 @@ impl Slot {
 
     /// Decides a check of this bucket alone, in the slot: charges the cost if it fits, else denies.
     ///
-    /// A cost of 0 is not charged. Returns `None` without changing anything if the slot holds another kind of state.
-    /// Only a hash collision causes this.
+    /// A cost of 0 is not charged. A denial charges a limit with `count_denied`. Any decision may extend the lifetime
+    /// of the slot. Returns `None` without changing anything if the slot holds another kind of state. Only a hash
+    /// collision causes this.
     #[cold]
     pub(super) fn decide_bucket(
         &mut self,
@@ -189,8 +190,9 @@ impl Slot {
 
     /// Decides a check of this pair alone, in the slot: charges the cost if it fits, else denies.
     ///
-    /// A cost of 0 is not charged. Returns `None` without changing anything if the slot holds another kind of state.
-    /// Only a hash collision causes this.
+    /// A cost of 0 is not charged. A denial charges a limit with `count_denied`. Any decision may extend the lifetime
+    /// of the slot. Returns `None` without changing anything if the slot holds another kind of state. Only a hash
+    /// collision causes this.
     #[inline(never)]
     pub(super) fn decide_pair(
         &mut self,
@@ -273,9 +275,10 @@ impl Slot {
 
     /// Decides a check of this log alone: charges the cost if it fits, else denies.
     ///
-    /// A cost of 0 is not charged. The log grows if the budget allows it; otherwise its newest entry takes the units.
-    /// The caller must then report the memory to the budget ([`Shard::report`](super::shard::Shard::report)). Returns
-    /// `None` without changing anything if the slot holds another kind of state.
+    /// A cost of 0 is not charged. A denial charges a limit with `count_denied`. The log grows if the budget allows it;
+    /// otherwise its newest entry takes the units. The caller must then report the memory to the budget
+    /// ([`Shard::report`](super::shard::Shard::report)). Returns `None` without changing anything if the slot holds
+    /// another kind of state.
     #[inline(never)]
     pub(super) fn decide_log(
         &mut self,

@@ -73,7 +73,7 @@ impl Table {
         size_of_val(&*self.lines)
     }
 
-    /// Returns the index of the slot that holds the counter with this name, or `None` if there is none.
+    /// Returns the index of the slot that holds the counter with this name, expired or not, or `None` if there is none.
     ///
     /// The index is valid until the next insertion, removal or resize.
     #[inline(always)]
@@ -92,7 +92,7 @@ impl Table {
         }
     }
 
-    /// Returns the slot of the counter with this name, or `None` if there is none.
+    /// Returns the slot of the counter with this name, expired or not, or `None` if there is none.
     #[inline(always)]
     pub(super) fn find_mut(&mut self, name: CounterHash) -> Option<&mut Slot> {
         let home = self.home(name.table());

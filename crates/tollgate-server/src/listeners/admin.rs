@@ -100,7 +100,7 @@ impl Listener for AdminListener {
 }
 
 impl AdminListener {
-    /// Creates the admin listener of a server from the state that its listeners share.
+    /// Creates the admin listener of a server from the state that its listeners share. Its idle time is at most 10 s.
     pub(crate) fn build(shared: &ServerState) -> AdminListener {
         let options = &shared.options;
         AdminListener {

@@ -21,7 +21,7 @@ pub(crate) const KEPT_BYTES_MAX: usize = 4 * 1024;
 /// How long a connection that we have ended waits for the client's end.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Returns the output of the future, or an error if it takes longer than `limit`.
+/// Returns the output of the future, or an error if it takes longer than `limit`; the future is then dropped.
 ///
 /// Creates a timer only if the future is not ready at its first poll.
 pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
@@ -39,7 +39,8 @@ pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) 
 /// With two or more connections this saves a tenth of the cost of a response. A single connection pays for one yield.
 ///
 /// # Errors
-/// `TimedOut` if the client does not accept all bytes within `limit`, or the error of the stream.
+/// `TimedOut` if the client does not accept all bytes within `limit`, or the error of the stream. Some bytes may have
+/// been sent then.
 pub(crate) async fn send<S>(stream: &mut S, responses: &[u8], limit: Duration) -> io::Result<()>
 where
     S: AsyncWrite + Unpin,
@@ -61,7 +62,8 @@ where
 /// of the connection arrives with the response.
 ///
 /// # Errors
-/// `TimedOut` if the client does not accept all bytes within `limit`, or the error of the stream.
+/// `TimedOut` if the client does not accept all bytes within `limit`, or the error of the stream. Some bytes may have
+/// been sent then.
 pub(crate) async fn send_last<S>(stream: &mut S, responses: &[u8], limit: Duration) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Cork + Unpin,

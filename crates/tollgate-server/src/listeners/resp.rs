@@ -243,7 +243,9 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         send_last(&mut self.stream, self.replies.as_bytes(), self.listener.options.idle).await
     }
 
-    /// Answers every complete command in the buffer, and removes it from there.
+    /// Answers every complete command in the buffer, and removes it from there. An incomplete one stays.
+    ///
+    /// Sends the replies. When the listener closes, ends the connection once no more commands have arrived.
     ///
     /// The durations in the metrics are counted from `last_read_at`, when the last bytes were received.
     ///
@@ -328,7 +330,8 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
 
     /// Appends the reply to a command that is not a check. Returns whether the connection stays open.
     ///
-    /// Also answers malformed commands (`Err`), and checks of clients that are not authenticated.
+    /// Also answers malformed commands (`Err`). A client that is not authenticated gets `NOAUTH` for everything but
+    /// `QUIT`, `AUTH` and `HELLO`. Appends nothing for a check of an authenticated client, and for a blank line.
     async fn answer_other(&mut self, command: Result<RespCommand<'_>, String>) -> AfterBatch {
         match command {
             Ok(RespCommand::Connection(ConnectionCommand::Quit)) => {
@@ -357,7 +360,8 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
 
     /// Appends an error reply to an unknown inline command.
     ///
-    /// An HTTP request gets no reply, as from Redis, but is counted and logged.
+    /// The error is `NOAUTH` if the client is not authenticated. An HTTP request gets no reply, as from Redis, but is
+    /// counted and logged. The caller must close the connection.
     fn reject_inline(&mut self, frame: &[u8], args: &Args) {
         if is_http(frame, args) {
             let warning =
@@ -370,7 +374,8 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
 
     /// Decides the pending checks together, appends their replies in the same order, and records their durations.
     ///
-    /// Empties `pending`.
+    /// If the store does not answer, this node's share decides, whatever the limiter's failure policy is. Empties
+    /// `pending`, and does nothing if it is empty.
     async fn decide(&mut self, pending: &mut Vec<(Demand<'_>, ReplyFormat)>, last_read_at: Instant) {
         if pending.is_empty() {
             return;

@@ -82,7 +82,10 @@ impl HtmlPage {
         }
     }
 
-    /// Returns a short description of a schema as HTML: type, bounds, choices, pattern and examples.
+    /// Returns a short description of a schema as HTML: type, type of items, bounds, choices, pattern and examples.
+    ///
+    /// A schema with `$ref` becomes a link to the referenced schema on the page, which is not resolved. Only bounds
+    /// that are unsigned integers are shown. Choices and examples must be strings; others are shown as empty text.
     fn kind(&self, schema: &Value) -> String {
         if let Some(reference) = schema["$ref"].as_str() {
             let name = escape(reference.rsplit('/').next().unwrap_or_default());

@@ -54,7 +54,8 @@ const LINKS_MAX: usize = 40;
 
 /// Starts to watch the files, and returns a future that reloads whenever one changes.
 ///
-/// It completes at once if there are no files, and never otherwise.
+/// It completes at once if there are no files, and never otherwise. If it is dropped after its first poll, `/readyz`
+/// reports that the file watch has ended.
 pub(super) fn watch(reloader: Reloader) -> impl Future<Output = ()> + Send + 'static {
     let files = reloader.0.files();
     let watches = Watches::new(reloader.0.events.clone(), &files);
@@ -208,7 +209,8 @@ impl Watches {
 
     /// Sets the watches that these files need now, and removes all others.
     ///
-    /// A change during this call may cause no event.
+    /// Also sets the files whose writes are tracked. Logs a warning for each path that cannot be watched. Blocks. A
+    /// change during this call may cause no event.
     fn follow(&mut self, files: &[PathBuf]) {
         let real: BTreeSet<PathBuf> = files.iter().filter_map(|file| file.canonicalize().ok()).collect();
         let needed: BTreeSet<PathBuf> = files.iter().flat_map(|file| directories(file)).chain(real.clone()).collect();

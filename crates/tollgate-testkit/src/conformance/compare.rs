@@ -97,10 +97,15 @@ impl<'t> Run<'t> {
         Ok(())
     }
 
-    /// Charges up to `count` single units, `step_us` apart, as [`Operation::Fill`] describes. Each can be refunded
-    /// later.
+    /// Checks one unit of the slot's limit for the first key, then charges up to `count` single units, `step_us`
+    /// microseconds apart.
     ///
-    /// Makes a check first, so that oracle and subject have dropped the expired entries.
+    /// The check makes oracle and subject drop expired entries. It charges its unit if it is admitted. After it, only
+    /// as many units are charged as remain and fit before the next unit expires. Their decisions are not compared. Each
+    /// can be refunded later. The time of the run moves to that of the last charge.
+    ///
+    /// # Errors
+    /// If the decisions about the check differ. `number` is the index of the operation in the trace, for the error.
     fn fill(
         &mut self,
         number: usize,

@@ -108,7 +108,7 @@ impl Case {
     /// Sets one to three limits for the following steps, all on the subject `client`. A check decides them together.
     ///
     /// # Panics
-    /// If a text is not a limit.
+    /// If a text is not a limit, or if there are more than three limits of a rule.
     pub(crate) fn on_all(self, limits: &[&str]) -> Case {
         const NAMES: [&str; 3] = ["first", "second", "third"];
         let rule = |i: usize| self.in_rule.then_some(NAMES[i]);
@@ -272,7 +272,7 @@ impl Case {
         &self.name
     }
 
-    /// Returns the abilities that a subject needs for this case.
+    /// Returns the abilities that a subject needs for this case. A fill of fewer than 10,000 units needs none.
     pub fn needs(&self) -> Abilities {
         let refunds = self.steps.iter().any(|step| matches!(step.action, Action::Refund(..)));
         let several = |wanted: &[CaseDemand]| wanted.iter().any(|one| one.subject != wanted[0].subject);

@@ -56,11 +56,12 @@ pub enum Operation {
     Move(Step),
     /// Checks these demands together.
     Check(Vec<TraceDemand>),
-    /// Admits single units for the first key, one after the other: as many as fit before the next unit expires.
+    /// Checks one unit for the first key, then admits single units, one after the other: as many as remain and fit
+    /// before the next unit expires. The clock moves to the last of them.
     Fill {
         /// The slot of the limit.
         slot: usize,
-        /// The most units.
+        /// The most units, without that of the first check.
         count: u64,
         /// The time from one unit to the next, in microseconds.
         step_us: u64,

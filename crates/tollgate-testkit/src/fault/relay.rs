@@ -38,6 +38,8 @@ pub(crate) type FaultReceiver = watch::Receiver<FaultState>;
 
 /// Accepts connections and forwards them to `upstream`, with the current fault. Returns when the fault becomes `None`,
 /// which closes all connections.
+///
+/// `listener` must be in non-blocking mode.
 pub(super) async fn accept(listener: TcpListener, upstream: SocketAddr, mut faults: FaultReceiver, gauge: Arc<Gauge>) {
     let backlog = listener.try_clone().expect("a second handle of the listener");
     let listener = tokio::net::TcpListener::from_std(listener).expect("a listener inside a runtime");
@@ -85,7 +87,8 @@ async fn connection(mut client: TcpStream, upstream: SocketAddr, faults: FaultRe
     drop(open);
 }
 
-/// Waits for a fault that closes connections, and returns it: [`Fault::Cut`] or [`Fault::Reset`].
+/// Waits for a fault that closes connections, and returns it: [`Fault::Cut`] or [`Fault::Reset`]. The end of the proxy
+/// counts as [`Fault::Cut`].
 async fn closing_fault(faults: &mut FaultReceiver) -> Fault {
     fault_when(faults, |fault| matches!(fault, Fault::Cut | Fault::Reset)).await
 }

@@ -7,7 +7,9 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The server's process and its leash, a shell that kills the server if the test process dies. Dropping it kills both.
+/// The server's process and its leash, a shell that kills the server if the test process dies.
+///
+/// Dropping it kills both with SIGKILL and waits until they have ended. The server's directory is left as it is.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) child: Child,
@@ -15,13 +17,13 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts the server with this configuration file and environment, and its output appended to `log`. Starts the
-    /// leash.
+    /// Starts the server with this configuration file, and the leash. Does not wait until the server listens.
     ///
-    /// The leash kills the server and removes `dir` when its standard input is closed, that is, when this process ends.
+    /// `environment` is added to the inherited environment. Standard output and standard error are written to `log`. If
+    /// this process ends without dropping the result, the leash kills the server with SIGKILL and removes `dir`.
     ///
     /// # Panics
-    /// If the binary or `sh` cannot be started.
+    /// If the binary or `sh` cannot be started, or the handle of `log` cannot be duplicated.
     pub(super) fn start(
         binary: &Path,
         config: &Path,
@@ -41,7 +43,10 @@ impl Process {
         Process { child, leash: leash.expect("sh starts") }
     }
 
-    /// Sends a signal to the server and returns the server's process id.
+    /// Sends a signal to the server and returns the server's process id. Does not wait for its effect.
+    ///
+    /// # Panics
+    /// If the signal cannot be sent.
     pub(super) fn signal(&self, signal: Signal) -> Pid {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("a signal to a child of ours");

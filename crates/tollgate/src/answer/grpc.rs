@@ -42,7 +42,7 @@ pub(crate) fn has_failed(headers: &HeaderMap) -> bool {
 /// Builds a gRPC response without a body: HTTP status 200, with `grpc-status` and `grpc-message` among the headers.
 ///
 /// `grpc-status` is the verdict's code, and `content_type` should be that of the request. All `headers` of the HTTP
-/// response but `Content-Length` are kept and become metadata.
+/// response but `Content-Length` and `Content-Type` are kept and become metadata.
 pub(crate) fn refusal(
     verdict: Verdict,
     message: &str,

@@ -52,12 +52,14 @@ pub struct Policies {
     room: usize,
 }
 
-/// The position of a limit status in a decision, and of its constant text in `RateLimit`.
+/// A limit that is shown in `RateLimit`: its index in a decision, and where its constant text in `shown_text` ends.
+///
+/// The text begins where that of the previous entry of `shown` ends; the first begins at 0.
 #[derive(Clone, Debug)]
 struct ShownLimit {
     /// The index of the limit status in the decision.
     index: usize,
-    /// The end of its constant part in `shown_text`.
+    /// The end of its constant part in `shown_text`, exclusive.
     ///
     /// The part is `"per-minute";r=`, after a comma and a space unless it is the first. The remaining units follow it.
     end: usize,
@@ -253,6 +255,8 @@ impl Policies {
     }
 
     /// Appends the value of `RateLimit` to `text`. Returns `None` if it does not fit; `text` then has a part of it.
+    ///
+    /// Ends before the first shown limit for which `decision` has no status.
     #[inline]
     fn render_ietf(&self, decision: &Decision, text: &mut impl TextBuffer) -> Option<()> {
         let mut begin = 0;
@@ -358,6 +362,8 @@ fn respond(refusal: &RefusalDetails<'_>, format: Option<&BodyFormat>, request: &
 }
 
 /// Renders the value of `RateLimit-Policy` from the policies with an IETF style. Returns `None` if it would be empty.
+///
+/// In draft 6, limits whose window is not a whole number of seconds are left out.
 fn advertise(draft: IetfDraft, policies: &[Arc<Policy>]) -> Option<HeaderValue> {
     let shown = policies.iter().filter(|policy| policy.styles().draft().is_some());
     let texts: Vec<&str> = match draft {

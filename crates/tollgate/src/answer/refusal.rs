@@ -13,7 +13,11 @@ const UNAVAILABLE_RETRY_AFTER: Wait = Wait::from_micros(1_000_000);
 
 /// The details of a refusal that its body may show: the policies that denied the request, the wait, a message.
 ///
-/// Passed to the function of [`BodyFormat::custom`](super::BodyFormat::custom).
+/// Describes a denial by limits, or a refusal because the store did not answer, which has no policies. There are no
+/// details of refusals by bans and because of paths that are too long.
+///
+/// Passed to the functions of [`BodyFormat::custom`](super::BodyFormat::custom) and, with the feature `tower`,
+/// `RateLimitLayer::body`. [`Policies::refusal`](super::Policies::refusal) returns those of a denial.
 #[derive(Clone, Debug)]
 pub struct RefusalDetails<'a> {
     verdict: Verdict,

@@ -88,7 +88,8 @@ fn conditions(table: &MatchTable, config: &Config) -> Vec<Condition> {
     conditions
 }
 
-/// Compiles `config` with one rule that has these conditions, and some limit. Returns `None` if a condition is invalid.
+/// Compiles `config` with one rule, which replaces its rules and has these conditions and some limit. Returns `None` if
+/// a condition is invalid, or `config` has another error.
 fn compile(config: Config, matches: MatchTable) -> Option<RuleSet> {
     let limit = LimitEntry::Text("1/s".to_owned());
     let rule = RuleTable {

@@ -80,7 +80,10 @@ impl ActiveRules {
         self.rules.identifier().identify_request(Some(request), origin, &self.rules, now)
     }
 
-    /// Returns a refusal as the error if the configuration bans the client's address at `now`.
+    /// Returns a refusal as the error if the configuration bans a network of the client's address at `now`.
+    ///
+    /// Nothing is refused while the kill switch is on. Bans in the store are not considered. The refusal has the time
+    /// until the ban ends; if several networks are banned, that of the smallest.
     pub(super) fn refuse_banned_address(&self, identity: &Identity<'_>, now: Timestamp) -> Result<(), Box<Refusal>> {
         match self.bans_addresses {
             true => refuse_banned(self.rules.ban_of_address(identity, now), now),
@@ -90,6 +93,9 @@ impl ActiveRules {
 
     /// Returns a refusal as the error if the configuration bans an API key in the request, or its verified user, at
     /// `now`.
+    ///
+    /// Nothing is refused while the kill switch is on. Bans in the store are not considered. Verifies the request's
+    /// token only if users are banned and no ban of a key applies.
     pub(super) fn refuse_banned_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Result<(), Box<Refusal>> {
         match self.bans_callers {
             true => refuse_banned(self.rules.ban_of_caller(identity, now), now),
@@ -117,7 +123,8 @@ impl ActiveRules {
         self.rules.matching_with_readings(request, path)
     }
 
-    /// Returns whether the caller is exempt from all limits, by its address or its API key.
+    /// Returns whether the caller is exempt from all limits, by its address or its API key. Exempt paths are not
+    /// considered.
     pub(super) fn is_exempt(&self, identity: &Identity<'_>) -> bool {
         self.has_exemptions && self.rules.is_exempt(identity)
     }
@@ -144,7 +151,7 @@ impl ActiveRules {
 
     /// Returns the caller's limit set, and the time that its lookup took; zero if none was needed.
     ///
-    /// If no lookup returns an existing plan, it is the default limit set.
+    /// If no lookup returns an existing plan, it is the default limit set. The lookups have no timeout here.
     pub(super) async fn limit_set(&self, limits: Limits, lookups: &[Arc<dyn PlanLookup>]) -> (LimitSetId, Duration) {
         match limits {
             Limits::Known(limit_set) => (limit_set, Duration::ZERO),
@@ -157,7 +164,7 @@ impl ActiveRules {
     }
 
     /// Returns the check plan of the rules with these indices for callers with this limit set: a cached one, else a new
-    /// one, which is then cached.
+    /// one, which is then cached. If [`PLANS_MAX`] plans are cached, all are dropped first.
     ///
     /// The limit set must be one of this rule set; otherwise rules by plan have no limits.
     ///

@@ -8,7 +8,8 @@ use crate::observe::{BannedBy, BannedRequest, ExemptBy, ExemptRequest, Observers
 use crate::rules::{Matched, RuleSet};
 
 impl Engine {
-    /// Reports to the observers that a group of shields has refused a request.
+    /// Reports to the observers that a group of shields has refused a request. Does nothing if two of its limits count
+    /// on one counter.
     pub(super) fn observe_shield(&self, shield: &LimitGroup, context: &RequestContext, refusal: &Refusal) {
         let observers = self.observers();
         if observers.is_empty() {

@@ -188,7 +188,7 @@ impl fmt::Display for AddressKey {
 /// Parses an entry of a forwarding header: an IPv4 or IPv6 address, with or without port, brackets and zone.
 ///
 /// IPv4-mapped addresses are returned as IPv4. Returns `None` for everything else, including host names and the
-/// obscured identifiers of RFC 7239 (`unknown`, `_hidden`).
+/// obscured identifiers of RFC 7239 (`unknown`, `_hidden`), and for more than [`NODE_BYTES_MAX`] bytes.
 pub(crate) fn parse_node(entry: &[u8]) -> Option<IpAddr> {
     if entry.len() > NODE_BYTES_MAX {
         return None;

@@ -40,7 +40,11 @@ pub struct TokenKeyError {
     accepted: &'static str,
 }
 
-/// Verifies tokens of one algorithm with one key. Its `Debug` output does not show the key.
+/// Verifies JSON web tokens (JWT) of one algorithm (HS256, RS256 or ES256) with one key.
+///
+/// A token must name that algorithm, and have the claims `exp` and `sub`. `nbf` is checked if present. `iss` and `aud`
+/// are not checked, unless [`with_issuer`](TokenVerifier::with_issuer) or
+/// [`with_audience`](TokenVerifier::with_audience) is called. The `Debug` output does not show the key.
 ///
 /// ```
 /// use tollgate::identity::{TokenError, TokenVerifier};
@@ -147,7 +151,8 @@ impl TokenVerifier {
     /// Verifies a token (`HEADER.CLAIMS.SIGNATURE` in base64url) at time `now`, and returns its user.
     ///
     /// # Errors
-    /// Returns the first problem found: size, structure, algorithm, signature, times, issuer, audience, or subject.
+    /// Returns the first problem found: size, structure, algorithm, signature, times, issuer, audience, or subject. The
+    /// header `crit` is a problem of the algorithm. The subject `sub` must be a text of 1 to 1,024 bytes.
     pub fn verify(&self, token: &[u8], now: Timestamp) -> Result<User, TokenError> {
         let claims = self.verified_claims(token)?;
         self.check_times(&claims, now)?;
@@ -161,6 +166,9 @@ impl TokenVerifier {
     }
 
     /// Verifies the signature of a token and returns its claims, whose values are not checked yet.
+    ///
+    /// # Errors
+    /// If the token is too long or malformed, names another algorithm, has the header `crit`, or has a wrong signature.
     fn verified_claims(&self, token: &[u8]) -> Result<Map<String, Value>, TokenError> {
         if token.len() > TOKEN_BYTES_MAX {
             return Err(TokenError::TooLong);
@@ -184,6 +192,9 @@ impl TokenVerifier {
 
     /// Checks that `now` is before `exp`, which is required, and not before `nbf`, which is optional; both with the
     /// leeway.
+    ///
+    /// # Errors
+    /// `Expired` also if `exp` is absent, `NotYet` before `nbf`, and `Malformed` if one of them is not a date.
     fn check_times(&self, claims: &Map<String, Value>, now: Timestamp) -> Result<(), TokenError> {
         let now_us = now.as_micros();
         let expires_us = numeric_date_us(claims, "exp")?.ok_or(TokenError::Expired)?;

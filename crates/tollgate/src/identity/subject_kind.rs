@@ -183,7 +183,9 @@ impl Subjects {
     }
 
     /// Returns whether the client can choose the values of all kinds freely, so that a rule by these kinds limits no
-    /// client.
+    /// client: all of them are headers, cookies or paths.
+    ///
+    /// Every header counts, also one that a trusted proxy sets.
     pub fn is_chosen_by_client(&self) -> bool {
         self.0.iter().all(Subject::is_chosen_by_client)
     }

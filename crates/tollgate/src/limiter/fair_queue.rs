@@ -92,7 +92,8 @@ impl QueuePosition<'_> {
     /// Waits until this position is the first in the queue. Positions get there in the order in which they first wait.
     ///
     /// Returns `None` at the deadline, or earlier once the first in the queue is known to check again only after the
-    /// deadline.
+    /// deadline. If the future is dropped, a later call waits behind all others. Panics outside a tokio runtime with a
+    /// timer.
     pub(super) async fn turn(&self, deadline: Instant) -> Option<Turn<'_>> {
         let mut asks_at = self.queue.asks_at.subscribe();
         let too_late = async {
@@ -124,7 +125,9 @@ impl Drop for QueuePosition<'_> {
     }
 }
 
-/// The turn of the first position in a queue. Dropping it gives the turn to the next position.
+/// The turn of the first position in a queue.
+///
+/// Dropping it withdraws the time of [`Turn::asks_again_at`] and gives the turn to the next position.
 pub(super) struct Turn<'q> {
     queue: &'q Queue,
     _front: FairMutexGuard<'q, ()>,

@@ -105,7 +105,8 @@ async fn has_recovered(shared: &Shared) -> bool {
     }
 }
 
-/// Makes one call to the store, which charges the probe's counter and is reported to the observers.
+/// Makes one call to the store, which charges the probe's counter and is reported to the observers. Foreign data under
+/// the probe's key counts as an answer.
 async fn probe(shared: &Shared) -> Probed {
     let limit: Limit = LIMIT.parse().expect("a valid limit");
     let demand = Demand::new(limit, Key::new(SUBJECT).expect("a short key"));

@@ -121,7 +121,7 @@ impl Shared {
     /// Refunds a decision in the store or, for [`Source::Local`], in the local share. Other sources refund nothing.
     ///
     /// A refund in the store removes the counters of the check from the deny cache, and fails at once while the breaker
-    /// is open.
+    /// is open. One in the local share fails only if the memory store panics.
     pub(super) async fn refund(self: &Arc<Self>, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
         match decision.source {
             Source::Store => {
@@ -211,7 +211,8 @@ impl Shared {
     ///
     /// `phase` is the breaker's phase that admitted the call, `sent` the current time. Returns one result per check, in
     /// order. A failure that opens the breaker is logged, and starts the probe. Timeouts of a shortened deadline, or of
-    /// a process that was short of CPU time, and foreign data under a key do not count against the store.
+    /// a process that was short of CPU time, and foreign data under a key do not count against the store. If the future
+    /// is dropped before it completes, nothing is reported to the breaker.
     ///
     /// # Errors
     /// Returns an error if the call failed for all checks, or was not made: nothing is left of the deadline, or there
@@ -273,8 +274,11 @@ impl Shared {
 
     /// Calls the store and validates its reply: one result per check, and one status per limit of each check.
     ///
-    /// Without that, a limit that the store did not decide would pass. If every result is an error, returns one of them
-    /// as the error of the call.
+    /// Without that, a limit that the store did not decide would pass.
+    ///
+    /// # Errors
+    /// Returns the error of the call, or an error of the kind `Protocol` if the reply is not valid. If every result is
+    /// an error, returns one of them.
     pub(super) async fn decide(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
         let mut answers = self.store.decide_each(checks).await?;
         let is_whole = |(check, answer): (&Check<'_>, &Result<Decision, StoreError>)| {
@@ -291,12 +295,15 @@ impl Shared {
         Ok(answers)
     }
 
-    /// Awaits a call to the store, at most for the deadline of its kind, and reports it to the observers.
+    /// Awaits a call to the store, at most for the deadline of its kind and up to 25 ms more, and reports it to the
+    /// observers.
     ///
-    /// `checks` is the number of checks that is reported. The breaker is neither consulted nor changed.
+    /// `checks` is the number of checks that is reported. The breaker is neither consulted nor changed. If the future
+    /// is dropped before it completes, nothing is reported.
     ///
     /// # Errors
-    /// Returns the error of the call, or one for a deadline that has passed, for a panic, or without a tokio timer.
+    /// Returns the error of the call; or one of the kind `TimedOut` after the deadline, `Protocol` for a panic, or
+    /// `Unreachable` without a tokio timer.
     pub(super) async fn call<T>(
         &self,
         kind: Call,
@@ -312,7 +319,8 @@ impl Shared {
 
     /// Returns a future that awaits a call to the store, with a deadline from now on, and reports it to the observers.
     ///
-    /// Returns `None`, and `call` is not polled, without a tokio timer.
+    /// Returns `None`, and `call` is not polled, without a tokio timer. See [`Shared::within`] for the errors that it
+    /// adds. If the future is dropped before it completes, nothing is reported.
     fn begin<T>(
         &self,
         kind: Call,
@@ -330,8 +338,12 @@ impl Shared {
         })
     }
 
-    /// Adds a deadline to a call, from now on, and converts a panic and a timeout to errors. Returns `None` without a
-    /// tokio timer.
+    /// Returns a future that awaits `call`, with a deadline. Returns `None`, and `call` is not polled, without a tokio
+    /// timer.
+    ///
+    /// The deadline counts from this call, not from the first poll. The future may exceed it by up to 25 ms to find a
+    /// reply that has already arrived; see [`answer_by`]. It resolves to an error of the kind `TimedOut` at the
+    /// deadline, and of the kind `Protocol` if `call` panics.
     fn within<T>(
         &self,
         deadline: Duration,
@@ -367,6 +379,8 @@ impl Shared {
     /// Decides a check without the store, by the failure policy of each limit: limits with `local` by this node's
     /// share, those with `allow` are left out.
     ///
+    /// If no limit is `local`, or the memory store panics, the result is an uncounted admission.
+    ///
     /// # Errors
     /// Returns `failure` if the policy of a limit is `deny`.
     fn degraded(
@@ -394,6 +408,8 @@ impl Shared {
 
     /// Decides a check by this node's share of each limit, and charges the shares. If the memory store panics, admits
     /// the check uncounted.
+    ///
+    /// The decision has [`Source::Local`], and waits of [`local_wait`]. An uncounted admission has [`Source::None`].
     pub(super) fn check_local(&self, check: &Check<'_>) -> Decision {
         let demands = self.local_demands(check);
         let decided = Check::new(&demands).ok().and_then(|local| catch_panic(|| self.local.check(&local)));

@@ -294,6 +294,9 @@ impl Rules {
     }
 
     /// Sets whether everything is switched off: limits, bans and the maximum length of a path. Defaults to `false`.
+    ///
+    /// An engine then admits every request, and does not consider bans in the store either. Nothing is charged or
+    /// counted.
     pub fn kill_switch(mut self, off: bool) -> Rules {
         self.kill_switch = off;
         self

@@ -304,10 +304,10 @@ fn tidied(text: &[u8], empty: EmptySegments) -> Option<Vec<u8>> {
 
 /// Returns the canonical form of a path, under which it is counted, or `None` if the path is ambiguous.
 ///
-/// The form begins with a slash and has no query and no trailing slash, except that of the root, `/`. It is the result
-/// of applying all steps but [`PathStep::Dots`] and [`PathStep::Authority`] until none changes the path, with
-/// everything but unreserved characters percent-encoded. A path is ambiguous if its readings have different canonical
-/// forms, or if they cannot be computed within the bounds.
+/// `path` may have a query or a fragment; both are dropped. The form begins with a slash and has no trailing slash,
+/// except that of the root, `/`. It is the result of applying all steps but [`PathStep::Dots`] and
+/// [`PathStep::Authority`] until none changes the path, with everything but unreserved characters percent-encoded. A
+/// path is ambiguous if its readings have different canonical forms, or if they cannot be computed within the bounds.
 ///
 /// Without it, a client would get a new counter for every spelling of a path. To choose one of several readings would
 /// not help: a rule for `/login` applies to `/1%2Fx/../login`, `/2%2Fx/../login` and so on.

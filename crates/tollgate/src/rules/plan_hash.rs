@@ -200,7 +200,7 @@ impl Reader {
         }
     }
 
-    /// Reads a field from Redis, caches the reply under `id`, and returns the plan in it.
+    /// Reads a field from Redis, caches the reply under `id` if there is room, and returns the plan in it.
     ///
     /// Logs the first success after failures. On an error, calls [`record_failure`](Reader::record_failure).
     async fn read(self: Arc<Self>, id: Id, field: String) -> Result<Option<Arc<str>>, StoreError> {

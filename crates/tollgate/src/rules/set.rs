@@ -106,7 +106,7 @@ impl<'s> Matched<'s> {
         self.is_exempt_path
     }
 
-    /// Returns whether no rule applies to the request.
+    /// Returns whether no rule applies to the request: none matches, its path is exempt, or the kill switch is on.
     pub fn is_empty(&self) -> bool {
         self.indices().is_empty()
     }
@@ -173,7 +173,7 @@ impl RuleSet {
         Matched { set, indices, is_exempt_path: false }
     }
 
-    /// Returns whether the path with these readings is exempt from all rules.
+    /// Returns whether the path with these readings is exempt from all rules. The kill switch is not considered.
     pub(crate) fn is_exempt_path(&self, readings: &LazyReadings<'_>) -> bool {
         self.0.exempt.has_path(readings)
     }
@@ -219,7 +219,8 @@ impl RuleSet {
 
     /// Returns whether an engine has to read its clock before it checks limits.
     ///
-    /// That is so if there are bans, if tokens are verified or if subjects are anonymized.
+    /// That is so if there are bans, ended or not, if tokens are verified or if subjects are anonymized. The kill
+    /// switch is not considered.
     pub(crate) fn depends_on_time(&self) -> bool {
         !self.0.bans.is_empty() || self.0.identifier.depends_on_time()
     }
@@ -247,12 +248,17 @@ impl RuleSet {
 
     /// Returns the ban of a network that contains the client's address, if one is in force at `now`.
     ///
+    /// If there are several, returns that of the smallest network. Bans in the store are not considered.
+    ///
     /// Ignores the kill switch: call it only if [`bans_addresses`](RuleSet::bans_addresses).
     pub(crate) fn ban_of_address(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
         self.0.bans.of_address(identity.address(), now)
     }
 
     /// Returns the ban of an API key in the request, else of its verified user, if one is in force at `now`.
+    ///
+    /// The key may be in any API key header or bearer token, and need not be known. Verifies the request's token only
+    /// if there are bans of users. Bans in the store are not considered.
     ///
     /// Ignores the kill switch: call it only if [`bans_callers`](RuleSet::bans_callers).
     pub(crate) fn ban_of_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
@@ -268,7 +274,7 @@ impl RuleSet {
 
     /// Returns whether the caller is exempt from all rules, shields included, by its client address or its API key.
     ///
-    /// Exempt paths are not considered; see [`Matched::is_exempt_path`].
+    /// Neither exempt paths (see [`Matched::is_exempt_path`]) nor the kill switch are considered.
     pub fn is_exempt(&self, identity: &Identity<'_>) -> bool {
         if self.0.exempt.addresses.contains(identity.address()) {
             return true;

@@ -86,7 +86,8 @@ impl Trie {
     /// Calls `found` with the index of every rule that has a pattern that matches `text` and one of these methods.
     ///
     /// `text` is a path without its leading slash, such as one of the [readings](super::path::Readings) of a request's
-    /// path. A rule is reported once for each of its patterns that match.
+    /// path. A rule is reported once for each of its patterns that match. A variable such as `{id}` does not match an
+    /// empty segment.
     pub(crate) fn find(&self, text: &[u8], methods: MethodSet, mut found: impl FnMut(u32)) {
         let mut report = |candidates: &[Candidate]| {
             for candidate in candidates {

@@ -4,10 +4,11 @@ use super::Oldest;
 use super::long::{Long, SEGMENT_ENTRIES_MAX};
 use super::ring::Ring;
 
-/// Units that were charged at one time, or within one tick, or together because the log could not grow.
+/// Units that were charged at one time or within one tick, or that were joined because the log could not grow or the
+/// clock went back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Entry {
-    /// The time of the latest of these charges.
+    /// The time of the latest of these charges; after the clock went back, the time at which they were joined.
     pub(crate) time_us: u64,
     /// The units of all of them; 0 only in an unused entry.
     pub(crate) units: u32,

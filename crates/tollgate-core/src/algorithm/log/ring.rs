@@ -296,8 +296,8 @@ impl Ring {
 
     /// Moves the entries to a new block for `capacity` entries, the oldest at position 0.
     ///
-    /// `is_wide` selects two words per entry instead of one. `capacity` must be at least `len`. Without `is_wide`, the
-    /// units of every entry must fit into one word.
+    /// `is_wide` selects two words per entry instead of one. `capacity` must be at least `len`. Without `is_wide`,
+    /// every entry must have fewer than [`UNITS_WIDE`] units. Neither is checked.
     #[cold]
     fn rebuild(&mut self, capacity: usize, is_wide: bool) {
         let words = vec![0; if is_wide { 2 * capacity } else { capacity }].into_boxed_slice();

@@ -47,7 +47,7 @@ pub(super) async fn set(listener: &AdminListener, query: &str) -> Response<Bytes
     json(StatusCode::OK, &to_json(&subject, Some(ends_after)))
 }
 
-/// Answers whether the subject of the query is banned, and for how long.
+/// Answers whether the subject of the query is banned in the store, and for how long.
 ///
 /// The answer is 400 if the query is invalid, and 503 if the store fails.
 pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<Bytes> {
@@ -61,7 +61,9 @@ pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<B
     }
 }
 
-/// Lifts the ban of the subject of the query, and answers whether there was one.
+/// Lifts the ban of the subject of the query in the store, and answers whether there was one.
+///
+/// Logs that a ban was lifted, but not of which subject.
 ///
 /// The answer is 400 if the query is invalid, and 503 if the store fails.
 pub(super) async fn lift(listener: &AdminListener, query: &str) -> Response<Bytes> {
@@ -94,7 +96,8 @@ fn to_json(subject: &[u8], ban: Option<Wait>) -> Value {
 impl BanQuery {
     /// Parses a percent-encoded query. `for` is accepted only if `accepts_duration`.
     ///
-    /// `Err` is the message of the 400 response.
+    /// `+` is a space, and the last of repeated parameters counts. `Err` is the message of the 400 response: a
+    /// parameter is unknown, `subject` is missing or too long, or `for` is not a time of at least 1 ms.
     fn parse(text: &str, accepts_duration: bool) -> Result<BanQuery, String> {
         let (mut subject, mut duration) = (None, None);
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {

@@ -134,7 +134,8 @@ impl CounterRef {
 
 /// Returns the key of a query, and the counters that it selects, at least one.
 ///
-/// `Err` is the message of the 400 response.
+/// With `rule`, `limit` is the name of one of its limits; without, it is the text of a limit. `Err` is the message of
+/// the 400 response.
 fn select(listener: &AdminListener, query: &str, selection: Selection) -> Result<(Vec<u8>, Vec<CounterRef>), String> {
     let query = KeyQuery::parse(query)?;
     let counters = match (&query.rule, &query.limit) {
@@ -151,7 +152,10 @@ fn select(listener: &AdminListener, query: &str, selection: Selection) -> Result
     Ok((query.key, counters))
 }
 
-/// Returns the counters of the rule named `rule` that a query selects. `Err` is the message of the 400 response.
+/// Returns the counters of the rule named `rule` that a query selects, at least one.
+///
+/// `Err` is the message of the 400 response: the rule is unknown or a shield, it has no limit with the name in `limit`,
+/// or [`limit_set`] fails.
 fn counters_of_rule(
     loaded: &Loaded,
     rule: &str,
@@ -191,6 +195,8 @@ fn counters_of_rule(
 }
 
 /// Returns the set of limits of `rule` whose counters are selected, or `None` if those of all sets are.
+///
+/// For a rule with limits of its own, returns any set, and ignores the plan of the query.
 ///
 /// `Err` is the message of the 400 response: the plan of the query is unknown, is missing, or is not the plan of the
 /// API key.
@@ -234,7 +240,10 @@ fn limit_set_of_key(rules: &RuleSet, subject: &[u8]) -> Option<LimitSetId> {
 }
 
 impl KeyQuery {
-    /// Parses a percent-encoded query. `Err` is the message of the 400 response.
+    /// Parses a percent-encoded query. `+` is a space, and the last of repeated parameters counts.
+    ///
+    /// `Err` is the message of the 400 response: a parameter is unknown, `key` is missing, or another one is not UTF-8.
+    /// The values are not checked otherwise.
     fn parse(text: &str) -> Result<KeyQuery, String> {
         let mut query = KeyQuery::default();
         let mut has_key = false;

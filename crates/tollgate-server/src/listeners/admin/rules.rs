@@ -12,9 +12,10 @@ use tollgate::rules::{CompiledRule, LimitSetId, RuleSet};
 use crate::listeners::http::connection::json;
 use crate::reload::Reloader;
 
-/// Answers with the rules in force, in the order of the file, their decisions so far, and the names of the plans.
+/// Answers with the rules in force, in the order of the file, their decisions so far, the names of the plans, and
+/// whether the kill switch is on.
 ///
-/// The lists are empty if the server has no configuration.
+/// If the server has no configuration, the lists are empty and `kill_switch` is left out.
 pub(super) fn list(reloader: &Reloader) -> Response<Bytes> {
     let (loaded, stats) = match (reloader.loaded(), reloader.engine()) {
         (Some(loaded), Some(engine)) => (loaded, engine.rule_stats()),

@@ -484,7 +484,8 @@ impl ResponseBuffer {
 
     /// Writes the collected responses, if there are any, and empties the buffer.
     ///
-    /// Fails with `TimedOut` if the client does not accept them within `limit`.
+    /// Fails with `TimedOut` if the client does not accept them within `limit`, or with the error of the stream. The
+    /// connection must not be used afterwards: some bytes may have been sent, and the buffer is not emptied.
     async fn send<S: AsyncWrite + Unpin>(&mut self, stream: &mut S, limit: Duration) -> std::io::Result<()> {
         if !self.bytes.is_empty() {
             send(stream, &self.bytes, limit).await?;

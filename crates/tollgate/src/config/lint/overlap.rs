@@ -86,11 +86,14 @@ struct DecisionGroup<'p> {
 
 impl DecisionGroup<'_> {
     /// Returns the number of limits of the rule with this index, or 0 if the rule does not belong to the group.
+    ///
+    /// For a rule that takes its limits from plans, the largest number that a plan or an API key has. Panics if there
+    /// is no rule with this index.
     fn limit_count(&self, index: usize) -> usize {
         if self.members[index] { limit_count_max(&self.parts.rules[index]) } else { 0 }
     }
 
-    /// Returns the indices of the group's rules that have limits.
+    /// Returns the indices of the group's rules that have limits, ascending.
     fn indices(&self) -> impl Iterator<Item = usize> {
         (0..self.members.len()).filter(|index| self.limit_count(*index) > 0)
     }

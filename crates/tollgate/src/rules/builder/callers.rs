@@ -33,14 +33,19 @@ impl Plan {
         Plan { name: name.into(), limits: Vec::new(), upgrade_url: None }
     }
 
-    /// Adds a limit, such as `60/min`. Its name is derived from its window: `per-minute`, or `per-minute-2` if that name is
-    /// taken.
+    /// Adds a limit, such as `60/min`. Building the rules fails if the text is not a limit.
+    ///
+    /// Its name is derived from its window: `per-minute`, or `per-minute-2` if that name is taken. The name is part of
+    /// the counter's name, so a limit whose window changes starts with a new counter. Clients see it in headers and in
+    /// the bodies of refusals. [`named_limit`](Plan::named_limit) sets another.
     pub fn limit(mut self, limit: impl Into<LimitText>) -> Plan {
         self.limits.push((None, limit.into()));
         self
     }
 
     /// Adds a limit with a name of 1 to 64 characters `a-z`, `0-9` and `-`, which no other limit of the plan has.
+    ///
+    /// Building the rules fails if the text is not a limit, or if the name is invalid or taken.
     ///
     /// The name is part of the counter's name, and clients see it in headers and in the bodies of refusals.
     pub fn named_limit(mut self, name: impl Into<String>, limit: impl Into<LimitText>) -> Plan {
@@ -108,8 +113,9 @@ impl ListedKey {
 
     /// Adds a limit of the key's own. All own limits together replace those of the key's plan.
     ///
-    /// The limit is named after its window, such as `per-minute`. Own limits apply only in rules with
-    /// [`limits_from_plan`](super::Rule::limits_from_plan).
+    /// Building the rules fails if the text is not a limit. The limit is named after its window, such as `per-minute`,
+    /// or `per-minute-2` if that name is taken. The name is part of the counter's name. Own limits apply only in rules
+    /// with [`limits_from_plan`](super::Rule::limits_from_plan).
     pub fn limit(mut self, limit: impl Into<LimitText>) -> ListedKey {
         self.limits.push((None, limit.into()));
         self
@@ -119,7 +125,8 @@ impl ListedKey {
     /// limits.
     ///
     /// All own limits together replace those of the key's plan, in rules with
-    /// [`limits_from_plan`](super::Rule::limits_from_plan).
+    /// [`limits_from_plan`](super::Rule::limits_from_plan). Building the rules fails if the text is not a limit, or if
+    /// the name is invalid or taken.
     pub fn named_limit(mut self, name: impl Into<String>, limit: impl Into<LimitText>) -> ListedKey {
         self.limits.push((Some(name.into()), limit.into()));
         self
@@ -134,6 +141,9 @@ impl ListedKey {
 }
 
 /// A ban of a network, an API key or a user, whose requests are refused with 403. Permanent unless it has an end.
+///
+/// It also applies to exempt requests and to those that no rule matches, but not while the
+/// [kill switch](super::Rules::kill_switch) is on.
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};

@@ -182,14 +182,19 @@ impl Rule {
         self
     }
 
-    /// Adds a limit, such as `10/min`. Its name is derived from its window: `per-minute`, or `per-minute-2` if that name is
-    /// taken.
+    /// Adds a limit, such as `10/min`. Building the rules fails if the text is not a limit.
+    ///
+    /// Its name is derived from its window: `per-minute`, or `per-minute-2` if that name is taken. The name is part of
+    /// the counter's name, so a limit whose window changes starts with a new counter. Clients see it in headers and in
+    /// the bodies of refusals. [`named_limit`](Rule::named_limit) sets another.
     pub fn limit(mut self, limit: impl Into<LimitText>) -> Rule {
         self.limits.push((None, limit.into()));
         self
     }
 
     /// Adds a limit with a name of 1 to 64 characters `a-z`, `0-9` and `-`, which no other limit of the rule has.
+    ///
+    /// Building the rules fails if the text is not a limit, or if the name is invalid or taken.
     ///
     /// The name is part of the counter's name, and clients see it in headers and in the bodies of refusals.
     pub fn named_limit(mut self, name: impl Into<String>, limit: impl Into<LimitText>) -> Rule {
