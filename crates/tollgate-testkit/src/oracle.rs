@@ -103,18 +103,20 @@ impl Oracle {
 
     /// Charges one unit at each of these instants, without deciding. The cost of `demand` is ignored.
     ///
-    /// The instants must be ascending, and not before the last charge. There must be at least one: otherwise the
-    /// counter is marked as expired. The result is the same as if each unit had been admitted, except for
-    /// `sliding-counter` and `fixed-window`: they charge all units to the window that was current when the counter was
-    /// last written, and for a new counter to the window that begins at the epoch.
+    /// The instants must be ascending, and not before the last charge. Without an instant, nothing changes. The result
+    /// is the same as if each unit had been admitted, except for `sliding-counter` and `fixed-window`: they charge all
+    /// units to the window that was current when the counter was last written, and for a new counter to the window that
+    /// begins at the epoch.
     pub fn charge_at(&mut self, demand: &Demand<'_>, instants: impl Iterator<Item = Timestamp>) {
         let mut record = self.record(demand);
-        let mut latest = Timestamp::ZERO;
+        let mut latest = None;
         for instant in instants {
             record.charge(&demand.limit, micros(instant), 1);
-            latest = instant;
+            latest = Some(instant);
         }
-        self.write(demand, micros(latest), record);
+        if let Some(latest) = latest {
+            self.write(demand, micros(latest), record);
+        }
     }
 
     fn fits(&self, demand: &Demand<'_>, now: i128) -> bool {
