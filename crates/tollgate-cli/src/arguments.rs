@@ -28,7 +28,9 @@ pub(crate) enum Command {
     )]
     Serve(Box<Serve>),
     /// Check a configuration file and report its errors and warnings: exit 0 if it can be used, 2 if not
-    #[command(after_help = "Example:\n  tollgate validate tollgate.toml --json")]
+    #[command(
+        after_help = "Example:\n  tollgate validate tollgate.toml --json\n  tollgate validate tollgate.toml --deny-warnings"
+    )]
     Validate(Validate),
     /// Show which rules apply to a request, and why
     #[command(
@@ -211,6 +213,9 @@ pub(crate) struct Validate {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Exit with 1 if the file can be used and there are warnings; advice does not count
+    #[arg(long)]
+    pub(crate) deny_warnings: bool,
     #[command(flatten)]
     pub(crate) store: StoreChoice,
 }

@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use self::arguments::{Arguments, Command};
+use self::configuration::Validity;
 pub(crate) use self::failure::Failure;
 
 /// Used instead of the system's allocator, where the few dozen small allocations of an HTTP response are a tenth of its
@@ -29,7 +30,8 @@ pub(crate) use self::failure::Failure;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Exit code of a denied `check`. An allowed one, and every other command that succeeds, exits with 0.
+/// Exit code of a denied `check`, and of `validate --deny-warnings` if there are warnings. An allowed check, and every
+/// other command that succeeds, exits with 0.
 const DENIED: u8 = 1;
 /// Exit code of an error.
 const FAILED: u8 = 2;
@@ -56,8 +58,8 @@ fn print_usage(usage: clap::Error) -> Result<ExitCode, Failure> {
     Ok(if usage.use_stderr() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// Runs the subcommand and returns its exit code: 0, or 1 if `check` was denied, or 2 if `validate --json` found an
-/// error.
+/// Runs the subcommand and returns its exit code: 0; 1 if `check` was denied, or if `validate --deny-warnings` found a
+/// warning; 2 if `validate --json` found an error.
 ///
 /// Without a subcommand, prints the picture of `tollgate boundary`.
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
@@ -76,8 +78,11 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         }
         Some(Command::Boundary) | None => output::print(boundary::picture())?,
         Some(Command::Validate(validate)) => {
-            let usable = configuration::validate(&validate)?;
-            return Ok(if usable { ExitCode::SUCCESS } else { ExitCode::from(FAILED) });
+            return Ok(match configuration::validate(&validate)? {
+                Validity::Usable => ExitCode::SUCCESS,
+                Validity::WarningsDenied => ExitCode::from(DENIED),
+                Validity::Unusable => ExitCode::from(FAILED),
+            });
         }
         Some(Command::Check(check)) => {
             let allowed = in_runtime(counters::check(check))?;

@@ -277,7 +277,7 @@ fn validate_prints_counts_and_the_first_error() {
     };
     assert!(validate(RULES).contains(" can be used: 2 rules, 3 plans\n"));
     let one = "[plans.default]\nlimits = [\"1/h\"]\n[[rules]]\nname = \"a\"\nlimits = \"plan\"\n";
-    assert!(validate(one).contains(" can be used: 1 rule, 1 plan\n"), "{}", validate(one));
+    assert!(validate(one).contains(" can be used: 1 rule, 1 plan, 1 warning\n"), "{}", validate(one));
     let said = validate(&RULES.replace("30/h", "0/h"));
     assert!(said.contains(" cannot be used: 1 error: invalid-limit: expected a quota"), "{said}");
 }
@@ -294,6 +294,47 @@ fn validate_prints_json() {
     let said = out(&bad);
     assert!(said.contains(r#""usable":false"#) && said.contains(r#""code":"invalid-limit""#), "{said}");
     assert!(said.contains(r#""line":3"#) && !said.contains("planted"), "{said}");
+}
+
+#[test]
+fn denied_warnings_exit_with_one_and_are_printed_as_warnings() {
+    let (_dir, file) = rules_file();
+    let validate = |text: &str, arguments: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        let output = tollgate(&[&["validate", &file], arguments].concat());
+        (output.status.code(), out(&output), err(&output))
+    };
+    let good = "[[rules]]\nname = \"a\"\nlimits = [\"10/min\"]\n";
+    let warned = "[[rules]]\nname = \"a\"\nlimits = [\"10/min\", \"1000/min\"]\n";
+    let advised = &format!("shadow = true\n{good}");
+    let broken = &format!("instances = 0\n{warned}");
+    let deny: &[&str] = &["--deny-warnings"];
+    for (text, arguments, code) in [
+        (good, deny, 0),
+        (warned, &[][..], 0),
+        (warned, deny, 1),
+        (warned, &["--deny-warnings", "--json"], 1),
+        (warned, &["--json"], 0),
+        (broken, deny, 2),
+        (broken, &["--deny-warnings", "--json"], 2),
+    ] {
+        let said = validate(text, arguments);
+        assert_eq!(said.0, Some(code), "{arguments:?} {said:?}");
+    }
+    let (_, printed, said) = validate(warned, deny);
+    assert!(said.starts_with("Warning: redundant-limit\n"), "{said}");
+    assert!(printed.contains(" can be used: 1 rule, 0 plans, 1 warning\n"), "{printed}");
+    let (_, _, said) = validate(broken, deny);
+    assert!(said.contains("\nWarning: redundant-limit\n") && said.contains("\nError: invalid-value\n"), "{said}");
+    let (code, _, said) = validate(advised, deny);
+    assert!(code == Some(0) && said.starts_with("Advice: shadow-on\n"), "{code:?} {said}");
+}
+
+#[test]
+fn the_example_of_all_settings_is_valid_as_it_stands() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.toml");
+    let output = tollgate(&["validate", file, "--deny-warnings"]);
+    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::file;
 use super::finding::{Code, Finding, Report};
 use super::forms::{AnonymizeEntry, Secret};
 use super::mask::mask;
-use super::read::{FromNode, Reader};
+use super::read::{FromNode, ReadResult, Reader};
 use super::source::Source;
 use super::span::Spanned;
 use super::toml;
@@ -407,8 +407,8 @@ pub(crate) fn read<T: FromNode>(name: &str, text: &str, format: Format) -> (Opti
         Ok(root) => {
             let mut reader = Reader::new(text);
             let value = T::from_node(&root, &mut reader);
-            let (errors, shown) = reader.finish();
-            (value, Source::masked(name, text, mask(text, &root, &shown)), errors)
+            let ReadResult { errors, shown, partly_read } = reader.finish();
+            (value, Source::masked(name, text, mask(text, &root, &shown), partly_read), errors)
         }
         Err(errors) => {
             let finding = |error: SyntaxError| Finding::new(Code::Syntax, error.message).at(error.span);

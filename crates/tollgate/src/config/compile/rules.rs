@@ -163,6 +163,7 @@ impl Compiler<'_> {
                     let finding = Finding::new(Code::LimitsMissing, "a rule needs at least one limit");
                     self.note(finding.help("for example `limits = [\"10/min\"]`").at(table.limits.span()));
                 }
+                self.check_redundancy(&limits, &format!("`{}`", *table.name), table.limits.span(), &source);
                 self.check_spacing(table, &limits);
                 self.check_cost(table, cost, &limits, None);
                 RuleLimits::Own(limits.iter().map(|limit| answer.policy(limit, None, None)).collect())
