@@ -38,14 +38,14 @@ pub(crate) enum Command {
     /// Check a key against a limit once: exit 0 if allowed, 1 if denied, 2 on error
     #[command(after_help = "Example:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379")]
     Check(Check),
-    /// Show a counter without changing it
+    /// Show a counter without changing it: exit 0, 1 if there is no such counter, 2 on error
     #[command(
-        after_help = "Example:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tollgate inspect user:42 10/min --config tollgate.toml\n  tollgate inspect ip:203.0.113.9 --rule shorten --admin http://127.0.0.1:9090"
+        after_help = "Example:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tollgate inspect 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate inspect acme --rule api --admin http://127.0.0.1:9090"
     )]
     Inspect(Inspect),
-    /// Delete a counter
+    /// Delete a counter: exit 0, 1 if there is no such counter, 2 on error
     #[command(
-        after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset user:42 10/min --config tollgate.toml\n  tollgate reset ip:203.0.113.9 --rule shorten --admin http://127.0.0.1:9090"
+        after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate reset acme --rule api --admin http://127.0.0.1:9090"
     )]
     Reset(Inspect),
     /// Refuse all requests of a subject (HTTP 403), on all instances that share the store
@@ -261,16 +261,18 @@ pub(crate) struct Check {
 
 #[derive(Args, Debug)]
 pub(crate) struct Inspect {
-    /// Key of the counter; with --rule, a subject as `tollgate explain --reveal` prints it
+    /// Key of the counter; with --rule, a client: an address, the name of an API key, an API key, or a subject as
+    /// `tollgate explain --reveal` prints it
     pub(crate) key: String,
     /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]; with --rule, the name of one of the rule's limits [default:
     /// all of them]
     #[arg(required_unless_present = "rule")]
     pub(crate) limit: Option<String>,
-    /// Use the counters of this rule; requires --admin
-    #[arg(long, value_name = "NAME", requires = "admin")]
+    /// Use the counters of this rule of the configuration file (--config) or the instance (--admin)
+    #[arg(long, value_name = "NAME")]
     pub(crate) rule: Option<String>,
-    /// Plan of the client, for a rule whose limits come from plans
+    /// Plan of the client, for a rule whose limits come from plans [default: the plan of the client's API key or
+    /// address]
     #[arg(long, value_name = "NAME", requires = "rule")]
     pub(crate) plan: Option<String>,
     /// Print JSON

@@ -74,6 +74,12 @@ pub(crate) enum Failure {
     #[error("the memory store is empty in every new command, so there are no counters and no bans in it")]
     #[diagnostic(help("give the store with --store URL or --config FILE, or a running instance with --admin URL"))]
     NothingCounted,
+    /// A query of counters that selects none.
+    #[error("{0}")]
+    Counters(String),
+    #[error("--rule needs the configuration with that rule")]
+    #[diagnostic(help("give it with --config FILE, or a running instance with --admin URL"))]
+    RuleWithoutConfiguration,
     #[error("the subject is masked (***), so it identifies no client")]
     #[diagnostic(help("give the subject that `tollgate explain --reveal` prints, such as ip:203.0.113.9"))]
     MaskedSubject,
@@ -84,6 +90,15 @@ pub(crate) enum Failure {
     Output(std::io::Error),
     #[error("cannot start: {0}")]
     Runtime(#[from] std::io::Error),
+}
+
+impl From<tollgate_server::CounterError> for Failure {
+    fn from(error: tollgate_server::CounterError) -> Failure {
+        match error {
+            tollgate_server::CounterError::Store(error) => Failure::StoreFailed(error),
+            other => Failure::Counters(other.to_string()),
+        }
+    }
 }
 
 /// Sets the format of error reports: in colour if standard error is a terminal, and without wrapped lines, so that

@@ -1,9 +1,12 @@
 //! The choice of the store by options and environment, and limiters on it for single commands.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate::config::Settings;
+use tollgate::rules::{PlanHash, PlanLookup};
 use tollgate::{Limiter, OnFailure};
+use tollgate_redis::RedisStore;
 
 use crate::arguments::{CountersChoice, StoreChoice};
 use crate::{Failure, configuration};
@@ -48,6 +51,23 @@ impl CountersChoice {
     fn settings(&self) -> Result<Settings, Failure> {
         configuration::settings(self.config.as_deref(), &configuration::loader(&self.store)?)
     }
+}
+
+/// Builds a limiter on the shared store of the settings, and the lookups of plans in that store.
+///
+/// # Errors
+/// If the URL of the store is invalid, or [`Failure::NothingCounted`] if it is the memory store.
+pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Vec<Arc<dyn PlanLookup>>), Failure> {
+    let store = settings.redis()?.ok_or(Failure::NothingCounted)?;
+    let lookups = plan_lookups(settings, &store);
+    let (builder, _) = settings.limiter_on(Some(store));
+    Ok((builder.deadline(COMMAND_DEADLINE).on_failure(OnFailure::Deny).build(), lookups))
+}
+
+/// Returns the lookup of plans in the Redis hash that the settings name, or nothing if they name none.
+pub(crate) fn plan_lookups(settings: &Settings, store: &RedisStore) -> Vec<Arc<dyn PlanLookup>> {
+    let hash = |name| Arc::new(PlanHash::new(store.clone(), name).timeout(COMMAND_DEADLINE)) as Arc<dyn PlanLookup>;
+    settings.plan_hash.as_deref().into_iter().map(hash).collect()
 }
 
 fn limiter(settings: &Settings) -> Result<Limiter, Failure> {

@@ -13,7 +13,7 @@
 //!
 //! The values of subjects are masked (`ip:***`) by default.
 
-mod plan;
+pub(crate) mod plan;
 
 use std::borrow::Cow;
 use std::net::IpAddr;

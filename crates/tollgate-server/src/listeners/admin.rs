@@ -21,7 +21,7 @@
 //! tokens waits for its responses (`auth_guard.rs`).
 
 mod bans;
-mod keys;
+pub(crate) mod keys;
 mod rules;
 pub(crate) mod token;
 
