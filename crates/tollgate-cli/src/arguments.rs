@@ -36,7 +36,9 @@ pub(crate) enum Command {
     )]
     Explain(Explain),
     /// Check a key against a limit once: exit 0 if allowed, 1 if denied, 2 on error
-    #[command(after_help = "Example:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379")]
+    #[command(
+        after_help = "Example:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379\n  tollgate check user:42 10/min --store memory\n\nThe store has to be given: by --store, --config, $TOLLGATE_STORE or $REDIS_URL. The counters of --store memory are empty in every new command, so that every check whose cost fits into the limit is allowed."
+    )]
     Check(Check),
     /// Show a counter without changing it: exit 0, 1 if there is no such counter, 2 on error
     #[command(
@@ -246,6 +248,7 @@ pub(crate) struct Explain {
 #[derive(Args, Debug)]
 pub(crate) struct Check {
     /// Key to count, such as user:42
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) key: String,
     /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]
     pub(crate) limit: Limit,
@@ -263,6 +266,7 @@ pub(crate) struct Check {
 pub(crate) struct Inspect {
     /// Key of the counter; with --rule, a client: an address, the name of an API key, an API key, or a subject as
     /// `tollgate explain --reveal` prints it
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) key: String,
     /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]; with --rule, the name of one of the rule's limits [default:
     /// all of them]
@@ -287,6 +291,7 @@ pub(crate) struct Inspect {
 #[derive(Args, Debug)]
 pub(crate) struct Ban {
     /// Subject to ban, such as ip:203.0.113.9 or user:42
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) subject: String,
     /// Duration of the ban, such as 30s, 10min or 1h [default: until `tollgate unban`]
     #[arg(long = "for", value_name = "TIME", value_parser = ban_time)]
@@ -303,6 +308,7 @@ pub(crate) struct Ban {
 #[derive(Args, Debug)]
 pub(crate) struct Unban {
     /// Subject whose ban is lifted, such as ip:203.0.113.9 or user:42
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) subject: String,
     /// Print JSON
     #[arg(long)]

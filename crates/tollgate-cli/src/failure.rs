@@ -74,6 +74,11 @@ pub(crate) enum Failure {
     #[error("the memory store is empty in every new command, so there are no counters and no bans in it")]
     #[diagnostic(help("give the store with --store URL or --config FILE, or a running instance with --admin URL"))]
     NothingCounted,
+    #[error("no store was given, and the memory store is empty in every new command: every check would be allowed")]
+    #[diagnostic(help(
+        "give the store with --store URL or --config FILE, or --store memory to check without counters of others"
+    ))]
+    NothingKept,
     /// A query of counters that selects none.
     #[error("{0}")]
     Counters(String),

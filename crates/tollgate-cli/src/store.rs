@@ -27,14 +27,17 @@ impl StoreChoice {
 }
 
 impl CountersChoice {
-    /// Builds a limiter on the chosen store, which may be the memory store.
+    /// Builds a limiter on the chosen store for one check, whose counters stay in the store.
     ///
     /// If the store does not answer within [`COMMAND_DEADLINE`], decisions of this limiter fail.
     ///
     /// # Errors
-    /// If the URL of the store is invalid, or the configuration file cannot be used.
+    /// If the URL of the store is invalid, the configuration file cannot be used, or [`Failure::NothingKept`] if the
+    /// store is the memory store and `--store memory` was not given.
     pub(crate) fn limiter(&self) -> Result<Limiter, Failure> {
-        limiter(&self.settings()?)
+        let settings = self.settings()?;
+        let is_chosen = settings.is_shared() || self.store.store.as_deref() == Some(MEMORY);
+        if is_chosen { limiter(&settings) } else { Err(Failure::NothingKept) }
     }
 
     /// Builds a limiter like [`limiter`](CountersChoice::limiter), for a command that uses counters of other processes.

@@ -283,7 +283,6 @@ fn a_client_that_a_rule_does_not_count_is_refused() {
     std::fs::write(&file, format!("instances = 1\n{RULES}{two}")).unwrap();
     for (client, rule, phrase) in [
         ("planted-unknown-key", "api", "unknown client; expected an address, an API key or the name of one"),
-        ("", "api", "unknown client"),
         ("ip:***", "shorten", "the subject is masked"),
         ("acme", "shorten", "the rule counts by ip; give the whole subject"),
         ("twice", "api", "2 API keys have this name"),
@@ -313,7 +312,37 @@ fn inspect_and_reset_refuse_the_memory_store() {
             }
         }
     }
-    assert_eq!(tollgate(&["check", "user:42", "10/h"]).status.code(), Some(0), "check may use the memory store");
+}
+
+/// Without a store, `check` would count in memory of its own and allow everything.
+#[test]
+fn check_needs_a_store_unless_memory_is_chosen() {
+    let (_dir, file) = rules_file();
+    let check = |more: &[&str]| tollgate(&[&["check", "user:42", "10/h"], more].concat());
+    for store in [&[][..], &["--config", &file]] {
+        let said = check(store);
+        assert_eq!((said.status.code(), &*out(&said)), (Some(2), ""), "{store:?}");
+        assert!(err(&said).contains("no store was given") && err(&said).contains("--store memory"), "{}", err(&said));
+    }
+    for variable in ["TOLLGATE_STORE", "REDIS_URL"] {
+        let said = command().args(["check", "user:42", "10/h"]).env(variable, "memory").output().unwrap();
+        assert_eq!(said.status.code(), Some(2), "{variable}");
+    }
+    let said = check(&["--store", "memory"]);
+    assert!(said.status.code() == Some(0) && out(&said).contains("9 of 10"), "{}{}", out(&said), err(&said));
+    assert_eq!(check(&["--store", "memory", "--cost", "11"]).status.code(), Some(1));
+    assert!(out(&tollgate(&["check", "--help"])).contains("--store memory"));
+}
+
+#[test]
+fn an_empty_key_is_refused() {
+    for arguments in
+        [&["check", "", "10/h"][..], &["inspect", "", "10/h"], &["reset", "", "10/h"], &["ban", ""], &["unban", ""]]
+    {
+        let said = tollgate(&[arguments, &["--store", "memory"]].concat());
+        assert_eq!((said.status.code(), &*out(&said)), (Some(2), ""), "{arguments:?}");
+        assert!(err(&said).contains("a value is required for '<"), "{arguments:?}: {}", err(&said));
+    }
 }
 
 /// `validate` and a reload reject every store URL that `serve` rejects at the start.
