@@ -99,14 +99,14 @@ pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) store: StoreChoice,
     /// Address of the HTTP listener (POST /v1/check); `off` disables it
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = listener_address)]
     pub(crate) http: String,
     /// Address of the RESP listener, for Redis clients; `off` disables it
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6380")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6380", value_parser = listener_address)]
     pub(crate) resp: String,
     /// Address of the admin listener (metrics, health, keys, rules, reload); `off` disables it [default:
     /// 127.0.0.1:9090]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = listener_address)]
     pub(crate) admin: Option<String>,
     /// File with the token that requests to the admin API must send [default: $TOLLGATE_ADMIN_TOKEN, else a token is
     /// generated and printed]
@@ -161,6 +161,25 @@ pub(crate) struct Serve {
     /// Format of the logs on standard error
     #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = ["text", "json"])]
     pub(crate) log: String,
+}
+
+/// Checks the address of a listener: HOST:PORT, with brackets around an IPv6 address, or `off`.
+///
+/// The host is not resolved. The error says which form is expected.
+fn listener_address(text: &str) -> Result<String, String> {
+    let is_address = text.rsplit_once(':').is_some_and(|(host, port)| {
+        let is_bracketed = host.starts_with('[') && host.ends_with(']');
+        !host.is_empty() && (is_bracketed || !host.contains(':')) && port.parse::<u16>().is_ok()
+    });
+    match is_address || text == "off" {
+        true => Ok(text.to_owned()),
+        false => {
+            let port = text.trim_start_matches(':').parse::<u16>().map_or("PORT".to_owned(), |port| port.to_string());
+            Err(format!(
+                "expected HOST:PORT, such as 127.0.0.1:{port} for this machine only or 0.0.0.0:{port} for all networks, or off"
+            ))
+        }
+    }
 }
 
 /// Parses a time such as 500ms, 10s or 1min, zero included. The error says which form is expected.
@@ -369,6 +388,21 @@ mod tests {
             ["", "0", "1048575", "1023KiB", "MiB", "512M", "1.5GiB", "-1GiB", "99999999999TiB", "1 000MB", "half"]
         {
             assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn address_of_a_listener_has_a_host_and_a_port() {
+        for text in ["127.0.0.1:8080", "0.0.0.0:0", "[::1]:8080", "[::]:80", "localhost:8080", "off"] {
+            assert_eq!(listener_address(text).as_deref(), Ok(text));
+        }
+        for text in ["", ":8080", "8080", "127.0.0.1", "::1:8080", "[::1]", "localhost:http", "localhost:65536", "OFF"]
+        {
+            let error = listener_address(text).unwrap_err();
+            assert!(error.starts_with("expected HOST:PORT, such as 127.0.0.1:"), "{text}: {error}");
+        }
+        for text in [":8080", "8080"] {
+            assert!(listener_address(text).unwrap_err().contains("127.0.0.1:8080 for this machine only"), "{text}");
         }
     }
 

@@ -46,8 +46,8 @@ type Lookups = Vec<Arc<dyn PlanLookup>>;
 /// was given. Exits the process at a second SIGTERM or SIGINT.
 ///
 /// # Errors
-/// If an option, the configuration file, the certificate or a secret is invalid, a listener cannot be bound, or the
-/// admin listener can be reached from other machines and no token was given.
+/// If an option, the configuration file, the certificate or a secret is invalid, a listener cannot be bound, there is
+/// no listener, or the admin listener can be reached from other machines and no token was given.
 pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let signals = Signals::install()?;
     start_logs(&arguments.log);
@@ -82,6 +82,9 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let (admin, admin_disabled) = listen_admin(arguments.admin.as_deref(), token.is_some()).await?;
     let http = listen("http", &arguments.http).await?;
     let resp = listen("resp", &arguments.resp).await?;
+    if admin.is_none() && http.is_none() && resp.is_none() {
+        return Err(Failure::NothingToServe { admin: admin_disabled });
+    }
     let address = |socket: &Option<TcpListener>| socket.as_ref().map(TcpListener::local_addr).transpose();
     let addresses = Addresses { http: address(&http)?, resp: address(&resp)?, admin: address(&admin)? };
     let is_token_given = token.is_some();
