@@ -150,14 +150,19 @@ fn no_such_counter(report: &Value) -> String {
     format!("no such counter: nothing is counted for {}\n", report["key"].as_str().unwrap_or_default())
 }
 
-/// Formats a [`CounterReport`](tollgate_server::CounterReport): the client's plan, if it has one, then a table per
-/// counter, or one line if there is no counter.
+/// Formats a [`CounterReport`](tollgate_server::CounterReport): the client with its plan and its ban, if it has one of
+/// them, then a table per counter, or one line if there is no counter.
 fn format_report(report: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut lines = String::new();
     if let Some(plan) = report["plan"].as_object() {
-        lines +=
-            &format!("{}\n  plan         {} ({})\n", text(&report["key"]), text(&plan["name"]), text(&plan["source"]));
+        lines += &format!("  plan         {} ({})\n", text(&plan["name"]), text(&plan["source"]));
+    }
+    if let Some(reason) = report["banned"].as_str() {
+        lines += &format!("  refused      {reason}\n");
+    }
+    if !lines.is_empty() {
+        lines = format!("{}\n{lines}", text(&report["key"]));
     }
     let counters: Vec<&Value> = report["counters"].as_array().into_iter().flatten().collect();
     match counters.iter().any(|counter| exists(counter)) {

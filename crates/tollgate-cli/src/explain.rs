@@ -167,9 +167,10 @@ mod tests {
             let explanation = json!({ "rules": [{ "name": "all", "applies": true, "cost": 5, "limits": [limit] }] });
             assert!(format_explanation(&explanation).contains(expected), "{}", format_explanation(&explanation));
         }
-        let unknown = json!({ "counters_unknown": "the store did not answer (unreachable)" });
+        let unknown = json!({ "counters_unknown": "cannot reach the store redis://h:1: connection refused" });
         assert!(
-            format_explanation(&unknown).contains("unknown  remaining units: the store did not answer (unreachable)\n")
+            format_explanation(&unknown)
+                .contains("unknown  remaining units: cannot reach the store redis://h:1: connection refused\n")
         );
     }
 }

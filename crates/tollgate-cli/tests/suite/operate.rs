@@ -275,6 +275,66 @@ fn inspect_and_reset_use_the_counters_of_a_rule_in_the_store() {
     }
 }
 
+/// `inspect` shows the plan and where it is assigned, and bans in the configuration and in the store.
+#[test]
+fn inspect_shows_the_plan_and_the_ban_of_a_client() {
+    let redis = Server::redis();
+    let (_dir, file) = rules_file();
+    let more = r#"
+[[keys]]
+key = "planted-key-of-globex"
+name = "globex"
+[[bans]]
+by = "ip"
+value = "198.51.100.0/24"
+reason = "scraper"
+[plan_sources]
+redis_hash = "tollgate:plans"
+"#;
+    let config = format!("store = \"{}\"\ninstances = 1\n{RULES}{more}", redis.url());
+    std::fs::write(&file, config).unwrap();
+    let inspect = |client: &str, rule: &str| {
+        let said = tollgate(&["inspect", client, "--rule", rule, "--config", &file]);
+        out(&said) + &err(&said)
+    };
+    for (client, rule, expected) in [
+        ("acme", "api", "  plan         pro (the API key)\nno such counter: "),
+        ("globex", "api", "  plan         default (default, because the Redis hash tollgate:plans assigns no other)\n"),
+        (
+            "203.0.113.9",
+            "api",
+            "ip:203.0.113.9\n  plan         anonymous (anonymous, because the caller has no known identity)\n",
+        ),
+        ("198.51.100.7", "shorten", "ip:198.51.100.7\n  refused      banned: scraper\nno such counter: "),
+    ] {
+        assert!(inspect(client, rule).contains(expected), "{client}: {}", inspect(client, rule));
+    }
+    // The output of `printf %s planted-key-of-globex | sha256sum`.
+    let field = "api_key:4b868c7c6c7d62fb93fb00e8825f1a1f2536099c83759aedeebef2ecb4fbafe2";
+    redis.command(&["HSET", "tollgate:plans", field, "pro"]);
+    assert!(
+        inspect("globex", "api").contains("plan         pro (the Redis hash tollgate:plans)\n"),
+        "{}",
+        inspect("globex", "api")
+    );
+    assert_eq!(tollgate(&["ban", "ip:203.0.113.9", "--for", "1h", "--config", &file]).status.code(), Some(0));
+    let said = inspect("203.0.113.9", "shorten");
+    assert!(said.contains("  refused      ip:203.0.113.9 is banned in the store for 3"), "{said}");
+    let said = tollgate(&["inspect", "ip:203.0.113.9", "10/h", "--store", &redis.url()]);
+    assert!(out(&said).contains("is banned in the store for 3"), "{}{}", out(&said), err(&said));
+}
+
+/// A store that does not answer is reported in one line with its address. Everything else is explained.
+#[test]
+fn explain_names_the_store_that_does_not_answer() {
+    let (_dir, file) = rules_file();
+    let store = ["--config", &file, "--store", "redis://:planted@127.0.0.1:1"];
+    let said = tollgate(&[&["explain", "POST", "/shorten", "--peer", "203.0.113.9"][..], &store[..]].concat());
+    let line = "  unknown  remaining units: cannot reach the store redis://127.0.0.1:1: connection refused\n";
+    assert!(out(&said).contains(line) && out(&said).contains("applies  shorten"), "{}{}", out(&said), err(&said));
+    assert!(!(out(&said) + &err(&said)).contains("planted"));
+}
+
 #[test]
 fn a_client_that_a_rule_does_not_count_is_refused() {
     let redis = Server::redis();

@@ -156,7 +156,10 @@ fn without_the_store_everything_is_explained_except_counters() {
     assert_eq!(unreachable.status, 200, "{unreachable:?}");
     let unreachable = unreachable.json();
     let reason = unreachable["counters_unknown"].as_str().unwrap_or_default();
-    assert!(reason.starts_with("the store did not answer ("), "{unreachable}");
+    let address = redis.url().trim_end_matches('/').to_owned();
+    assert!(reason.contains(&address) && !reason.contains("os error"), "{unreachable}");
+    let inspected = site.operate("GET", "/v1/keys?key=user:42&limit=5/h", "");
+    assert!(inspected.status == 503 && inspected.body.contains(&address), "{inspected:?}");
     assert_eq!(
         (&unreachable["plan"], &unreachable["caller"]),
         (&reachable["plan"], &reachable["caller"]),

@@ -29,11 +29,11 @@ use tollgate::answer::Policy;
 use tollgate::config::Loaded;
 use tollgate::engine::Engine;
 use tollgate::rules::{CompiledRule, LimitSetId, PlanLookup, PlanQuestion};
-use tollgate::{Clock, Demand, Key, Limit, Limiter, Scope, StoreError, SystemClock, Timestamp, Wait};
+use tollgate::{Clock, Demand, Key, Limit, Limiter, Scope, StoreError, StoreErrorKind, SystemClock, Timestamp, Wait};
 
 use self::client::Client;
 use super::AdminListener;
-use crate::explain::{PlanExplanation, plan};
+use crate::explain::{PlanExplanation, banned_in_configuration, banned_in_store, plan};
 use crate::listeners::http::connection::{json, problem};
 
 /// Selects counters of one key or client: the parameters of a query to `/v1/keys`.
@@ -66,6 +66,9 @@ pub struct CounterReport {
     pub key: String,
     /// The client's plan and its source. `None` unless the rule has limits per plan.
     pub plan: Option<PlanExplanation>,
+    /// Why the client is refused regardless of its counters: a ban in the configuration or in the store. `None` if it is
+    /// not banned.
+    pub banned: Option<String>,
     /// The counters, in the order of the limits.
     pub counters: Vec<CounterStatus>,
 }
@@ -132,6 +135,8 @@ struct CounterRef {
 struct Selected {
     key: Vec<u8>,
     plan: Option<PlanExplanation>,
+    /// The ban in the configuration, as text.
+    banned: Option<String>,
     /// At least one.
     counters: Vec<CounterRef>,
 }
@@ -195,10 +200,9 @@ fn failed(error: &CounterError) -> Response<Bytes> {
     }
 }
 
-/// Returns the 503 response to a request for which the store failed.
+/// Returns the 503 response to a request for which the store failed. Its message has the address of the store.
 pub(super) fn unavailable(error: &StoreError) -> Response<Bytes> {
-    let message = format!("the store did not answer ({})", error.kind().as_str());
-    problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &message)
+    problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &error.to_string())
 }
 
 impl CounterRef {
@@ -241,12 +245,20 @@ impl CounterQuery {
         limiter: &Limiter,
         rules: Option<CounterRules<'_>>,
     ) -> Result<CounterReport, CounterError> {
-        let Selected { key, plan, counters } = self.select(rules, Selection::Applying).await?;
+        let Selected { key, plan, mut banned, counters } = self.select(rules, Selection::Applying).await?;
+        if banned.is_none() {
+            banned = match limiter.ban_of(&key).await {
+                Ok(ban) => ban.map(|ban| banned_in_store(&String::from_utf8_lossy(&key), ban)),
+                // The store has no bans.
+                Err(error) if error.kind() == StoreErrorKind::Forbidden => None,
+                Err(error) => return Err(error.into()),
+            };
+        }
         let mut statuses = Vec::with_capacity(counters.len());
         for counter in counters {
             statuses.push(counter.status(&key, limiter).await?);
         }
-        Ok(CounterReport { key: String::from_utf8_lossy(&key).into_owned(), plan, counters: statuses })
+        Ok(CounterReport { key: String::from_utf8_lossy(&key).into_owned(), plan, banned, counters: statuses })
     }
 
     /// Deletes the selected counters, for a rule with limits per plan those of all plans.
@@ -276,7 +288,7 @@ impl CounterQuery {
             (None, Some(limit)) => {
                 let limit: Limit = limit.parse().map_err(|error| CounterError::Invalid(format!("limit: {error}")))?;
                 let counter = CounterRef { rule: None, name: Policy::of(limit).name().to_owned(), limit };
-                Ok(Selected { key: self.key.clone(), plan: None, counters: vec![counter] })
+                Ok(Selected { key: self.key.clone(), plan: None, banned: None, counters: vec![counter] })
             }
             (Some(rule), _) => {
                 let missing = "this instance has no rules; start with --config FILE";
@@ -335,7 +347,11 @@ impl CounterQuery {
         }
         match counters.is_empty() {
             true => Err("the rule has no limit with this name".to_owned()),
-            false => Ok(Selected { key, plan, counters }),
+            false => {
+                let banned =
+                    client.identity(rules, now).and_then(|identity| banned_in_configuration(rules, &identity, now));
+                Ok(Selected { key, plan, banned, counters })
+            }
         }
     }
 
