@@ -74,13 +74,16 @@ pub(crate) enum Command {
     },
 }
 
-/// The option `--store`. [`StoreChoice::url`] falls back to the environment.
+/// The options `--store` and `--store-file`. [`StoreChoice::url`] falls back to the environment.
 #[derive(Args, Debug)]
 pub(crate) struct StoreChoice {
     /// Store of the counters: memory, redis://[user:password@]host[:port][/database] or rediss://… [default:
     /// $TOLLGATE_STORE, else $REDIS_URL, else the store of the configuration file, else memory]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
+    /// File with the URL of the store, which keeps a password out of the process list
+    #[arg(long, value_name = "FILE", conflicts_with = "store")]
+    pub(crate) store_file: Option<PathBuf>,
 }
 
 /// The options `--store` and `--config` of a command that reads or changes counters.
@@ -115,6 +118,13 @@ pub(crate) struct Serve {
     /// File with the password that Redis clients must send [default: $TOLLGATE_RESP_PASSWORD, else none]
     #[arg(long, value_name = "FILE")]
     pub(crate) resp_password_file: Option<PathBuf>,
+    /// File with the token that checks over HTTP must send as `Authorization: Bearer` [default: $TOLLGATE_HTTP_TOKEN,
+    /// else none]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) http_token_file: Option<PathBuf>,
+    /// Serve HTTP and RESP without a token or password on addresses that other machines can reach
+    #[arg(long)]
+    pub(crate) insecure: bool,
     /// PEM file with the certificate chain; enables TLS on every listener, except an admin listener on a loopback
     /// address
     #[arg(long, value_name = "FILE", requires = "tls_key")]
@@ -218,7 +228,7 @@ fn size(text: &str) -> Result<usize, String> {
 #[derive(Args, Debug)]
 pub(crate) struct AdminChoice {
     /// URL of the admin listener of a running instance to use, such as http://127.0.0.1:9090
-    #[arg(long, value_name = "URL", conflicts_with_all = ["store", "config"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["store", "store_file", "config"])]
     pub(crate) admin: Option<String>,
     /// File with the token of the instance's admin API [default: $TOLLGATE_ADMIN_TOKEN]
     #[arg(long, value_name = "FILE", requires = "admin")]

@@ -54,7 +54,7 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
     }
     let request = request.body(()).map_err(Failure::Request)?;
     let settings = &loaded.settings;
-    let store = match arguments.store.url() {
+    let store = match arguments.store.url()? {
         Some(url) if url != MEMORY => settings.redis()?,
         _ => None,
     };

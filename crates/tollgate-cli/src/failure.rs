@@ -32,6 +32,9 @@ pub(crate) enum Failure {
     Unreadable { file: PathBuf, error: std::io::Error },
     #[error("{place}: {error}")]
     Token { place: String, error: tollgate_server::AdminTokenError },
+    #[error("{} contains no URL of a store", .file.display())]
+    #[diagnostic(help("write the URL into this file, such as redis://:PASSWORD@127.0.0.1:6379"))]
+    StoreUrlMissing { file: PathBuf },
     #[error("{place} contains no password for Redis clients")]
     #[diagnostic(help(
         "write the password into this file, or omit --resp-password-file to accept clients without a password"
@@ -45,6 +48,17 @@ pub(crate) enum Failure {
     #[error("the admin listener on {address} is reachable from other machines and needs a token")]
     #[diagnostic(help("set $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE, or listen on 127.0.0.1"))]
     AdminExposed { address: SocketAddr },
+    #[error("the {listener} listener on {address} is reachable from other machines and requires no {secret}")]
+    #[diagnostic(help(
+        "set ${variable} or --{option} FILE, listen on 127.0.0.1, or accept every client with --insecure"
+    ))]
+    Exposed {
+        listener: &'static str,
+        address: SocketAddr,
+        secret: &'static str,
+        variable: &'static str,
+        option: &'static str,
+    },
     #[error("cannot listen on {address} for {listener}: {}", __io_reason(.error))]
     #[diagnostic(help(
         "choose another address with --{listener} ADDRESS, or disable this listener with --{listener} off"

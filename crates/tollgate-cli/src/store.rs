@@ -9,7 +9,7 @@ use tollgate::{Limiter, OnFailure};
 use tollgate_redis::RedisStore;
 
 use crate::arguments::{CountersChoice, StoreChoice};
-use crate::{Failure, configuration};
+use crate::{Failure, configuration, secrets};
 
 /// The name of the memory store.
 pub(crate) const MEMORY: &str = "memory";
@@ -17,12 +17,24 @@ pub(crate) const MEMORY: &str = "memory";
 pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
 impl StoreChoice {
-    /// Returns the store URL: `--store`, else `TOLLGATE_STORE`, else `REDIS_URL`, else `None`.
+    /// Returns the store URL: `--store`, else the content of `--store-file`, else `TOLLGATE_STORE`, else `REDIS_URL`, else
+    /// `None`.
     ///
     /// Empty variables are ignored. The URL is not checked.
-    pub(crate) fn url(&self) -> Option<String> {
+    ///
+    /// # Errors
+    /// If the file cannot be read or contains no URL.
+    pub(crate) fn url(&self) -> Result<Option<String>, Failure> {
+        if let Some(file) = &self.store_file {
+            return secrets::store_url(file).map(Some);
+        }
         let from = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        self.store.clone().or_else(|| from("TOLLGATE_STORE")).or_else(|| from("REDIS_URL"))
+        Ok(self.store.clone().or_else(|| from("TOLLGATE_STORE")).or_else(|| from("REDIS_URL")))
+    }
+
+    /// Returns whether `--store` contains a password, which other users can see in the list of processes.
+    pub(crate) fn shows_password(&self) -> bool {
+        self.store.as_ref().is_some_and(|url| url.contains('@'))
     }
 }
 
