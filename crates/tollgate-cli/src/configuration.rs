@@ -12,13 +12,18 @@ use crate::{Failure, output};
 
 /// Creates a loader of configuration files.
 ///
-/// The store in `--store`, `TOLLGATE_STORE` or `REDIS_URL` overrides that of every file that it loads. If none of them
-/// is set, the store of the file is used. Reads no file and opens no connection.
+/// The store in `--store`, `--store-file`, `TOLLGATE_STORE` or `REDIS_URL` overrides that of every file that it loads. If none of them
+/// is set, the store of the file is used. Opens no connection. Prints a warning if `--store` contains a password.
 ///
 /// # Errors
-/// If that store is neither `memory` nor a valid URL of a Redis store.
+/// If the file of `--store-file` cannot be read, or that store is neither `memory` nor a valid URL of a Redis store.
 pub(crate) fn loader(store: &StoreChoice) -> Result<Loader, Failure> {
-    let Some(url) = store.url() else { return Ok(Loader::new()) };
+    if store.shows_password() {
+        output::print_error(
+            "warning: the password in --store can be seen in the list of processes; use --store-file FILE or $TOLLGATE_STORE",
+        );
+    }
+    let Some(url) = store.url()? else { return Ok(Loader::new()) };
     if url != MEMORY {
         RedisStore::check_url(&url).map_err(|error| tollgate::StoreUrlError::from(BuildError::from(error)))?;
     }

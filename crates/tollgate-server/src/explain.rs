@@ -13,7 +13,7 @@
 //!
 //! The values of subjects are masked (`ip:***`) by default.
 
-mod plan;
+pub(crate) mod plan;
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -24,10 +24,8 @@ use serde::Serialize;
 use tollgate::answer::Policy;
 use tollgate::config::{Loaded, RuleConditions};
 use tollgate::identity::{Caller, Identity, Origin};
-use tollgate::rules::{CompiledRule, LimitSetId, Mode, PlanLookup, RequestView};
-use tollgate::{
-    Check, CheckOptions, Cost, Decision, Demand, Key, Limit, Limiter, OnFailure, Scope, StoreErrorKind, Timestamp, Wait,
-};
+use tollgate::rules::{CompiledRule, LimitSetId, Mode, PlanLookup, RequestView, RuleSet};
+use tollgate::{Check, CheckOptions, Cost, Decision, Demand, Key, Limit, Limiter, OnFailure, Scope, Timestamp, Wait};
 
 /// What the rules would do with a request, and why. Its JSON is the response of `/v1/explain`.
 #[derive(Debug, Serialize)]
@@ -52,7 +50,8 @@ pub struct Explanation {
     pub exempt: Option<&'static str>,
     /// The caller's plan and its source. `None` if no rule has limits per plan.
     pub plan: Option<PlanExplanation>,
-    /// Why the counters are unknown. `None` unless the store was asked and did not answer.
+    /// Why the counters are unknown: the store's error, with its address. `None` unless the store was asked and did not
+    /// answer.
     pub counters_unknown: Option<String>,
     /// All rules of the configuration, in the order of the file.
     pub rules: Vec<RuleExplanation>,
@@ -200,8 +199,8 @@ impl Explanation {
                 let Ok(key) = Key::scoped(&rule.subject, scope) else { continue };
                 let decision = match decision_for(limiter, *limit.policy.limit(), key, Cost::new(rule.cost)).await {
                     Ok(decision) => decision,
-                    Err(kind) => {
-                        self.counters_unknown = Some(format!("the store did not answer ({})", kind.as_str()));
+                    Err(reason) => {
+                        self.counters_unknown = Some(reason);
                         return;
                     }
                 };
@@ -219,7 +218,7 @@ impl Explanation {
 }
 
 /// Returns a text such as `ip:*** is banned in the store for 60 s`; `for good` if the ban has no end.
-fn banned_in_store(subject: &str, ban: Wait) -> String {
+pub(crate) fn banned_in_store(subject: &str, ban: Wait) -> String {
     match ban.as_secs_ceil() {
         Some(seconds) => format!("{subject} is banned in the store for {seconds} s"),
         None => format!("{subject} is banned in the store for good"),
@@ -232,18 +231,18 @@ fn banned_in_store(subject: &str, ban: Wait) -> String {
 /// `limits[0]`, or `ban` if it is set. `count_denied` is ignored.
 ///
 /// # Errors
-/// If the store does not answer; `Protocol` if the check cannot be built.
-async fn decision_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<Decision, StoreErrorKind> {
-    let broken = StoreErrorKind::Protocol;
-    let one: Limit = "1/s".parse().map_err(|_| broken)?;
+/// If the store does not answer, or the check cannot be built. The message names the store, and no client.
+async fn decision_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<Decision, String> {
+    let broken = || "the check cannot be built".to_owned();
+    let one: Limit = "1/s".parse().map_err(|_| broken())?;
     // The same subject, so that both counters are on one node of a cluster.
-    let denied = Demand::new(one, Key::new(key.subject()).map_err(|_| broken)?).cost(Cost::new(2));
+    let denied = Demand::new(one, Key::new(key.subject()).map_err(|_| broken())?).cost(Cost::new(2));
     // With `count_denied` the denial would be charged. The option does not select the counter.
     let demands = [Demand::new(limit.with_count_denied(false), key).cost(cost), denied];
-    let check = Check::new(&demands).map_err(|_| broken)?;
+    let check = Check::new(&demands).map_err(|_| broken())?;
     // A refundable check neither uses the deny cache nor fills it.
     let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable: true };
-    limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.kind())
+    limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.to_string())
 }
 
 fn explain_rule(
@@ -289,17 +288,22 @@ fn masked(subject: &str) -> String {
     subject.split('&').map(part).collect::<Vec<_>>().join("&")
 }
 
+/// Returns the ban of the configuration that is in force for the caller, as text; `None` if there is none.
+pub(crate) fn banned_in_configuration(rules: &RuleSet, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
+    rules.ban(identity, now).map(|ban| match (ban.reason(), ban.until()) {
+        (Some(reason), _) => format!("banned: {reason}"),
+        (None, Some(_)) => "banned for a time".to_owned(),
+        (None, None) => "banned".to_owned(),
+    })
+}
+
 /// Returns why the request is refused regardless of limits: a ban in the configuration, or a path that is too long.
 ///
 /// `None` if it is not, and always while the kill switch is on. Bans in the store are not considered.
 fn refused(loaded: &Loaded, request: &RequestView<'_>, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
     let rules = &loaded.rules;
-    if let Some(ban) = rules.ban(identity, now) {
-        return Some(match (ban.reason(), ban.until()) {
-            (Some(reason), _) => format!("banned: {reason}"),
-            (None, Some(_)) => "banned for a time".to_owned(),
-            (None, None) => "banned".to_owned(),
-        });
+    if let Some(ban) = banned_in_configuration(rules, identity, now) {
+        return Some(ban);
     }
     let is_too_long = request.path().len() > rules.path_bytes_max() && !rules.is_off();
     is_too_long.then(|| format!("the path has more than {} bytes", rules.path_bytes_max()))

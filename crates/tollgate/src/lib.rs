@@ -73,6 +73,8 @@ pub use limiter::StoreUrlError;
 pub use limiter::{CheckOptions, EachDecision, Limiter, LimiterBuilder, LimiterStats, NotReady, PartialDecision};
 #[cfg(feature = "rules")]
 pub use rules::{Rule, Rules};
+#[doc(hidden)]
+pub use tollgate_core::__io_reason;
 pub use tollgate_core::{
     Algorithm, Atomicity, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit,
     LimitError, LimitStatus, LimitStatuses, LimitTextError, ManualClock, MemoryStore, NameError, RuleScope,

@@ -83,9 +83,9 @@ fn an_unknown_request_is_refused_with_what_is_accepted() {
         ("GET", "/v1/keys?key=a", 400, "limit=10/min"),
         ("GET", "/v1/keys?key=a&limit=10/fortnight", 400, "us, ms, s, min"),
         ("GET", "/v1/keys?key=a&rule=shortn", 400, "shorten"),
-        ("GET", "/v1/keys?key=a&rule=api", 400, "--plan NAME"),
-        ("GET", "/v1/keys?key=a&rule=api&plan=gold", 400, "unknown plan"),
-        ("GET", "/v1/keys?key=a&rule=shorten&limit=week", 400, "no limit with this name"),
+        ("GET", "/v1/keys?key=user:a&rule=api", 400, "--plan NAME"),
+        ("GET", "/v1/keys?key=user:a&rule=api&plan=gold", 400, "unknown plan; expected one of "),
+        ("GET", "/v1/keys?key=user:a&rule=shorten&limit=week", 400, "no limit with this name"),
         ("DELETE", "/v1/keys?kye=a", 400, "unknown parameter"),
     ] {
         let answer = serving.operate(method, path);
@@ -148,10 +148,10 @@ fn counters_are_shown_and_reset_over_the_admin_api() {
     let statuses: Vec<u16> = (0..3).map(|_| serving.check(POSTED).status).collect();
     assert_eq!(statuses, [200, 200, 429]);
     let seen = serving.operate("GET", "/v1/keys?key=ip:203.0.113.9&rule=shorten").body;
-    assert!(seen.contains(r#""limit":"2/h","name":"main""#) && seen.contains(r#""remaining":0"#), "{seen}");
+    assert!(seen.contains(r#""name":"main","limit":"2/h""#) && seen.contains(r#""remaining":0"#), "{seen}");
     assert!(seen.contains(r#""remaining":98"#), "two units of the day are charged: {seen}");
     let one = serving.operate("DELETE", "/v1/keys?key=ip%3A203.0.113.9&rule=shorten&limit=main");
-    assert_eq!((one.status, one.body.as_str()), (200, r#"{"counters":1,"reset":true}"#));
+    assert_eq!((one.status, one.body.as_str()), (200, r#"{"key":"ip:203.0.113.9","reset":true,"counters":1}"#));
     assert_eq!(serving.check(POSTED).status, 200);
     let plan = serving.operate("GET", "/v1/keys?key=ip:203.0.113.9&rule=api&plan=pro");
     assert!(plan.body.contains(r#""quota":30"#), "{plan:?}");
@@ -160,7 +160,9 @@ fn counters_are_shown_and_reset_over_the_admin_api() {
     assert_eq!([serving.check(explicit).status, serving.check(explicit).status], [200, 429]);
     let seen = serving.operate("GET", "/v1/keys?key=user:42&limit=1/h");
     assert!(seen.body.contains(r#""remaining":0"#), "{seen:?}");
-    assert_eq!(serving.operate("DELETE", "/v1/keys?key=user:42&limit=1/h").status, 200);
+    let reset = || serving.operate("DELETE", "/v1/keys?key=user:42&limit=1/h").body;
+    assert_eq!(reset(), r#"{"key":"user:42","reset":true,"counters":1}"#);
+    assert_eq!(reset(), r#"{"key":"user:42","reset":false,"counters":0}"#);
     assert_eq!(serving.check(explicit).status, 200);
 }
 

@@ -6,6 +6,7 @@ mod admin;
 mod bans;
 mod clients;
 mod command;
+mod exposure;
 mod instances;
 mod invalid_input;
 mod life;

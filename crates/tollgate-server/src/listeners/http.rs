@@ -3,6 +3,10 @@
 //! One JSON request, one JSON decision, with the headers that a limited service would send. A denial is 429 with the
 //! decision as its body, so that a caller can go by the status alone. A ban is 403, whether it is in the configuration
 //! or in the store.
+//!
+//! If the listener has a token, a check needs it as `Authorization: Bearer`. Without it, the response is 401, also for a
+//! client that has guessed too often: 429 always means that a limit denies. Such a listener does not use the
+//! [fast path](fast_path), which reads no headers.
 
 pub(crate) mod connection;
 mod fast_path;
@@ -34,8 +38,11 @@ use self::connection::{OVER_LIMIT_RESPONSE, method_not_allowed, problem, read_bo
 use self::general::{ResponseBody, full_body};
 use self::policy_cache::PolicyCache;
 use self::request::{CheckRequest, CheckRequestError, ExplicitCheck};
+use crate::auth_guard::AuthGuard;
 use crate::browser::BrowserPolicy;
 use crate::listener::{BoxError, ConnectionContext, Listener, ServeFuture, ServerState};
+use crate::listeners::admin::token::{AuthError, Token, authenticate};
+use crate::listeners::admin::{TOO_MANY_ATTEMPTS, unauthorized};
 use crate::metrics::{DecisionStats, ListenerStats, Rejection};
 use crate::openapi;
 use crate::stream::ClientStream;
@@ -53,6 +60,8 @@ pub(crate) struct HttpListener {
     browsers: BrowserPolicy,
     policies: Arc<PolicyCache>,
     idle: Duration,
+    /// The token that checks must have, and the guard against guesses. `None` accepts checks without a token.
+    auth: Option<(Token, Arc<AuthGuard>)>,
 }
 
 impl Listener for HttpListener {
@@ -64,8 +73,14 @@ impl Listener for HttpListener {
         OVER_LIMIT_RESPONSE
     }
 
-    fn serve(self: Arc<Self>, stream: ClientStream, _: SocketAddr, context: ConnectionContext) -> ServeFuture {
-        Box::pin(async move { self.serve_stream(stream, context).await })
+    fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
+        Box::pin(async move {
+            if self.auth.is_none() {
+                return self.serve_stream(stream, context).await;
+            }
+            let handler = |request| self.answer_authenticated(request, peer.ip());
+            connection::serve(stream, self.idle, context, None, handler).await
+        })
     }
 }
 
@@ -82,6 +97,7 @@ impl HttpListener {
             browsers: BrowserPolicy::default(),
             policies: Arc::default(),
             idle,
+            auth: None,
         }
     }
 
@@ -92,6 +108,8 @@ impl HttpListener {
             engine: options.engine.clone(),
             decisions: shared.decisions.clone(),
             browsers: options.browsers.clone(),
+            stats: ListenerStats::new("http", &[Rejection::Origin], options.http_token.is_some()),
+            auth: options.http_token.clone().map(|token| (token, shared.auth_guard.clone())),
             ..HttpListener::new(options.limiter.clone(), options.bounds.http_idle)
         }
     }
@@ -102,6 +120,26 @@ impl HttpListener {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         connection::serve(stream, self.idle, context, Some(self), |request| self.answer(request)).await
+    }
+
+    /// Answers one request as [`answer`](Self::answer) does, but a request to `/v1/check` only with the token.
+    ///
+    /// Without it, the response is 401.
+    async fn answer_authenticated<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        // The other paths have the same response for every client.
+        if let Some((token, guard)) = self.auth.as_ref().filter(|_| request.uri().path() == "/v1/check") {
+            let message = match authenticate(Some(token), request.headers(), peer, guard, &self.stats).await {
+                Ok(()) => return self.answer(request).await,
+                Err(AuthError::Unauthenticated) => "expected Authorization: Bearer and the token of this listener",
+                Err(AuthError::TooManyAttempts) => TOO_MANY_ATTEMPTS,
+            };
+            return unauthorized(message, "http").map(full_body);
+        }
+        self.answer(request).await
     }
 
     /// Answers one request: a check (`POST /v1/check`), or GET or HEAD of `/openapi.json` or `/docs`.
