@@ -8,8 +8,10 @@ export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
 FUZZ_SECONDS ?= 60
 
-# One set of packages and features for every target that runs tests: another set would build the workspace again.
-CARGO_TEST := cargo test --workspace --locked --features tollgate-cli/otlp
+# One set of packages and features for every target that runs tests: another set would build the workspace again. It is all
+# of them, so that no test depends on a default.
+WORKSPACE := --workspace --all-features --locked
+CARGO_TEST := cargo test $(WORKSPACE)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,13 +27,14 @@ test: setup lint doc ## everything that must hold before a change lands
 
 lint: ## format check, and clippy with warnings denied
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked --features tollgate-cli/otlp -- -D warnings
+	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
+	cargo clippy -p tollgate --locked -- -D warnings
 	cargo clippy -p tollgate --no-default-features --locked -- -D warnings
 
 # The targets and features are those of clippy, so that the dependencies are checked once. Only `--examples` makes cargo
 # include the features of dev-dependencies.
 doc: ## the documentation; a broken link is an error
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --features tollgate-cli/otlp --lib --bins --examples
+	RUSTDOCFLAGS="-D warnings" cargo doc $(WORKSPACE) --no-deps --lib --bins --examples
 
 features: ## the library with each of its features alone
 	@for feature in redis rules jwt yaml schema tower axum; do \

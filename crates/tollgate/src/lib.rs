@@ -31,8 +31,8 @@
 //! |---|---|---|
 //! | `redis` | yes | counters on Redis and Valkey: `LimiterBuilder::url` |
 //! | `rules` | yes | limits by rules, in code or from a TOML file: `rules`, `config`, `identity`, `engine`, `answer` |
-//! | `jwt` | yes | users by verified JSON web tokens |
-//! | `yaml` | yes | configuration files in YAML |
+//! | `jwt` | – | users by verified JSON web tokens: `[jwt]` in a file, `Rules::jwt`, `identity::TokenVerifier` |
+//! | `yaml` | – | configuration files in YAML, besides TOML |
 //! | `schema` | – | the JSON schema of the configuration file, for editors: `Config::schema` |
 //! | `tower` | – | `RateLimitLayer` for any HTTP service |
 //! | `axum` | – | `RateLimitLayer::axum`, which finds the remote address of a connection where axum puts it |
