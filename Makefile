@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test lint doc features bench chaos fuzz long deny
+.PHONY: help setup run test lint doc features bench chaos fuzz long deny package
 
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
@@ -58,3 +58,7 @@ long: setup ## the tests again, with campaigns that take hours
 deny: ## licences, sources and advisories of all dependencies
 	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2; exit 1; }
 	cargo deny check
+
+# Together, because each needs the ones before it, which a registry may not have yet.
+package: ## the crates as they would be published, each compiled from its package
+	cargo package --locked -p tollgate-core -p tollgate-redis -p tollgate -p tollgate-server -p tollgate-cli
