@@ -338,5 +338,7 @@ fn the_page_shows_every_status_and_field_and_loads_nothing() {
     for phrase in statuses.chain(fields).chain(["user:42", "RateLimit-Policy", "/v1/check"].map(str::to_owned)) {
         assert!(page.contains(&phrase), "{phrase}");
     }
-    assert!(!page.contains("src=") && !page.contains("@import") && !page.contains("<script"));
+    for loading in ["src=", "@import", "url(", "<script", "<link", "<img", "<iframe"] {
+        assert!(!page.contains(loading), "{loading}");
+    }
 }

@@ -252,7 +252,7 @@ impl Loader {
     ///   `running`; or
     /// - a secret that is read from a file is only the beginning of the one of `running`.
     pub fn reload(&self, path: impl AsRef<Path>, running: &Loaded) -> Result<Loaded, Report> {
-        Loader { is_reload: true, ..self.clone() }.load(path)?.as_replacement_of(running)
+        Loader { is_reload: true, ..self.clone() }.load(path)?.into_replacement_of(running)
     }
 
     /// Returns the paths of the files that a configuration file names: its keys file, and the files with secrets.

@@ -31,7 +31,7 @@ impl Loaded {
     ///
     /// # Errors
     /// If the file, its keys file or a secret file may be truncated. The report has all findings.
-    pub(crate) fn as_replacement_of(mut self, running: &Loaded) -> Result<Loaded, Report> {
+    pub(crate) fn into_replacement_of(mut self, running: &Loaded) -> Result<Loaded, Report> {
         self.changes = Changes::between(running, &self);
         let errors = errors(&self, running);
         let is_refused = !errors.is_empty();

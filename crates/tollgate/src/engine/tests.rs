@@ -561,3 +561,26 @@ async fn ipv4_client_is_recognised_behind_every_ipv6_route() {
         assert_eq!(verdict(peer).await, "rate_limited", "{peer}");
     }
 }
+
+/// The configuration cannot foresee that the rules of two paths match one request. Each of them has fewer limits than the
+/// bound.
+#[tokio::test]
+async fn request_that_meets_more_limits_than_a_check_holds_is_unavailable_and_not_charged() {
+    let rule = |path: &str, number: usize| {
+        let name = format!("{}-{number}", path.trim_matches(['/', '*']));
+        format!("[[rules]]\nname = \"{name}\"\nmatch = {{ path = \"{path}\" }}\nby = [\"ip\"]\nlimits = [\"2/h\"]\n")
+    };
+    let text: String = (0..17).flat_map(|number| [rule("/one/*", number), rule("/two", number)]).collect();
+    let site = site(&text);
+    // Which path this is depends on the server.
+    let (verdict, _) = site.verdict("/one/../two", &[], HERE).await;
+    assert_eq!(verdict, Verdict::Unavailable);
+    for path in ["/one/x", "/two"] {
+        let verdicts = [(); 3].map(|()| site.verdict(path, &[], HERE));
+        let [first, second, third] = verdicts;
+        assert_eq!(
+            (first.await.0, second.await.0, third.await.0),
+            (Verdict::Allowed, Verdict::Allowed, Verdict::Denied)
+        );
+    }
+}

@@ -201,7 +201,7 @@ async fn a_pipeline_gets_the_same_replies_wherever_it_is_split() {
 }
 
 /// A single check is decided without the lists of a batch.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn checks_get_the_same_replies_one_by_one_and_pipelined() {
     let keys = ["a", "b", "banned"];
     let commands: Vec<String> = (0..60)
@@ -228,7 +228,8 @@ async fn checks_get_the_same_replies_one_by_one_and_pipelined() {
                 let until = replies.matches("\r\n").count() + lines;
                 while replies.matches("\r\n").count() < until {
                     let mut chunk = [0; 4_096];
-                    let read = connection.client.read(&mut chunk).await.unwrap();
+                    let read = tokio::time::timeout(Duration::from_secs(9), connection.client.read(&mut chunk)).await;
+                    let read = read.unwrap_or_else(|_| panic!("no further reply after {replies}")).unwrap();
                     assert!(read > 0, "{replies}");
                     replies.push_str(std::str::from_utf8(&chunk[..read]).unwrap());
                 }
@@ -327,7 +328,9 @@ async fn without_the_password_only_authentication_is_answered() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_client_is_disconnected() {
     let connection = open(RespOptions { idle: Duration::from_secs(5), ..RespOptions::default() });
+    let start = Instant::now();
     assert!(connection.ends().await);
+    assert_eq!(start.elapsed().as_secs(), 5);
 }
 
 /// Sends a byte every 700 ms. Returns the time until the connection ended.
@@ -390,6 +393,7 @@ async fn a_cached_limit_is_used_only_for_the_same_arguments() {
         ("CL.THROTTLE e 2 20 120", ":0 :3 :2 :-1 :6"),
         ("TOLLGATE.CHECK a 10/min", ":1 :10 :9 :0 :60000"),
         ("TOLLGATE.CHECK a 9/min", ":1 :9 :7 :0 :60000"),
+        ("TOLLGATE.CHECK a 8/min", ":1 :8 :5 :0 :60000"),
     ] {
         let expected = format!("*5\r\n{}\r\n", reply.replace(' ', "\r\n"));
         connection.exchange(format!("{command}\r\n").as_bytes(), &expected).await;
@@ -463,13 +467,14 @@ async fn guesses_are_delayed_by_address_and_the_right_password_still_works() {
     let [wrong, refused] = listener.stats.auth_failures.read();
     assert!((50..=90).contains(&wrong), "{wrong} guesses in a minute");
     assert_eq!(refused, 0);
-    for (address, within) in [("203.0.113.9", 1_001), ("203.0.113.10", 0)] {
+    // tokio's timer counts in milliseconds, and rounds up.
+    for (address, delays_ms) in [("203.0.113.9", 1_000..=1_001), ("203.0.113.10", 0..=0)] {
         let ((mut client, _stage), asked) = (connect(&listener, address), Instant::now());
         client.write_all(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n").await.unwrap();
         let mut received = [0; 5];
         client.read_exact(&mut received).await.unwrap();
         assert_eq!(&received, b"+OK\r\n");
-        assert!(asked.elapsed() <= Duration::from_millis(within), "{:?}", asked.elapsed());
+        assert!(delays_ms.contains(&asked.elapsed().as_millis()), "{address}: {:?}", asked.elapsed());
     }
 }
 
@@ -495,7 +500,7 @@ async fn more_connections_do_not_allow_more_guesses() {
         client.await.unwrap();
     }
     let [wrong, refused] = listener.stats.auth_failures.read();
-    assert!(wrong <= 16 * 22 && refused > 1_000, "{wrong} guesses in 20 s, {refused} refused");
+    assert!((100..=16 * 22).contains(&wrong) && refused > 1_000, "{wrong} guesses in 20 s, {refused} refused");
 }
 
 #[tokio::test]

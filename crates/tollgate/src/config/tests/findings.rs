@@ -37,7 +37,7 @@ fn every_documented_example_has_its_finding_and_no_other_error() {
     for (name, severity, examples) in documented() {
         let outcome = match &examples[..] {
             [example] => load(example),
-            [running, example] => load(example).and_then(|loaded| loaded.as_replacement_of(&load(running).unwrap())),
+            [running, example] => load(example).and_then(|loaded| loaded.into_replacement_of(&load(running).unwrap())),
             _ => unreachable!(),
         };
         let is_err = outcome.is_err();

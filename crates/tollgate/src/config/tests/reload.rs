@@ -8,7 +8,7 @@ use crate::config::{Code, Format, Loaded, Loader, PartKind, Report};
 const RULE: &str = "[[rules]]\nname = 'all'\nlimits = ['10/min']\n";
 
 fn reload(running: &str, text: &str) -> Result<Loaded, Report> {
-    load(text)?.as_replacement_of(&load(running).unwrap())
+    load(text)?.into_replacement_of(&load(running).unwrap())
 }
 
 fn errors(running: &str, text: &str) -> Vec<Code> {
@@ -233,7 +233,7 @@ fn cut_everywhere(running: &str, whole: &str, format: Format, mut accepted: impl
     let whole_loaded = load(whole).unwrap_or_else(|report| panic!("{report:?}\n{whole}"));
     let running = load(running).unwrap();
     for end in (0..whole.len()).filter(|end| whole.is_char_boundary(*end)) {
-        let Ok(loaded) = load(&whole[..end]).and_then(|loaded| loaded.as_replacement_of(&running)) else { continue };
+        let Ok(loaded) = load(&whole[..end]).and_then(|loaded| loaded.into_replacement_of(&running)) else { continue };
         let is_same = loaded.config == whole_loaded.config;
         if !is_same {
             accepted(&whole[..end], loaded);

@@ -86,9 +86,8 @@ fn put_on(disguise: Disguise, path: &str) -> String {
         }
         Disguise::TrailingDot(number) => {
             let at = if slash(number) == 0 { path.len() } else { slash(number) };
-            let segment = path[..at].rsplit('/').next().unwrap_or_default();
             // With one more dot, `.` and `..` would be other paths.
-            match is_dots(segment) {
+            match ends_with_dots(&path[..at]) {
                 true => path.to_owned(),
                 false => insert(at, if at == path.len() { "%2e" } else { "." }),
             }
@@ -97,10 +96,12 @@ fn put_on(disguise: Disguise, path: &str) -> String {
     }
 }
 
-/// Returns whether a segment consists of dots, escaped or not.
-fn is_dots(segment: &str) -> bool {
-    let decoded = segment.to_ascii_lowercase().replace("%25", "%").replace("%2e", ".");
-    !decoded.is_empty() && decoded.bytes().all(|byte| byte == b'.')
+/// Returns whether the last segment of a path consists of dots. Dots and separators may be escaped, also twice.
+fn ends_with_dots(path: &str) -> bool {
+    let decoded = path.to_ascii_lowercase().replace("%25", "%");
+    let decoded = decoded.replace("%2e", ".").replace("%2f", "/").replace("%5c", "/").replace('\\', "/");
+    let segment = decoded.rsplit('/').next().unwrap_or_default();
+    !segment.is_empty() && segment.bytes().all(|byte| byte == b'.')
 }
 
 fn disguise() -> impl Strategy<Value = Disguise> {
