@@ -98,7 +98,7 @@ pub struct RuleExplanation {
 #[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct LimitExplanation {
-    /// The name of the limit.
+    /// The name of the limit, as clients see it in headers and bodies.
     pub name: String,
     /// The limit as text, such as `10/min`.
     pub limit: String,
@@ -196,7 +196,7 @@ impl Explanation {
     pub async fn read_counters(&mut self, limiter: &Limiter) {
         for rule in self.rules.iter_mut().filter(|rule| rule.applies && !rule.shield) {
             for limit in &mut rule.limits {
-                let scope = Scope::rule(&rule.name, &limit.name);
+                let scope = Scope::rule(&rule.name, limit.policy.limit_name());
                 let Ok(key) = Key::scoped(&rule.subject, scope) else { continue };
                 let decision = match decision_for(limiter, *limit.policy.limit(), key, Cost::new(rule.cost)).await {
                     Ok(decision) => decision,

@@ -171,7 +171,7 @@ fn rules_are_listed_with_their_decisions_and_without_keys() {
     let rules = serving.operate("GET", "/v1/rules").body;
     for phrase in [
         r#""name":"shorten""#,
-        r#""limits":{"default":[{"limit":"3/h","name":"per-hour"}],"pro":[{"limit":"30/h","name":"per-hour"}]}"#,
+        r#""limits":{"default":[{"limit":"3/h","name":"api.per-hour"}],"pro":[{"limit":"30/h","name":"api.per-hour"}]}"#,
         r#"{"mode":"enforce","source":"store","times":1,"verdict":"deny"}"#,
         r#"{"mode":"shadow","source":"store","times":1,"verdict":"deny"}"#,
     ] {

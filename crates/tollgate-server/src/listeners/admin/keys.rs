@@ -41,7 +41,10 @@ struct KeyQuery {
 struct CounterRef {
     /// `None` for explicit checks.
     rule: Option<String>,
+    /// The name that clients see, such as `per-minute`, or `search.per-minute`.
     name: String,
+    /// The name of the limit within its rule, which selects the counter.
+    limit_name: String,
     limit: Limit,
 }
 
@@ -97,7 +100,7 @@ pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Byt
         }
     }
     // Limits of one name share the counter. Each was reset, because the deny cache is keyed by the limit.
-    let names: HashSet<&str> = counters.iter().map(|counter| &*counter.name).collect();
+    let names: HashSet<&str> = counters.iter().map(|counter| &*counter.limit_name).collect();
     tracing::info!(counters = names.len(), "the operator reset counters");
     json(StatusCode::OK, &json!({ "reset": true, "counters": names.len() }))
 }
@@ -111,7 +114,7 @@ pub(super) fn unavailable(error: &tollgate::StoreError) -> Response<Bytes> {
 impl CounterRef {
     fn demand<'a>(&'a self, key: &'a [u8]) -> Result<Demand<'a>, tollgate::KeyError> {
         let scope = match &self.rule {
-            Some(rule) => Scope::rule(rule, &self.name),
+            Some(rule) => Scope::rule(rule, &self.limit_name),
             None => Scope::Explicit,
         };
         Ok(Demand::new(self.limit, Key::scoped(key, scope)?))
@@ -140,7 +143,8 @@ fn select(listener: &AdminListener, query: &str, selection: Selection) -> Result
     let counters = match (&query.rule, &query.limit) {
         (None, Some(limit)) => {
             let limit: Limit = limit.parse().map_err(|error| format!("limit: {error}"))?;
-            vec![CounterRef { rule: None, name: Policy::of(limit).name().to_owned(), limit }]
+            let name = Policy::of(limit).name().to_owned();
+            vec![CounterRef { rule: None, limit_name: name.clone(), name, limit }]
         }
         (Some(rule), _) => {
             let loaded = listener.reloader.loaded().ok_or("this instance has no rules; start with --config FILE")?;
@@ -177,11 +181,11 @@ fn counters_of_rule(
     let mut seen = HashSet::new();
     let mut counters = Vec::new();
     for policy in policies {
-        let is_selected = query.limit.as_ref().is_none_or(|name| policy.name() == name);
+        let is_selected = query.limit.as_ref().is_none_or(|name| policy.name() == name || policy.limit_name() == name);
         let limit = *policy.limit();
-        if is_selected && seen.insert((policy.name(), limit)) {
-            let name = policy.name().to_owned();
-            counters.push(CounterRef { rule: Some(rule.name().to_string()), name, limit });
+        if is_selected && seen.insert((policy.limit_name(), limit)) {
+            let (name, limit_name) = (policy.name().to_owned(), policy.limit_name().to_owned());
+            counters.push(CounterRef { rule: Some(rule.name().to_string()), name, limit_name, limit });
         }
     }
     match counters.is_empty() {
