@@ -21,8 +21,9 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use tollgate::answer::Policy;
 use tollgate::config::Loaded;
+use tollgate::engine::Engine;
 use tollgate::rules::{CompiledRule, LimitSetId, RuleSet};
-use tollgate::{Demand, Key, Limit, LimitStatus, Scope};
+use tollgate::{Demand, Key, Limit, LimitStatus, MemoryStore, Scope};
 
 use super::AdminListener;
 use crate::listeners::http::connection::{json, problem};
@@ -46,6 +47,8 @@ struct CounterRef {
     /// The name of the limit within its rule, which selects the counter.
     limit_name: String,
     limit: Limit,
+    /// Whether the counter is of a shield rule, in the memory of this process.
+    is_shield: bool,
 }
 
 /// The counters that a query selects of a rule with limits per plan.
@@ -68,7 +71,10 @@ pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<B
     let mut statuses = Vec::with_capacity(counters.len());
     for counter in &counters {
         let status = match counter.demand(&key) {
-            Ok(demand) => listener.limiter.inspect(&demand).await,
+            Ok(demand) => match listener.shield_of(counter) {
+                Some(shield) => Ok(shield.inspect(&demand)),
+                None => listener.limiter.inspect(&demand).await,
+            },
             Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string()),
         };
         match status {
@@ -92,7 +98,13 @@ pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Byt
     };
     for counter in &counters {
         let deleted = match counter.demand(&key) {
-            Ok(demand) => listener.limiter.reset(&demand).await,
+            Ok(demand) => match listener.shield_of(counter) {
+                Some(shield) => {
+                    shield.reset(&demand);
+                    Ok(())
+                }
+                None => listener.limiter.reset(&demand).await,
+            },
             Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string()),
         };
         if let Err(error) = deleted {
@@ -109,6 +121,13 @@ pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Byt
 pub(super) fn unavailable(error: &tollgate::StoreError) -> Response<Bytes> {
     let message = format!("the store did not answer ({})", error.kind().as_str());
     problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &message)
+}
+
+impl AdminListener {
+    /// Returns the store of shield rules if the counter is in it. `None` if it is in the limiter's store.
+    fn shield_of(&self, counter: &CounterRef) -> Option<&MemoryStore> {
+        self.reloader.engine().filter(|_| counter.is_shield).map(Engine::shield)
+    }
 }
 
 impl CounterRef {
@@ -144,7 +163,7 @@ fn select(listener: &AdminListener, query: &str, selection: Selection) -> Result
         (None, Some(limit)) => {
             let limit: Limit = limit.parse().map_err(|error| format!("limit: {error}"))?;
             let name = Policy::of(limit).name().to_owned();
-            vec![CounterRef { rule: None, limit_name: name.clone(), name, limit }]
+            vec![CounterRef { rule: None, limit_name: name.clone(), name, limit, is_shield: false }]
         }
         (Some(rule), _) => {
             let loaded = listener.reloader.loaded().ok_or("this instance has no rules; start with --config FILE")?;
@@ -167,12 +186,6 @@ fn counters_of_rule(
         let names: Vec<&str> = rules.rules().iter().map(|known| &**known.name()).collect();
         return Err(format!("unknown rule; expected one of {}", names.join(", ")));
     };
-    if rule.is_shield() {
-        return Err(
-            "the counters of a shield rule are in the memory of the instance that saw the request, and cannot be read"
-                .to_owned(),
-        );
-    }
     let limit_set = limit_set(rules, rule, query, selection)?;
     let policies: Vec<&Arc<Policy>> = match limit_set {
         Some(limit_set) => rule.policies(limit_set).iter().collect(),
@@ -185,7 +198,8 @@ fn counters_of_rule(
         let limit = *policy.limit();
         if is_selected && seen.insert((policy.limit_name(), limit)) {
             let (name, limit_name) = (policy.name().to_owned(), policy.limit_name().to_owned());
-            counters.push(CounterRef { rule: Some(rule.name().to_string()), name, limit_name, limit });
+            let is_shield = rule.is_shield();
+            counters.push(CounterRef { rule: Some(rule.name().to_string()), name, limit_name, limit, is_shield });
         }
     }
     match counters.is_empty() {
