@@ -41,8 +41,9 @@ pub(super) fn qualify(
     let mut comparisons_left = COMPARISONS_MAX;
     for (at, &one) in enforced.iter().enumerate() {
         for &other in &enforced[..at] {
-            let is_news = |name: &&Box<str>| !shared[one].contains(*name) || !shared[other].contains(*name);
-            let common: Vec<Box<str>> = names[one].intersection(&names[other]).filter(is_news).cloned().collect();
+            let is_news = |name: &str| !shared[one].contains(name) || !shared[other].contains(name);
+            let common = names[one].intersection(&names[other]).filter(|name| is_news(name));
+            let common: Vec<Box<str>> = common.cloned().collect();
             let (mine, theirs) = (&conditions[one].0, &conditions[other].0);
             if common.is_empty() {
                 continue;
