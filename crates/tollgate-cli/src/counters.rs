@@ -123,7 +123,7 @@ impl CounterSource {
     }
 
     fn rules(&self) -> Option<CounterRules<'_>> {
-        self.loaded.as_ref().map(|loaded| CounterRules { loaded, lookups: &self.lookups })
+        self.loaded.as_ref().map(|loaded| CounterRules { loaded, lookups: &self.lookups, shield: None })
     }
 }
 

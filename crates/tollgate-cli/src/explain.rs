@@ -109,6 +109,14 @@ fn format_explanation(explanation: &Value) -> String {
             line(label, reason.to_owned());
         }
     }
+    if let Some(because) = explanation["verdict"]["because"].as_str() {
+        let verdict = match explanation["verdict"]["allowed"].as_bool() {
+            Some(true) => "allowed",
+            Some(false) => "refused",
+            None => "unknown",
+        };
+        line("verdict", format!("{verdict}: {because}"));
+    }
     if let Some(what) = explanation["exempt"].as_str() {
         line("exempt", format!("by its {what}: nothing is counted"));
     }

@@ -173,7 +173,7 @@ fn rules_are_listed_with_their_decisions_and_without_keys() {
     let rules = serving.operate("GET", "/v1/rules").body;
     for phrase in [
         r#""name":"shorten""#,
-        r#""limits":{"default":[{"limit":"3/h","name":"per-hour"}],"pro":[{"limit":"30/h","name":"per-hour"}]}"#,
+        r#""limits":{"default":[{"limit":"3/h","name":"api.per-hour"}],"pro":[{"limit":"30/h","name":"api.per-hour"}]}"#,
         r#"{"mode":"enforce","source":"store","times":1,"verdict":"deny"}"#,
         r#"{"mode":"shadow","source":"store","times":1,"verdict":"deny"}"#,
     ] {
@@ -245,6 +245,79 @@ fn every_metric_is_documented_and_every_documented_metric_exists() {
         page.lines().filter(is_metric).filter_map(|line| line.strip_prefix("| `tollgate_")?.split('`').next());
     let documented: BTreeSet<String> = documented.map(|rest| format!("tollgate_{rest}")).collect();
     assert_eq!(documented.iter().map(String::as_str).collect::<BTreeSet<_>>(), told);
+}
+
+/// Starts an instance with these rules.
+fn with_text(rules: &str) -> (Serving, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    std::fs::write(&file, rules).unwrap();
+    (Serving::start(&["--config", file.to_str().unwrap()]), dir)
+}
+
+fn explained(serving: &Serving, method: &str, path: &str) -> String {
+    let token = [("TOLLGATE_ADMIN_TOKEN", "a-token-for-tests-only")];
+    let url = format!("http://{}", serving.admin);
+    let output =
+        command().envs(token).args(["explain", "--admin", &url, method, path, "--peer", "203.0.113.9"]).output();
+    String::from_utf8(output.unwrap().stdout).unwrap()
+}
+
+/// Clients and operators see one name of a limit: in headers, bodies, explanations, and counters.
+#[test]
+fn a_limit_has_one_name_everywhere() {
+    let (serving, _dir) = with_text(
+        r#"
+        [[rules]]
+        name = "all"
+        by = ["ip"]
+        limits = ["100/h"]
+        [[rules]]
+        name = "search"
+        match = { path = "/search" }
+        by = ["ip"]
+        limits = ["1/h"]
+        "#,
+    );
+    let search = r#"{"request":{"method":"GET","path":"/search","peer":"203.0.113.9"}}"#;
+    assert_eq!(serving.check(search).status, 200);
+    let denied = serving.check(search);
+    assert_eq!(denied.status, 429);
+    assert!(denied.headers["ratelimit"].starts_with(r#""all.per-hour";r=99;"#), "{denied:?}");
+    assert!(denied.headers["ratelimit-policy"].contains(r#""search.per-hour";q=1;w=3600"#), "{denied:?}");
+    assert!(denied.body.contains(r#"{"name":"search.per-hour","rule":"search","quota":1,"#), "{denied:?}");
+    let explained = explained(&serving, "GET", "/search");
+    assert!(explained.contains("verdict  refused: search.per-hour of rule search denies it for "), "{explained}");
+    assert!(explained.contains("  all.per-hour: 100/h, 99 left\n"), "{explained}");
+    for name in ["search.per-hour", "per-hour"] {
+        let path = format!("/v1/keys?key=ip:203.0.113.9&rule=search&limit={name}");
+        let seen = serving.operate("GET", &path);
+        assert!(
+            seen.body.contains(r#""name":"search.per-hour""#) && seen.body.contains(r#""remaining":0"#),
+            "{seen:?}"
+        );
+        assert_eq!(serving.operate("DELETE", &path).status, 200);
+        assert_eq!(serving.check(search).status, 200, "{name} was reset");
+    }
+}
+
+#[test]
+fn a_shield_is_explained_inspected_and_reset_in_its_instance() {
+    let (serving, _dir) = with_text("[[rules]]\nname = 'flood'\nstore = 'memory'\nlimits = ['2/h']\n");
+    let request = r#"{"request":{"method":"GET","path":"/","peer":"203.0.113.9"}}"#;
+    let counter = "/v1/keys?key=ip:203.0.113.9&rule=flood";
+    assert!(explained(&serving, "GET", "/").contains("verdict  allowed: every limit has room\n"));
+    assert!(serving.operate("GET", counter).body.contains(r#""remaining":2"#));
+    for status in [200, 200, 429] {
+        assert_eq!(serving.check(request).status, status);
+    }
+    let refused = explained(&serving, "GET", "/");
+    assert!(refused.contains("verdict  refused: per-hour of rule flood denies it for "), "{refused}");
+    assert!(refused.contains("per-hour: 2/h, 0 left: denied for "), "{refused}");
+    let seen = serving.operate("GET", counter);
+    assert!(seen.body.contains(r#""remaining":0"#) && seen.body.contains(r#""rule":"flood""#), "{seen:?}");
+    assert_eq!(serving.operate("DELETE", counter).status, 200);
+    assert_eq!(serving.check(request).status, 200, "the counter was reset");
 }
 
 #[test]

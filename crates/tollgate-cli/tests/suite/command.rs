@@ -147,7 +147,7 @@ fn serve_decides_requests_by_rules_and_a_broken_file_changes_nothing() {
     let serving = Serving::start(&["--config", file.to_str().unwrap()]);
     let statuses: Vec<bool> = (0..3).map(|_| serving.post(POSTED).starts_with("HTTP/1.1 200")).collect();
     assert_eq!(statuses, [true, true, false]);
-    assert!(serving.post(POSTED).contains(r#""limits":[{"name":"main","quota":2"#));
+    assert!(serving.post(POSTED).contains(r#""limits":[{"name":"main","rule":"shorten","quota":2"#));
     let other = POSTED.replace("POST", "GET");
     assert!(serving.post(&other).contains(r#"{"allowed":true,"source":"none","limits":[]}"#));
 

@@ -279,6 +279,9 @@ impl AdminListener {
         let mut explanation =
             Explanation::new(&loaded, lookups, &described, peer, self.clock.now(), is_revealing).await;
         explanation.read_counters(&self.limiter).await;
+        if let Some(engine) = self.reloader.engine() {
+            explanation.read_shields(engine.shield());
+        }
         json(StatusCode::OK, &explanation)
     }
 

@@ -274,6 +274,10 @@ fn decision_body(decision: &Decision, policies: Option<&Policies>) -> Bytes {
     let limits = policies.into_iter().flat_map(Policies::policies).zip(&decision.limits);
     for (index, (policy, status)) in limits.enumerate() {
         json.raw(if index == 0 { "{\"name\":\"" } else { ",{\"name\":\"" }).raw(policy.name());
+        if let Some(rule) = policy.rule() {
+            // The name of a rule has no characters that JSON escapes.
+            json.raw("\",\"rule\":\"").raw(rule);
+        }
         json.raw("\",\"quota\":").number(Some(status.quota.into()));
         json.raw(",\"window_ms\":").number(Some(policy.limit().window_us().div_ceil(1_000)));
         json.raw(",\"remaining\":").number(Some(status.remaining.into()));

@@ -60,13 +60,13 @@ fn a_key_with_its_own_limits_is_inspected_and_reset_by_them() {
     assert_eq!([site.check(&request).status, site.check(&request).status], [200, 429]);
     let of_key = format!("key={}&rule=api", subject("planted-own"));
     for query in [of_key.clone(), format!("{of_key}&plan=pro")] {
-        assert_eq!(counters(&site, &query), json!([["per-day", "1/day", 0]]), "{query}");
+        assert_eq!(counters(&site, &query), json!([["api.per-day", "1/day", 0]]), "{query}");
     }
     let another = site.operate("GET", &format!("/v1/keys?{of_key}&plan=default"), "");
     assert_eq!(another.status, 400, "{another:?}");
     assert!(another.body.contains("this key's plan is pro"), "{another:?}");
 
-    for query in [of_key.clone(), format!("{of_key}&plan=pro"), format!("{of_key}&limit=per-day")] {
+    for query in [of_key.clone(), format!("{of_key}&plan=pro"), format!("{of_key}&limit=api.per-day")] {
         assert_eq!(site.operate("DELETE", &format!("/v1/keys?{query}"), "").status, 200, "{query}");
         assert_eq!([site.check(&request).status, site.check(&request).status], [200, 429], "{query}");
     }
@@ -77,10 +77,10 @@ fn the_plan_is_required_unless_the_key_has_one() {
     let site = Site::start(RULES);
     assert_eq!(site.check(&described("/", "planted-pro")).status, 200);
     let of_key = format!("key={}&rule=api", subject("planted-pro"));
-    assert_eq!(counters(&site, &of_key), json!([["per-hour", "3/h", 2]]));
+    assert_eq!(counters(&site, &of_key), json!([["api.per-hour", "3/h", 2]]));
     let unknown = site.operate("GET", &format!("/v1/keys?key={}&rule=api", subject("invented")), "");
     assert!(unknown.status == 400 && unknown.body.contains("add --plan NAME (in a request: plan=NAME)"), "{unknown:?}");
-    assert_eq!(counters(&site, "key=ip:203.0.113.9&rule=api&plan=default"), json!([["per-hour", "2/h", 2]]));
+    assert_eq!(counters(&site, "key=ip:203.0.113.9&rule=api&plan=default"), json!([["api.per-hour", "2/h", 2]]));
 }
 
 /// A subject that is an address does not determine the plan, so the counters of all plans are deleted. Those that did

@@ -9,6 +9,7 @@ mod expect;
 mod keys;
 mod limits;
 mod matches;
+mod policy_names;
 mod rules;
 mod settings;
 mod tokens;

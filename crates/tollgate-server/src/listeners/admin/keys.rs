@@ -29,7 +29,10 @@ use tollgate::answer::Policy;
 use tollgate::config::Loaded;
 use tollgate::engine::Engine;
 use tollgate::rules::{CompiledRule, LimitSetId, PlanLookup, PlanQuestion};
-use tollgate::{Clock, Demand, Key, Limit, Limiter, Scope, StoreError, StoreErrorKind, SystemClock, Timestamp, Wait};
+use tollgate::{
+    Clock, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, Scope, StoreError, StoreErrorKind, SystemClock,
+    Timestamp, Wait,
+};
 
 use self::client::Client;
 use super::AdminListener;
@@ -56,6 +59,9 @@ pub struct CounterRules<'r> {
     pub loaded: &'r Loaded,
     /// The sources of plans that the configuration does not assign.
     pub lookups: &'r [Arc<dyn PlanLookup>],
+    /// The store with the counters of shield rules, in the process that decides the requests. `None` in other processes,
+    /// which cannot read these counters.
+    pub shield: Option<&'r MemoryStore>,
 }
 
 /// Counters, as [`CounterQuery::inspect`] found them. Its JSON is the response of `GET /v1/keys`.
@@ -127,18 +133,23 @@ pub enum CounterError {
 struct CounterRef {
     /// `None` for explicit checks.
     rule: Option<String>,
+    /// The name that clients see, such as `per-minute`, or `search.per-minute`.
     name: String,
+    /// The name of the limit within its rule, which selects the counter.
+    limit_name: String,
     limit: Limit,
 }
 
 /// The counters that a query selects of one key.
-struct Selected {
+struct Selected<'r> {
     key: Vec<u8>,
     plan: Option<PlanExplanation>,
     /// The ban in the configuration, as text.
     banned: Option<String>,
     /// At least one.
     counters: Vec<CounterRef>,
+    /// The store with the counters; `None` for that of the limiter.
+    shield: Option<&'r MemoryStore>,
 }
 
 /// The counters that a query selects of a rule with limits per plan.
@@ -185,8 +196,9 @@ pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Byt
 }
 
 fn rules_of<'r>(listener: &'r AdminListener, loaded: Option<&'r Loaded>) -> Option<CounterRules<'r>> {
-    let lookups = listener.reloader.engine().map(Engine::lookups).unwrap_or_default();
-    loaded.map(|loaded| CounterRules { loaded, lookups })
+    let engine = listener.reloader.engine();
+    let lookups = engine.map(Engine::lookups).unwrap_or_default();
+    loaded.map(|loaded| CounterRules { loaded, lookups, shield: engine.map(Engine::shield) })
 }
 
 fn bad_request(message: &str) -> Response<Bytes> {
@@ -208,16 +220,15 @@ pub(super) fn unavailable(error: &StoreError) -> Response<Bytes> {
 impl CounterRef {
     fn demand<'a>(&'a self, key: &'a [u8]) -> Result<Demand<'a>, CounterError> {
         let scope = match &self.rule {
-            Some(rule) => Scope::rule(rule, &self.name),
+            Some(rule) => Scope::rule(rule, &self.limit_name),
             None => Scope::Explicit,
         };
         let key = Key::scoped(key, scope).map_err(|error| CounterError::Invalid(error.to_string()))?;
         Ok(Demand::new(self.limit, key))
     }
 
-    async fn status(self, key: &[u8], limiter: &Limiter) -> Result<CounterStatus, CounterError> {
-        let status = limiter.inspect(&self.demand(key)?).await?;
-        Ok(CounterStatus {
+    fn into_status(self, status: &LimitStatus) -> CounterStatus {
+        CounterStatus {
             exists: status.reset_after != Wait::ZERO,
             allowed: status.allowed,
             quota: status.quota,
@@ -228,7 +239,28 @@ impl CounterRef {
             limit: self.limit.to_string(),
             rule: self.rule,
             name: self.name,
-        })
+        }
+    }
+}
+
+impl Selected<'_> {
+    /// Reads a counter, without changing it.
+    async fn inspect(&self, limiter: &Limiter, counter: &CounterRef) -> Result<LimitStatus, CounterError> {
+        let demand = counter.demand(&self.key)?;
+        match self.shield {
+            Some(shield) => Ok(shield.inspect(&demand)),
+            None => Ok(limiter.inspect(&demand).await?),
+        }
+    }
+
+    /// Deletes a counter.
+    async fn reset(&self, limiter: &Limiter, counter: &CounterRef) -> Result<(), CounterError> {
+        let demand = counter.demand(&self.key)?;
+        match self.shield {
+            Some(shield) => shield.reset(&demand),
+            None => limiter.reset(&demand).await?,
+        }
+        Ok(())
     }
 }
 
@@ -245,20 +277,22 @@ impl CounterQuery {
         limiter: &Limiter,
         rules: Option<CounterRules<'_>>,
     ) -> Result<CounterReport, CounterError> {
-        let Selected { key, plan, mut banned, counters } = self.select(rules, Selection::Applying).await?;
-        if banned.is_none() {
-            banned = match limiter.ban_of(&key).await {
-                Ok(ban) => ban.map(|ban| banned_in_store(&String::from_utf8_lossy(&key), ban)),
+        let mut selected = self.select(rules, Selection::Applying).await?;
+        let key = String::from_utf8_lossy(&selected.key).into_owned();
+        if selected.banned.is_none() {
+            selected.banned = match limiter.ban_of(&selected.key).await {
+                Ok(ban) => ban.map(|ban| banned_in_store(&key, ban)),
                 // The store has no bans.
                 Err(error) if error.kind() == StoreErrorKind::Forbidden => None,
                 Err(error) => return Err(error.into()),
             };
         }
-        let mut statuses = Vec::with_capacity(counters.len());
-        for counter in counters {
-            statuses.push(counter.status(&key, limiter).await?);
+        let mut statuses = Vec::with_capacity(selected.counters.len());
+        for counter in std::mem::take(&mut selected.counters) {
+            let status = selected.inspect(limiter, &counter).await?;
+            statuses.push(counter.into_status(&status));
         }
-        Ok(CounterReport { key: String::from_utf8_lossy(&key).into_owned(), plan, banned, counters: statuses })
+        Ok(CounterReport { key, plan: selected.plan, banned: selected.banned, counters: statuses })
     }
 
     /// Deletes the selected counters, for a rule with limits per plan those of all plans.
@@ -266,29 +300,34 @@ impl CounterQuery {
     /// # Errors
     /// If the query selects no counter, or the store fails. Some counters may be deleted already in the second case.
     pub async fn reset(&self, limiter: &Limiter, rules: Option<CounterRules<'_>>) -> Result<ResetReport, CounterError> {
-        let Selected { key, counters, .. } = self.select(rules, Selection::All).await?;
+        let selected = self.select(rules, Selection::All).await?;
         // Limits of one name share a counter, and a limit with a short window may find nothing in it.
         let mut existing = HashSet::new();
-        for counter in &counters {
-            let status = limiter.inspect(&counter.demand(&key)?).await?;
-            existing.extend((status.reset_after != Wait::ZERO).then_some(&*counter.name));
+        for counter in &selected.counters {
+            let status = selected.inspect(limiter, counter).await?;
+            existing.extend((status.reset_after != Wait::ZERO).then_some(&*counter.limit_name));
         }
         // Each is reset, because the deny cache is keyed by the limit.
-        for counter in &counters {
-            limiter.reset(&counter.demand(&key)?).await?;
+        for counter in &selected.counters {
+            selected.reset(limiter, counter).await?;
         }
-        let key = String::from_utf8_lossy(&key).into_owned();
+        let key = String::from_utf8_lossy(&selected.key).into_owned();
         Ok(ResetReport { key, reset: !existing.is_empty(), counters: existing.len() })
     }
 
     /// Returns the counters that the query selects, under the key of the client.
-    async fn select(&self, rules: Option<CounterRules<'_>>, selection: Selection) -> Result<Selected, CounterError> {
+    async fn select<'r>(
+        &self,
+        rules: Option<CounterRules<'r>>,
+        selection: Selection,
+    ) -> Result<Selected<'r>, CounterError> {
         let invalid = |message: &str| CounterError::Invalid(message.to_owned());
         match (&self.rule, &self.limit) {
             (None, Some(limit)) => {
                 let limit: Limit = limit.parse().map_err(|error| CounterError::Invalid(format!("limit: {error}")))?;
-                let counter = CounterRef { rule: None, name: Policy::of(limit).name().to_owned(), limit };
-                Ok(Selected { key: self.key.clone(), plan: None, banned: None, counters: vec![counter] })
+                let name = Policy::of(limit).name().to_owned();
+                let counters = vec![CounterRef { rule: None, limit_name: name.clone(), name, limit }];
+                Ok(Selected { key: self.key.clone(), plan: None, banned: None, counters, shield: None })
             }
             (Some(rule), _) => {
                 let missing = "this instance has no rules; start with --config FILE";
@@ -300,20 +339,21 @@ impl CounterQuery {
     }
 
     /// Returns the counters of the rule named `rule` that the query selects. `Err` says why it selects none.
-    async fn select_of_rule(
+    async fn select_of_rule<'r>(
         &self,
-        CounterRules { loaded, lookups }: CounterRules<'_>,
+        CounterRules { loaded, lookups, shield }: CounterRules<'r>,
         rule: &str,
         selection: Selection,
-    ) -> Result<Selected, String> {
+    ) -> Result<Selected<'r>, String> {
         let rules = &loaded.rules;
         let Some(rule) = rules.rules().iter().find(|known| &**known.name() == rule) else {
             let names: Vec<&str> = rules.rules().iter().map(|known| &**known.name()).collect();
             return Err(format!("unknown rule; expected one of {}", names.join(", ")));
         };
-        if rule.is_shield() {
-            let message = "the counters of a shield rule are in the memory of the instance that saw the request, and \
-                           cannot be read";
+        let shield = shield.filter(|_| rule.is_shield());
+        if rule.is_shield() && shield.is_none() {
+            let message = "the counters of a shield rule are in the memory of the instance that saw the request; add \
+                           --admin URL to ask that instance";
             return Err(message.to_owned());
         }
         let now = SystemClock::new().now();
@@ -338,11 +378,12 @@ impl CounterQuery {
         let mut seen = HashSet::new();
         let mut counters = Vec::new();
         for policy in policies {
-            let is_selected = self.limit.as_ref().is_none_or(|name| policy.name() == name);
+            let is_selected =
+                self.limit.as_ref().is_none_or(|name| policy.name() == name || policy.limit_name() == name);
             let limit = *policy.limit();
-            if is_selected && seen.insert((policy.name(), limit)) {
-                let name = policy.name().to_owned();
-                counters.push(CounterRef { rule: Some(rule.name().to_string()), name, limit });
+            if is_selected && seen.insert((policy.limit_name(), limit)) {
+                let (name, limit_name) = (policy.name().to_owned(), policy.limit_name().to_owned());
+                counters.push(CounterRef { rule: Some(rule.name().to_string()), name, limit_name, limit });
             }
         }
         match counters.is_empty() {
@@ -350,7 +391,7 @@ impl CounterQuery {
             false => {
                 let banned =
                     client.identity(rules, now).and_then(|identity| banned_in_configuration(rules, &identity, now));
-                Ok(Selected { key, plan, banned, counters })
+                Ok(Selected { key, plan, banned, counters, shield })
             }
         }
     }

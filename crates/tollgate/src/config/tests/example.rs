@@ -17,8 +17,9 @@ fn the_example_is_valid_as_it_stands_and_has_no_warnings() {
     assert_no_warnings(&Loader::new().environment(|_| None), EXAMPLE);
 }
 
-#[test]
-fn the_example_is_valid_with_the_sections_that_are_commented_out() {
+/// Returns the example with the sections that are commented out in it. They need the variables `TOLLGATE_SALT` and
+/// `TOLLGATE_JWT_KEY`.
+pub(crate) fn complete_example() -> String {
     let is_setting = |line: &str| {
         let first = line.split(' ').next().unwrap_or_default();
         let is_field = !first.is_empty() && first.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
@@ -31,9 +32,14 @@ fn the_example_is_valid_with_the_sections_that_are_commented_out() {
     };
     let text = EXAMPLE.lines().map(uncomment).collect::<Vec<_>>().join("\n") + "\n";
     assert!(text.contains("\n[jwt]\nalgorithm = ") && text.contains("\n[anonymize]\nsecret_env = "), "{text}");
+    text
+}
+
+#[test]
+fn the_example_is_valid_with_the_sections_that_are_commented_out() {
     let variable =
         |name: &str| (name == "TOLLGATE_SALT" || name == "TOLLGATE_JWT_KEY").then(|| "0123456789abcdef".repeat(2));
-    assert_no_warnings(&Loader::new().environment(variable), &text);
+    assert_no_warnings(&Loader::new().environment(variable), &complete_example());
 }
 
 #[test]
