@@ -12,6 +12,7 @@
 #   curl, openssl   Debian's, as clients of the encrypted listeners
 #   nginx           the binary from Debian's nginx, unpacked into .tools/nginx: installing the package would
 #                   start a server
+#   systemd-analyze   Debian's systemd, to check the unit in ops/systemd
 #   prometheus, promtool   the binaries from Debian's prometheus, unpacked into .tools/prometheus for the same reason
 #
 # Binaries that are not in the PATH are linked into .tools/bin, where the test harness searches first.
@@ -156,6 +157,7 @@ python_packages
 node_packages
 nginx_binary
 prometheus_binaries
+have systemd-analyze || debian systemd systemd-analyze
 have curl || debian curl curl
 have openssl || debian openssl openssl
 runs redis-server
