@@ -80,17 +80,17 @@ fn interpolate(text: &str) -> String {
         let (variable, rest) = piece.split_once('}').expect("a closing brace");
         let (name, message) = variable.split_once(":?").expect("a variable without a value is refused");
         assert!(!message.is_empty());
-        assert!(env_example().contains(&name), "{name} is not in {ENV_EXAMPLE}");
+        assert!(env_example().contains(name), "{name} is not in {ENV_EXAMPLE}");
         interpolated = interpolated + SECRET + rest;
     }
     interpolated.replace("$$", "$")
 }
 
 /// Returns the names of the variables in [`ENV_EXAMPLE`]. Panics if one has a value: a secret that is published is none.
-fn env_example() -> Vec<&'static str> {
-    const TEXT: &str = include_str!("../../../../../ops/docker/.env.example");
-    let lines = TEXT.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
-    lines.map(|line| line.strip_suffix('=').unwrap_or_else(|| panic!("{line}"))).collect()
+fn env_example() -> BTreeSet<String> {
+    let text = read(ENV_EXAMPLE);
+    let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.map(|line| line.strip_suffix('=').unwrap_or_else(|| panic!("{line}")).to_owned()).collect()
 }
 
 fn environment(variables: &Value) -> BTreeMap<String, String> {
@@ -313,7 +313,7 @@ fn redis_of_the_compose_file_asks_for_the_password_and_evicts_nothing() {
     let script = interpolate(script).replace("redis-server ", &server);
     let mut started = Command::new("sh");
     started.args(["-c", &script]).envs(environment(&service["environment"])).current_dir(dir.path());
-    let _redis = Killed(started.stdout(Stdio::null()).spawn().unwrap());
+    let redis = Killed(started.stdout(Stdio::null()).spawn().unwrap());
 
     let ["CMD-SHELL", check] = texts(&service["healthcheck"]["test"])[..] else { panic!("{service}") };
     let check = interpolate(check).replace("redis-cli", &format!("redis-cli -s {socket}"));
@@ -329,15 +329,15 @@ fn redis_of_the_compose_file_asks_for_the_password_and_evicts_nothing() {
     };
     assert!(ask("wrong", &["PING"]).contains("NOAUTH"));
     assert_eq!(ask(SECRET, &["CONFIG", "GET", "maxmemory-policy"]), "maxmemory-policy\nnoeviction\n");
-    let running = format!("/proc/{}/cmdline", _redis.0.id());
+    let running = format!("/proc/{}/cmdline", redis.0.id());
     assert!(!String::from_utf8_lossy(&std::fs::read(running).unwrap()).contains(SECRET));
 }
 
 #[test]
 fn the_variables_of_the_compose_file_and_of_its_example_are_the_same() {
     let compose = read(COMPOSE);
-    let used: BTreeSet<&str> = compose.split("${").skip(1).map(|rest| rest.split(':').next().unwrap()).collect();
-    assert_eq!(used, env_example().into_iter().collect());
+    let used = compose.split("${").skip(1).map(|rest| rest.split(':').next().unwrap().to_owned());
+    assert_eq!(used.collect::<BTreeSet<_>>(), env_example());
 }
 
 /// The container starts with the arguments, the ConfigMap and the secrets of the manifest, and its probes succeed, also
