@@ -125,7 +125,7 @@ unpack() {
     # Downloading needs no root; fetching the package lists does.
     (cd "$dir" && apt-get download --quiet "$package" >/dev/null 2>&1) ||
         { as_root apt-get update --quiet >/dev/null || true; (cd "$dir" && apt-get download --quiet "$package" >/dev/null); } ||
-        fail "could not download $package; get its programs into the PATH or into .tools/bin"
+        fail "could not download $package; put its programs into the PATH or into .tools/bin"
     dpkg-deb -x "$dir/$package"_*.deb "$dir"
     rm "$dir/$package"_*.deb
     for program in "$@"; do ln -sf "../$package/$program" "$BIN/$(basename "$program")"; done
