@@ -11,6 +11,7 @@ mod instances;
 mod invalid_input;
 mod life;
 mod operate;
+mod ops;
 mod reload;
 mod schemathesis;
 mod secrets;

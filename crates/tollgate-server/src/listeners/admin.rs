@@ -46,7 +46,7 @@ use crate::listeners::http::connection::{self, OVER_LIMIT_RESPONSE, json, method
 use crate::listeners::http::foreign_origin;
 use crate::listeners::http::general::{ResponseBody, full_body};
 use crate::listeners::http::request::CheckRequest;
-use crate::metrics::{self, ListenerStats, Metrics, Rejection};
+use crate::metrics::{ListenerStats, Metrics, MetricsFormat, Rejection};
 use crate::readiness::Readiness;
 use crate::reload::{ReloadError, Reloader, findings_json, parts_json};
 use crate::stream::ClientStream;
@@ -177,13 +177,13 @@ impl AdminListener {
     /// The answer is 405 if the method is neither GET nor HEAD. Returns `None` for all other paths.
     fn answer_public<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
         let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
-        let answer: fn(&AdminListener) -> Response<Bytes> = match request.uri().path() {
-            "/healthz" => |_| json(StatusCode::OK, &serde_json::json!({ "alive": true })),
-            "/readyz" => AdminListener::readyz,
+        let answer: fn(&AdminListener, &HeaderMap) -> Response<Bytes> = match request.uri().path() {
+            "/healthz" => |_, _| json(StatusCode::OK, &serde_json::json!({ "alive": true })),
+            "/readyz" => |listener, _| listener.readyz(),
             "/metrics" => AdminListener::metrics,
             _ => return None,
         };
-        Some(if is_get { answer(self) } else { method_not_allowed("GET, HEAD") })
+        Some(if is_get { answer(self, request.headers()) } else { method_not_allowed("GET, HEAD") })
     }
 
     async fn answer_authenticated<B>(&self, request: Request<B>) -> Response<Bytes>
@@ -235,12 +235,13 @@ impl AdminListener {
         json(status, &self.readiness.to_json())
     }
 
-    fn metrics(&self) -> Response<Bytes> {
-        let Some(text) = self.metrics.encode() else {
+    fn metrics(&self, headers: &HeaderMap) -> Response<Bytes> {
+        let format = MetricsFormat::negotiate(headers);
+        let Some(text) = self.metrics.encode(format) else {
             return problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the metrics cannot be encoded");
         };
         let mut response = Response::new(Bytes::from(text));
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
         response
     }
 
