@@ -10,7 +10,7 @@ use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::{Brand, Config, Reply, Server};
 
 use super::{path, read, said, succeed, texts, tool, yaml};
-use crate::serving::{Serving, command};
+use crate::serving::{Answer, Client, Serving, command};
 
 const COMPOSE: &str = "ops/docker/compose.yaml";
 const COMPOSE_CONFIG: &str = "ops/docker/config/tollgate.toml";
@@ -166,7 +166,7 @@ fn help() -> BTreeSet<String> {
 /// Writes files for the secrets and returns their directory.
 fn secret_files() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["admin-token", "resp-password"] {
+    for name in ["admin-token", "http-token", "resp-password"] {
         std::fs::write(dir.path().join(name), format!("{SECRET}\n")).unwrap();
     }
     dir
@@ -188,12 +188,21 @@ fn wait_until_ready(serving: &Serving) {
     eventually("tollgate-ready succeeds", || is_ready(serving), |is_ready| *is_ready);
 }
 
-/// The admin listener and the RESP listener reject clients without the secret, and accept those with it.
+/// Posts a check with the token of the HTTP listener.
+fn check(serving: &Serving, body: &str) -> Answer {
+    let header = [("authorization", &*format!("Bearer {SECRET}"))];
+    Client::open(&serving.http).ask("POST", "/v1/check", &header, body)
+}
+
+/// All listeners reject clients without the secret, and accept those with it.
 fn assert_secrets_are_asked_for(serving: &Serving) {
     assert_eq!(serving.visit("/v1/rules").status, 401);
     let header = [("authorization", &*format!("Bearer {SECRET}"))];
-    let rules = crate::serving::Client::open(&serving.admin).ask("GET", "/v1/rules", &header, "");
+    let rules = Client::open(&serving.admin).ask("GET", "/v1/rules", &header, "");
     assert_eq!(rules.status, 200, "{rules:?}");
+    let explicit = r#"{"key":"user:42","limit":"10/min"}"#;
+    assert_eq!(serving.check(explicit).status, 401);
+    assert_eq!(check(serving, explicit).status, 200);
     let mut connection = serving.connect();
     let refused = connection.call(&["TOLLGATE.CHECK", "user:42", "10/min"]).unwrap();
     assert!(matches!(&refused, Reply::Error(error) if error.starts_with("NOAUTH")), "{refused:?}");
@@ -223,7 +232,7 @@ fn every_secret_of_a_listener_is_set_in_a_deployment() {
     let help = help();
     let is_secret = |option: &&String| option.ends_with("-token-file") || option.ends_with("-password-file");
     let secrets: Vec<&String> = help.iter().filter(is_secret).collect();
-    assert!(secrets.len() >= 2, "{secrets:?}");
+    assert!(secrets.len() >= 3, "{secrets:?}");
     for (file, deployment) in deployments() {
         for option in &secrets {
             let name = option.trim_start_matches("--").trim_end_matches("-file").replace('-', "_").to_uppercase();
@@ -279,7 +288,7 @@ fn the_instances_of_the_compose_file_become_ready_and_share_counters() {
     instances.iter().for_each(wait_until_ready);
     instances.iter().for_each(assert_secrets_are_asked_for);
     let login = r#"{"request":{"method":"POST","path":"/login","peer":"203.0.113.9"}}"#;
-    let statuses: Vec<u16> = (0..6).map(|turn| instances[turn % 2].check(login).status).collect();
+    let statuses: Vec<u16> = (0..6).map(|turn| check(&instances[turn % 2], login).status).collect();
     assert_eq!(statuses, [200, 200, 200, 200, 200, 429]);
 
     redis.kill9();
@@ -457,7 +466,7 @@ fn the_command_of_the_unit_becomes_ready() {
     let (secrets, (_redis, url)) = (secret_files(), redis_with_password());
     let credentials: BTreeSet<String> =
         unit_setting("LoadCredential").iter().map(|value| value.split(':').next().unwrap().to_owned()).collect();
-    assert_eq!(credentials, ["admin-token", "resp-password"].map(str::to_owned).into());
+    assert_eq!(credentials, ["admin-token", "http-token", "resp-password"].map(str::to_owned).into());
     let deployment = unit_deployment();
     let files = deployment.options.values().filter_map(|value| value.strip_prefix("%d/"));
     assert_eq!(files.map(str::to_owned).collect::<BTreeSet<_>>(), credentials);
