@@ -74,13 +74,7 @@ impl Listener for HttpListener {
     }
 
     fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
-        Box::pin(async move {
-            if self.auth.is_none() {
-                return self.serve_stream(stream, context).await;
-            }
-            let handler = |request| self.answer_authenticated(request, peer.ip());
-            connection::serve(stream, self.idle, context, None, handler).await
-        })
+        Box::pin(async move { self.serve_stream(stream, peer.ip(), context).await })
     }
 }
 
@@ -114,12 +108,21 @@ impl HttpListener {
         }
     }
 
-    /// Serves one connection until it ends, with the fast path for plain checks; see [`connection::serve`].
-    pub(crate) async fn serve_stream<S>(&self, stream: S, context: ConnectionContext) -> Result<(), BoxError>
+    /// Serves one connection until it ends; see [`connection::serve`].
+    ///
+    /// Plain checks take the fast path, unless the listener has a token, which the fast path does not read.
+    pub(crate) async fn serve_stream<S>(
+        &self,
+        stream: S,
+        peer: IpAddr,
+        context: ConnectionContext,
+    ) -> Result<(), BoxError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        connection::serve(stream, self.idle, context, Some(self), |request| self.answer(request)).await
+        let fast_path = self.auth.is_none().then_some(self);
+        let handler = |request| self.answer_authenticated(request, peer);
+        connection::serve(stream, self.idle, context, fast_path, handler).await
     }
 
     /// Answers one request as [`answer`](Self::answer) does, but a request to `/v1/check` only with the token.
@@ -238,6 +241,11 @@ impl HttpListener {
     /// Sets the engine whose rules decide requests that the body of a check describes.
     pub(crate) fn with_rules(self, engine: Engine) -> HttpListener {
         HttpListener { engine: Some(engine), ..self }
+    }
+
+    /// Sets the token that checks must have.
+    pub(crate) fn with_token(self, token: Token) -> HttpListener {
+        HttpListener { auth: Some((token, Arc::default())), ..self }
     }
 
     /// Sets the policy that decides which web pages may send requests.
