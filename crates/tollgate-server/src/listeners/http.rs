@@ -6,7 +6,7 @@
 //!
 //! If the listener has a token, a check needs it as `Authorization: Bearer`. Without it, the response is 401, also for a
 //! client that has guessed too often: 429 always means that a limit denies. Such a listener does not use the
-//! [fast path](fast_path), which reads no headers.
+//! fast path (`fast_path.rs`), which reads no headers.
 
 pub(crate) mod connection;
 mod fast_path;
