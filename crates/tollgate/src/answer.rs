@@ -66,6 +66,7 @@ mod policy;
 mod refusal;
 mod strictest;
 mod style;
+mod template;
 mod verdict;
 
 #[cfg(test)]
@@ -76,4 +77,6 @@ pub use policies::Policies;
 pub use policy::{Policy, PolicyNameError};
 pub use refusal::RefusalDetails;
 pub use style::{Style, StyleError, Styles};
+pub(crate) use template::placeholder_names;
+pub use template::{BodyTemplate, TemplateError};
 pub use verdict::{GrpcCode, Verdict};

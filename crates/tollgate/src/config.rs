@@ -75,7 +75,7 @@ pub use load::{Format, Loaded, Loader};
 pub use span::Span;
 pub use types::Config;
 pub(crate) use {
-    forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreUrl},
+    forms::{AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreUrl},
     span::Spanned,
     types::{
         AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Exempt, Jwt, JwtAlgorithm, LimitTable, MatchTable,

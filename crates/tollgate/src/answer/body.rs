@@ -5,6 +5,7 @@
 //! | `json` (default) | `application/json` | most clients; becomes `problem` if the `Accept` header names it |
 //! | `problem` | `application/problem+json` (RFC 9457) | clients that know problem types |
 //! | `text` | `text/plain` | shield rules, whose responses are rarely read |
+//! | `template` | chosen in the configuration | bodies that clients expect already |
 //! | `custom` | chosen by the application | pages, envelopes, translations |
 
 use std::fmt;
@@ -18,6 +19,7 @@ use tollgate_core::NameError;
 use super::accept::asks_for_problem;
 use super::policy::Policy;
 use super::refusal::RefusalDetails;
+use super::template::BodyTemplate;
 use super::verdict::Verdict;
 
 /// A response body and its content type.
@@ -39,7 +41,8 @@ impl Body {
     }
 }
 
-/// The format of the body of a refusal: JSON (the default), a problem of RFC 9457, plain text, or a custom function.
+/// The format of the body of a refusal: JSON (the default), a problem of RFC 9457, plain text, a template, or a custom
+/// function.
 ///
 /// ```
 /// use tollgate::answer::{Body, BodyFormat, Policy};
@@ -61,6 +64,8 @@ pub enum BodyFormat {
     Problem,
     /// Plain text: the message and a newline.
     Text,
+    /// A text with placeholders.
+    Template(BodyTemplate),
     /// A body made by the application; see [`BodyFormat::custom`].
     Custom(CustomFormat),
 }
@@ -81,7 +86,7 @@ impl BodyFormat {
         BodyFormat::Custom(CustomFormat(Arc::new(body)))
     }
 
-    /// Returns the name of the format: `json`, `problem`, `text` or `custom`.
+    /// Returns the name of the format: `json`, `problem`, `text`, `template` or `custom`.
     ///
     /// [`FromStr`](std::str::FromStr) parses the first three.
     pub fn as_str(&self) -> &'static str {
@@ -89,6 +94,7 @@ impl BodyFormat {
             BodyFormat::Json => "json",
             BodyFormat::Problem => "problem",
             BodyFormat::Text => "text",
+            BodyFormat::Template(_) => "template",
             BodyFormat::Custom(_) => "custom",
         }
     }
@@ -100,6 +106,7 @@ impl BodyFormat {
             BodyFormat::Json => json(refusal),
             BodyFormat::Problem => problem(refusal),
             BodyFormat::Text => Body::new("text/plain; charset=utf-8", refusal.message() + "\n"),
+            BodyFormat::Template(template) => template.body(refusal),
             BodyFormat::Custom(custom) => (custom.0)(refusal),
         }
     }

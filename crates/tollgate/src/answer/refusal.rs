@@ -1,7 +1,7 @@
 //! The details of a refusal, from which every body is rendered.
 
 use smallvec::SmallVec;
-use tollgate_core::{Decision, LimitStatus, Wait};
+use tollgate_core::{Decision, LimitStatus, Timestamp, Wait};
 
 use super::policy::Policy;
 use super::strictest::strictest;
@@ -21,6 +21,8 @@ const UNAVAILABLE_RETRY_AFTER: Wait = Wait::from_micros(1_000_000);
 #[derive(Clone, Debug)]
 pub struct RefusalDetails<'a> {
     verdict: Verdict,
+    /// The time of the decision; `None` if the store did not answer.
+    at: Option<Timestamp>,
     retry_after: Wait,
     strictest: Option<(&'a Policy, &'a LimitStatus)>,
     violated: SmallVec<[&'a Policy; 2]>,
@@ -35,6 +37,7 @@ impl<'a> RefusalDetails<'a> {
         let refusing = limits.filter(|(_, status)| !status.allowed);
         RefusalDetails {
             verdict: Verdict::Denied,
+            at: Some(decision.at),
             retry_after: decision.retry_after(),
             strictest: strictest(refusing.clone()),
             violated: refusing.map(|(policy, _)| policy).collect(),
@@ -45,6 +48,7 @@ impl<'a> RefusalDetails<'a> {
     pub(crate) fn unavailable() -> RefusalDetails<'a> {
         RefusalDetails {
             verdict: Verdict::Unavailable,
+            at: None,
             retry_after: UNAVAILABLE_RETRY_AFTER,
             strictest: None,
             violated: SmallVec::new(),
@@ -75,6 +79,14 @@ impl<'a> RefusalDetails<'a> {
     /// `None` if the request can never pass.
     pub fn retry_after_ms(&self) -> Option<u64> {
         self.retry_after.as_millis_ceil().map(|ms| ms.max(1))
+    }
+
+    /// Returns the Unix time in seconds at which the request would be admitted, rounded up, as in `X-RateLimit-Reset`.
+    ///
+    /// `None` if the request can never pass, or if the store did not answer.
+    pub fn reset_unix_secs(&self) -> Option<u64> {
+        let reset_us = self.at?.as_micros().saturating_add(self.retry_after.as_micros()?);
+        Some(reset_us.div_ceil(1_000_000))
     }
 
     /// Returns the policy that denied the request; if there are several, the one with the longest wait.

@@ -141,6 +141,7 @@ impl Changes {
             deadline,
             on_failure,
             headers,
+            body,
             expose_headers,
             shadow,
             kill_switch,
@@ -167,6 +168,7 @@ impl Changes {
         self.note(option(deadline, &after.deadline), "deadline", "");
         self.note(value(on_failure, &after.on_failure), "on_failure", "");
         self.note(option(headers, &after.headers), "headers", "");
+        self.note(option(body, &after.body), "body", "");
         self.note(value(expose_headers, &after.expose_headers), "expose_headers", "");
         self.note(value(shadow, &after.shadow), "shadow", "");
         self.note(value(kill_switch, &after.kill_switch), "kill_switch", "");

@@ -4,6 +4,7 @@
 //! Each step notes its findings and continues with what is valid, so that one attempt reports everything. If any of the
 //! findings is an error, the result is a report instead of a rule set.
 
+mod bodies;
 mod callers;
 mod expect;
 mod keys;

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use super::read::{FromNode, Reader};
+use super::read::{FromNode, Named, Reader};
 use super::span::Spanned;
 use super::tree::{Node, Value};
-use super::types::{Anonymize, LimitTable};
+use super::types::{Anonymize, LimitTable, TemplateTable};
+use crate::answer::BodyFormat;
 
 /// A list that may also be written as a single value: `"a"` instead of `["a"]`. An absent one is empty.
 #[derive(Clone, PartialEq, Debug)]
@@ -223,6 +224,25 @@ impl FromNode for HeaderTest {
             Value::Bool(false) => reader.invalid(node, format!("expected {EXPECTED}, found false")),
             Value::Text(text) => Some(HeaderTest::Equals(text.clone())),
             _ => reader.wrong_type(node, EXPECTED),
+        }
+    }
+}
+
+/// The value of `body`: the name of a format, or a table with a template.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum BodyEntry {
+    /// A format that is not a template of the file.
+    Format(BodyFormat),
+    /// A template, which is not checked yet.
+    Template(TemplateTable),
+}
+
+impl FromNode for BodyEntry {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<BodyEntry> {
+        match node.value {
+            Value::Text(_) => BodyFormat::from_node(node, reader).map(BodyEntry::Format),
+            Value::Table(_) => TemplateTable::from_node(node, reader).map(BodyEntry::Template),
+            _ => reader.wrong_type(node, &format!("one of {}, or a table with a template", BodyFormat::names())),
         }
     }
 }

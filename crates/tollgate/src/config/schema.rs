@@ -6,10 +6,12 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use super::forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret, StoreUrl};
+use super::forms::{
+    AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret, StoreUrl,
+};
 use super::read::Named;
 use super::span::Spanned;
-use super::types::{Anonymize, BanKind, Config, JwtAlgorithm, LimitTable, RuleStore};
+use super::types::{Anonymize, BanKind, Config, JwtAlgorithm, LimitTable, RuleStore, TemplateTable};
 use crate::answer::{BodyFormat, Style};
 use crate::failure::OnFailure;
 use crate::identity::{ApiKeys, Rotate};
@@ -130,6 +132,18 @@ impl JsonSchema for HeaderTest {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({ "anyOf": [{ "const": true }, { "type": "string" }] })
+    }
+}
+
+impl JsonSchema for BodyEntry {
+    fn schema_name() -> Cow<'static, str> {
+        "BodyEntry".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let name = generator.subschema_for::<BodyFormat>();
+        let table = generator.subschema_for::<TemplateTable>();
+        json_schema!({ "anyOf": [name, table] })
     }
 }
 

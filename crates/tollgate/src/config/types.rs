@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 
 use tollgate_core::Algorithm;
 
-use super::forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret, StoreUrl};
+use super::forms::{
+    AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret, StoreUrl,
+};
 use super::read::{Named, tables};
 use super::span::Spanned;
 use crate::answer::{BodyFormat, Style};
@@ -38,6 +40,9 @@ pub struct Config {
     pub(crate) on_failure: OnFailure,
     /// The header fields that report the limits. Defaults to `x` and `ietf`.
     pub(crate) headers: Option<Spanned<Vec<Style>>>,
+    /// The format of the body of a refusal: `json`, `problem`, `text`, or a table with a template. Defaults to `json`, for
+    /// shields to `text`.
+    pub(crate) body: Option<BodyEntry>,
     /// Whether browsers may read the header fields that report the limits (`Access-Control-Expose-Headers`). Defaults
     /// to no.
     pub(crate) expose_headers: bool,
@@ -121,10 +126,20 @@ pub(crate) struct RuleTable {
     pub(crate) cost: Option<Spanned<u32>>,
     /// The header fields that report this rule's limits. Defaults to the `headers` of the file.
     pub(crate) headers: Option<Spanned<Vec<Style>>>,
-    /// The format of the body of a refusal. Defaults to `json`, for a shield to `text`.
-    pub(crate) body: Option<BodyFormat>,
+    /// The format of the body of a refusal. Defaults to the `body` of the file.
+    pub(crate) body: Option<BodyEntry>,
     /// `memory` makes the rule a shield, which is decided in process memory before everything else.
     pub(crate) store: Option<Spanned<RuleStore>>,
+}
+
+/// The body of a refusal, written as a template.
+#[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
+pub(crate) struct TemplateTable {
+    /// The body with placeholders, such as `{"wait":{retry_after}}`.
+    pub(crate) template: Spanned<String>,
+    /// The content type of the body, for which values are escaped. Defaults to `application/json`.
+    pub(crate) content_type: Option<Spanned<String>>,
 }
 
 /// The conditions of a rule. A request matches if it meets all of them; one that is absent is met by every request.
@@ -310,13 +325,14 @@ pub(crate) enum BanKind {
 
 tables! {
     Config {
-        expect, store, prefix, instances, deadline, on_failure, headers, expose_headers, shadow, kill_switch,
+        expect, store, prefix, instances, deadline, on_failure, headers, body, expose_headers, shadow, kill_switch,
         path_bytes_max, method_override_headers, trusted_proxies, forwarding_header, ipv6_prefix, api_key_header,
         api_keys, anonymize, jwt, exempt, bans, plans, keys, keys_file, plan_sources, rules,
     }
     Expect { rules, keys }
     RuleTable { name, matches as "match", by, limits, mode, on_failure, charge, cost, headers, body, store }
     MatchTable { methods, path, host, headers }
+    TemplateTable { template, content_type }
     LimitTable { name, limit, quota, window, algorithm, burst, queue, count_denied }
     PlanTable { limits: required, upgrade_url }
     ApiKeyTable { key, sha256, name, plan, limits, exempt }

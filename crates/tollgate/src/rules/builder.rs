@@ -41,7 +41,7 @@ use std::time::Duration;
 pub use self::callers::{Ban, JwtSettings, ListedKey, Plan, SecretSource};
 pub use self::rule::{LimitText, Rule};
 use super::RuleSet;
-use crate::answer::Style;
+use crate::answer::{BodyFormat, Style};
 use crate::config::{Loaded, Loader, Report, Secret};
 use crate::failure::OnFailure;
 use crate::identity::{ApiKeys, Rotate};
@@ -86,6 +86,7 @@ pub struct Rules {
     plan_hash: Option<String>,
 
     headers: Option<Vec<Style>>,
+    body: Option<BodyFormat>,
     expose_headers: bool,
     shadow: bool,
     kill_switch: bool,
@@ -274,6 +275,13 @@ impl Rules {
     /// An empty list turns these headers off. Building fails if both [`Style::Ietf`] and [`Style::Draft6`] are given.
     pub fn headers(mut self, styles: impl IntoIterator<Item = Style>) -> Rules {
         self.headers = Some(styles.into_iter().collect());
+        self
+    }
+
+    /// Sets the format of the bodies of refusals by rules without their own. Defaults to JSON, for
+    /// [shields](Rule::shield) to text.
+    pub fn body(mut self, format: BodyFormat) -> Rules {
+        self.body = Some(format);
         self
     }
 

@@ -39,6 +39,7 @@ impl Compiler<'_> {
     /// number of rules is not the expected one.
     pub(super) fn rules(&mut self, config: &Config, limit_sets: &LimitSets) -> (Vec<CompiledRule>, Matcher, Matcher) {
         let styles = self.styles(config.headers.as_ref()).unwrap_or_default();
+        let format = config.body.as_ref().and_then(|body| self.body(body));
         let expect = config.expect.as_ref().and_then(|expect| expect.rules.as_ref());
         self.check_count(expect, config.rules.len(), "rule");
         self.check_rule_names(&config.rules);
@@ -47,7 +48,7 @@ impl Compiler<'_> {
         let mut conditions = Vec::with_capacity(config.rules.len());
         for table in &config.rules {
             let (condition, can_be_met) = self.conditions(&table.matches, &mut names);
-            let rule = self.rule(table, config, styles, limit_sets);
+            let rule = self.rule(table, config, (styles, format.as_ref()), limit_sets);
             let is_met = can_be_met && rule.mode != Mode::Off;
             conditions.push((condition, is_met));
             rules.push(rule);
@@ -93,12 +94,22 @@ impl Compiler<'_> {
         }
     }
 
-    fn rule(&mut self, table: &RuleTable, config: &Config, styles: Styles, limit_sets: &LimitSets) -> CompiledRule {
+    /// Compiles a rule. `defaults` are the header styles and the body format of rules without their own.
+    fn rule(
+        &mut self,
+        table: &RuleTable,
+        config: &Config,
+        defaults: (Styles, Option<&BodyFormat>),
+        limit_sets: &LimitSets,
+    ) -> CompiledRule {
+        let (styles, default_format) = defaults;
         let is_shield = table.store.is_some();
-        let format = match (&table.body, is_shield) {
-            (Some(format), _) => format.clone(),
-            (None, true) => BodyFormat::Text,
-            (None, false) => BodyFormat::Json,
+        let own_format = table.body.as_ref().and_then(|body| self.body(body));
+        let format = match (own_format, default_format, is_shield) {
+            (Some(format), ..) => format,
+            (None, Some(format), _) => format.clone(),
+            (None, None, true) => BodyFormat::Text,
+            (None, None, false) => BodyFormat::Json,
         };
         let answer = AnswerFormat { styles: self.styles(table.headers.as_ref()).unwrap_or(styles), format };
         let cost = self.cost(table);

@@ -247,7 +247,7 @@ impl Rule {
         self
     }
 
-    /// Sets the format of the body of a refusal by this rule. Defaults to JSON, for a [`shield`](Rule::shield) to text.
+    /// Sets the format of the body of a refusal by this rule. Defaults to [`Rules::body`](super::Rules::body).
     ///
     /// A [`BodyFormat::custom`], which a configuration file cannot name, is accepted, too.
     pub fn body(mut self, format: BodyFormat) -> Rule {

@@ -11,7 +11,7 @@ use super::Rules;
 use super::callers::{Ban, Banned, JwtSettings, ListedKey, Plan, SecretSource, SecretSourceKind};
 use super::rule::{LimitText, Rule};
 use crate::config::{
-    AddressPlan, Anonymize, AnonymizeEntry, ApiKeyTable, BanEntry, BanKind, Config, Exempt, HeaderTest, Jwt,
+    AddressPlan, Anonymize, AnonymizeEntry, ApiKeyTable, BanEntry, BanKind, BodyEntry, Config, Exempt, HeaderTest, Jwt,
     LimitEntry, LimitTable, Limits, MatchTable, OneOrMany, OptionalList, PlanSources, PlanTable, RuleStore, RuleTable,
     Secret, Span, Spanned, StoreUrl,
 };
@@ -51,6 +51,7 @@ pub(super) fn to_config(rules: Rules) -> (Config, Vec<String>) {
         deadline: rules.deadline.map(|deadline| names.spanned("deadline", duration_text(deadline))),
         on_failure: rules.on_failure,
         headers: rules.headers.map(|styles| names.spanned("headers", styles)),
+        body: rules.body.map(BodyEntry::Format),
         expose_headers: rules.expose_headers,
         shadow: names.spanned("shadow", rules.shadow),
         kill_switch: names.spanned("kill_switch", rules.kill_switch),
@@ -131,7 +132,7 @@ fn rule(rule: Rule, names: &mut ValueNames) -> Spanned<RuleTable> {
         charge: names.spanned(format!("{owner}, charge"), rule.charge),
         cost: rule.cost.map(|cost| names.spanned(format!("{owner}, cost"), cost.units())),
         headers: rule.headers.map(|styles| names.spanned(format!("{owner}, headers"), styles)),
-        body: rule.body,
+        body: rule.body.map(BodyEntry::Format),
         store: rule.is_shield.then(|| names.spanned(format!("{owner}, shield"), RuleStore::Memory)),
     };
     names.spanned(owner, table)
