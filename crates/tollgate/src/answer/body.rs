@@ -139,7 +139,10 @@ impl std::str::FromStr for BodyFormat {
 
 impl fmt::Debug for BodyFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+        match self {
+            BodyFormat::Template(template) => template.fmt(f),
+            format => f.write_str(format.as_str()),
+        }
     }
 }
 

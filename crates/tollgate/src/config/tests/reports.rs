@@ -414,3 +414,50 @@ fn hostile_files_are_refused_without_harm() {
     assert!(load_yaml("instances: 99999999999999999999").is_err());
     assert!(load("\u{feff}store = 'memory'").is_ok());
 }
+
+#[test]
+fn unknown_placeholder_is_underlined_within_its_template() {
+    let text =
+        "body = { template = '{\"wait\":{retry_afer},\"x\":{nothing}}' }\n[[rules]]\nname = 'a'\nlimits = ['1/s']\n";
+    let report = load(text).unwrap_err();
+    assert_eq!(
+        drawn(&report.findings()[0]),
+        r#"invalid-value
+
+  × unknown placeholder `{retry_afer}`
+   ╭─[tollgate.toml:1:30]
+ 1 │ body = { template = '{"wait":{retry_afer},"x":{nothing}}' }
+   ·                              ──────┬─────
+   ·                                    ╰── here
+ 2 │ [[rules]]
+   ╰────
+  help: did you mean {retry_after}?"#
+    );
+    assert_eq!(report.findings()[1].to_string(), "unknown placeholder `{nothing}`");
+    assert_eq!(report.findings().len(), 2, "all of them are reported");
+}
+
+#[test]
+fn mistakes_in_templates_are_reported_with_what_is_expected() {
+    for (body, phrase) in [
+        ("{ template = 'Too many requests' }", "the template is not valid JSON"),
+        ("{ template = 'x', content_type = 'image/png' }", "expected a content type of JSON, HTML, XML or text"),
+        ("{ content_type = 'text/plain' }", "missing field `template`"),
+        ("{ template = '1', contenttype = 'text/plain' }", "unknown field `contenttype`"),
+        ("3", "expected one of json, problem, text, or a table with a template"),
+        ("'jsno'", "expected one of json, problem, text"),
+    ] {
+        for at in ["", "[[rules]]\nname = 'a'\nlimits = ['1/s']\n"] {
+            let rules = if at.is_empty() { "[[rules]]\nname = 'a'\nlimits = ['1/s']\n" } else { "" };
+            let report = load(&format!("{at}body = {body}\n{rules}")).unwrap_err();
+            assert!(report.findings()[0].to_string().contains(phrase), "{body}: {report}");
+        }
+    }
+    for (template, phrase) in
+        [("x".repeat(500_000), "at most 16384 bytes"), ("{plan}".repeat(101), "at most 100 placeholders")]
+    {
+        let text = format!("body = {{ template = '{template}', content_type = 'text/plain' }}\n");
+        let report = load(&format!("{text}[[rules]]\nname = 'a'\nlimits = ['1/s']\n")).unwrap_err();
+        assert!(report.findings()[0].to_string().contains(phrase), "{phrase}: {}", report.findings()[0]);
+    }
+}

@@ -284,3 +284,18 @@ fn styles_and_formats_are_written_by_their_names() {
         assert_eq!(policy(&format!("body = '{}'", format.as_str())).format().as_str(), format.as_str());
     }
 }
+
+#[test]
+fn body_of_the_file_is_that_of_rules_without_their_own() {
+    let formats = |settings: &str| -> Vec<String> {
+        let rules = "[[rules]]\nname = 'shield'\nstore = 'memory'\nlimits = ['9/s']\n\
+                     [[rules]]\nname = 'api'\nlimits = ['1/s']\n\
+                     [[rules]]\nname = 'own'\nlimits = ['2/s']\nbody = { template = 'no', content_type = 'text/plain' }\n";
+        let loaded = load(&format!("{settings}\n{rules}")).unwrap();
+        let policy = |rule: &CompiledRule| rule.policies_of_all().next().unwrap().format().as_str().to_owned();
+        loaded.rules.rules().iter().map(policy).collect()
+    };
+    assert_eq!(formats(""), ["text", "json", "template"]);
+    assert_eq!(formats("body = 'problem'"), ["problem", "problem", "template"]);
+    assert_eq!(formats("body = { template = '{\"wait\":{retry_after}}' }"), ["template", "template", "template"]);
+}

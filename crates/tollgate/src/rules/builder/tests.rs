@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, Request};
 use tollgate_core::{Limit, ManualClock, MemoryStore, Timestamp};
 
 use super::*;
-use crate::answer::{Body, BodyFormat};
+use crate::answer::{Body, BodyFormat, BodyTemplate};
 use crate::config::tests::example::complete_example;
 use crate::config::{Code, Finding, Format, Severity};
 use crate::engine::{Engine, Outcome, RequestOptions};
@@ -31,6 +31,7 @@ fn header(name: &'static str) -> Subject {
 fn example() -> Rules {
     let spread = Limit::new(600, Duration::from_secs(3600)).unwrap();
     let spread = spread.with_algorithm(tollgate_core::Algorithm::LeakyBucket).unwrap().with_queue(50).unwrap();
+    let login = BodyTemplate::new(r#"{"code":"too_many_logins","wait":{retry_after}}"#, "application/json").unwrap();
     Rules::new()
         .store("redis://127.0.0.1:6379/0")
         .prefix("tollgate")
@@ -38,6 +39,7 @@ fn example() -> Rules {
         .deadline(Duration::from_millis(25))
         .on_failure(OnFailure::Local)
         .headers([Style::X, Style::Ietf])
+        .body(BodyFormat::Json)
         .expose_headers(true)
         .shadow(false)
         .kill_switch(false)
@@ -94,7 +96,8 @@ fn example() -> Rules {
                 .limit("5/min")
                 .limit("50/day")
                 .charge(Charge::OnFailure)
-                .on_failure(OnFailure::Deny),
+                .on_failure(OnFailure::Deny)
+                .body(BodyFormat::Template(login)),
         )
         .rule(
             Rule::new("export")
@@ -184,6 +187,7 @@ fn every_setting_of_the_builder_changes_the_compiled_set() {
         ("deadline", |rules| rules.deadline(Duration::from_millis(26))),
         ("on_failure", |rules| rules.on_failure(OnFailure::Allow)),
         ("headers", |rules| rules.headers([Style::X])),
+        ("body", |rules| rules.body(BodyFormat::Problem)),
         ("expose_headers", |rules| rules.expose_headers(false)),
         ("shadow", |rules| rules.shadow(true)),
         ("kill_switch", |rules| rules.kill_switch(true)),
@@ -240,6 +244,7 @@ fn every_setting_of_the_builder_changes_the_compiled_set() {
         ("cost", |rule| rule.cost(2)),
         ("headers", |rule| rule.headers([Style::Draft6])),
         ("body", |rule| rule.body(BodyFormat::Text)),
+        ("a template", |rule| rule.body(BodyFormat::Template(BodyTemplate::new("no", "text/plain").unwrap()))),
         ("a custom body", |rule| rule.body(BodyFormat::custom(|_| Body::new("text/plain", "no")))),
         ("shield", |rule| rule.shield()),
     ];
