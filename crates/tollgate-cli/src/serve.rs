@@ -14,7 +14,7 @@ use tollgate::config::{Loaded, Loader, Settings};
 use tollgate::engine::Engine;
 use tollgate::observe::TracingObserver;
 use tollgate::rules::{Charge, PlanLookup, RuleSet};
-use tollgate::{Limiter, LimiterBuilder, MemoryStore, Store, StoreErrorKind};
+use tollgate::{Limiter, LimiterBuilder, MemoryStore, Store};
 use tollgate_redis::{RedisStore, ServerCheckError, ServerReport};
 use tollgate_server::listeners::resp::RespOptions;
 use tollgate_server::{
@@ -25,6 +25,7 @@ use tracing_subscriber::EnvFilter;
 use self::announce::{Addresses, AdminToken, Announcement};
 use self::signals::Signals;
 use crate::arguments::Serve;
+use crate::store::check_server;
 use crate::{Failure, configuration, secrets};
 
 const ADMIN_DEFAULT: &str = "127.0.0.1:9090";
@@ -326,18 +327,6 @@ fn refuse_exposed(
     match is_loopback(address.ip()) {
         true => Ok(()),
         false => Err(Failure::Exposed { listener, address, secret, variable, option }),
-    }
-}
-
-/// Asks the store's server for its version and settings. A server that does not answer is not an error, because the
-/// service starts without it: the inner result is the error to log.
-///
-/// # Errors
-/// If the server answers, and is one that the store can never use, such as a node of a cluster.
-async fn check_server(store: &RedisStore) -> Result<Result<ServerReport, ServerCheckError>, Failure> {
-    match store.check_server().await {
-        Err(ServerCheckError::Store(error)) if error.kind() == StoreErrorKind::Unsupported => Err(error.into()),
-        report => Ok(report),
     }
 }
 

@@ -281,7 +281,81 @@ impl std::fmt::Debug for Readiness {
 
 #[cfg(test)]
 mod tests {
+    use tollgate::{Decision, Key, LimitStatus, StoreFuture};
+
     use super::*;
+
+    /// A store that counts probes and other calls, and fails with a kind while it is set.
+    #[derive(Default)]
+    struct CountingStore {
+        probes: AtomicU32,
+        decisions: AtomicU32,
+        failure: Mutex<Option<StoreErrorKind>>,
+    }
+
+    impl Store for CountingStore {
+        fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+            let is_probe = checks[0].demands()[0].key == Demand::probe().key;
+            let count = if is_probe { &self.probes } else { &self.decisions };
+            count.fetch_add(1, Ordering::Relaxed);
+            let failure = *self.failure.lock();
+            Box::pin(async move {
+                match failure {
+                    Some(kind) => Err(StoreError::new(kind, "planted")),
+                    None => {
+                        let memory = tollgate::MemoryStore::builder().build();
+                        Ok(checks.iter().map(|check| memory.check(check)).collect())
+                    }
+                }
+            })
+        }
+
+        fn refund<'a>(&'a self, _: &'a Check<'a>, _: &'a Decision) -> StoreFuture<'a, ()> {
+            unimplemented!("nothing is refunded here")
+        }
+
+        fn reset<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+            unimplemented!("nothing is reset here")
+        }
+
+        fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
+            unimplemented!("nothing is inspected here")
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn store_is_probed_only_while_no_decision_shows_that_it_answers() {
+        let store = Arc::new(CountingStore::default());
+        let limiter = Limiter::builder().store(store.clone()).build();
+        let readiness = Readiness::new(limiter.clone(), Some(store.clone()), Reloader::nothing());
+        let _watch = tokio::spawn(readiness.clone().watch_store());
+        let probes = || store.probes.load(Ordering::Relaxed);
+        let check = async || {
+            let demand = Demand::new("1000000/h".parse().unwrap(), Key::new("user:42").unwrap());
+            drop(limiter.check(&Check::one(&demand)).await);
+        };
+        // Between two looks at the store.
+        tokio::time::sleep(PROBE_INTERVAL / 2).await;
+        assert_eq!((probes(), readiness.is_ready()), (1, true));
+        for _ in 0..10 {
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+        assert_eq!(probes(), 11, "an idle instance probes at every interval");
+        for _ in 0..10 {
+            check().await;
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+        assert_eq!((probes(), store.decisions.load(Ordering::Relaxed)), (11, 10), "traffic replaces probes");
+        *store.failure.lock() = Some(StoreErrorKind::Unreachable);
+        for _ in 0..2 {
+            check().await;
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+        assert_eq!((probes(), readiness.is_ready()), (13, false), "a failed decision is no answer");
+        *store.failure.lock() = Some(StoreErrorKind::Foreign);
+        tokio::time::sleep(PROBE_INTERVAL).await;
+        assert!(readiness.is_ready(), "foreign data under the key of probes is an answer");
+    }
 
     #[test]
     fn a_store_that_evicts_is_degraded_until_twelve_reports_without_an_eviction() {
