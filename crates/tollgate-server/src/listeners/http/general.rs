@@ -297,13 +297,18 @@ impl<'s, S> CountedResponse<'s, S> {
         CountedResponse { stream, stats, is_counted: false }
     }
 
-    /// Counts the response whose first bytes were written, unless they are those of an interim response (1xx).
-    fn count(&mut self, written: &[u8]) {
-        let status = written.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
-        let status = status.and_then(|status| StatusCode::from_bytes(status).ok());
-        if let Some(status) = status.filter(|status| !status.is_informational()) {
-            self.is_counted = true;
-            self.stats.errors.count_http(status);
+    /// Counts the response whose status line is in the bytes that were written, if it is there.
+    ///
+    /// An interim response (1xx), which has only a head, is skipped. hyper may write it together with the response.
+    fn count(&mut self, mut written: &[u8]) {
+        while let Some(status) = written.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5)) {
+            let Ok(status) = StatusCode::from_bytes(status) else { return };
+            if !status.is_informational() {
+                self.is_counted = true;
+                return self.stats.errors.count_http(status);
+            }
+            let Some(end) = memchr::memmem::find(written, b"\r\n\r\n") else { return };
+            written = &written[end + 4..];
         }
     }
 }
