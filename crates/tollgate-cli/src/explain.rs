@@ -9,7 +9,7 @@ use tollgate_server::Explanation;
 
 use crate::admin::Admin;
 use crate::arguments::Explain;
-use crate::store::{COMMAND_DEADLINE, MEMORY, plan_lookups};
+use crate::store::{COMMAND_DEADLINE, MEMORY, check_server, plan_lookups};
 use crate::{Failure, configuration, output};
 
 /// Runs `tollgate explain`: prints which rules apply to a request, by the rules of a running instance or a
@@ -58,6 +58,10 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
         Some(url) if url != MEMORY => settings.redis()?,
         _ => None,
     };
+    if let Some(store) = &store {
+        // A store that does not answer is reported in the explanation.
+        let _ = check_server(store).await?;
+    }
     let lookups = store.as_ref().map(|store| plan_lookups(settings, store)).unwrap_or_default();
     let now = SystemClock::new().now();
     let mut explanation = Explanation::new(&loaded, &lookups, &request, arguments.peer, now, arguments.reveal).await;

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use miette::{Diagnostic, MietteHandlerOpts};
-use tollgate::__io_reason;
+use tollgate::{__io_reason, StoreErrorKind};
 
 /// An error that ends a command with exit code 2. Its message is printed to standard error and contains no secret.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -19,10 +19,14 @@ pub(crate) enum Failure {
     Configuration(tollgate::config::Report),
     #[error(transparent)]
     #[diagnostic(help("check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is right"))]
-    StoreFailed(#[from] tollgate::StoreError),
+    StoreFailed(tollgate::StoreError),
     #[error(transparent)]
     #[diagnostic(help("check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is right"))]
-    Unavailable(#[from] tollgate::Unavailable),
+    Unavailable(tollgate::Unavailable),
+    /// A server that cannot be used as a store however long one waits. The message names its address.
+    #[error("{0}")]
+    #[diagnostic(help("give another server with --store URL (or $TOLLGATE_STORE, $REDIS_URL)"))]
+    StoreUnsupported(String),
     #[error(transparent)]
     Key(#[from] tollgate::KeyError),
     #[error(transparent)]
@@ -121,10 +125,28 @@ pub(crate) enum Failure {
     Runtime(#[from] std::io::Error),
 }
 
+impl From<tollgate::StoreError> for Failure {
+    fn from(error: tollgate::StoreError) -> Failure {
+        match error.kind() {
+            StoreErrorKind::Unsupported => Failure::StoreUnsupported(error.to_string()),
+            _ => Failure::StoreFailed(error),
+        }
+    }
+}
+
+impl From<tollgate::Unavailable> for Failure {
+    fn from(error: tollgate::Unavailable) -> Failure {
+        match error.kind() {
+            StoreErrorKind::Unsupported => Failure::StoreUnsupported(error.to_string()),
+            _ => Failure::Unavailable(error),
+        }
+    }
+}
+
 impl From<tollgate_server::CounterError> for Failure {
     fn from(error: tollgate_server::CounterError) -> Failure {
         match error {
-            tollgate_server::CounterError::Store(error) => Failure::StoreFailed(error),
+            tollgate_server::CounterError::Store(error) => error.into(),
             other => Failure::Counters(other.to_string()),
         }
     }

@@ -15,7 +15,7 @@ use tollgate::engine::Engine;
 use tollgate::observe::TracingObserver;
 use tollgate::rules::{Charge, PlanLookup, RuleSet};
 use tollgate::{Limiter, LimiterBuilder, MemoryStore, Store};
-use tollgate_redis::RedisStore;
+use tollgate_redis::{RedisStore, ServerCheckError, ServerReport};
 use tollgate_server::listeners::resp::RespOptions;
 use tollgate_server::{
     Bounds, Listeners, Readiness, Reloader, ServerOptions, StoreTimes, Tls, Token, is_loopback, run, watch_memory,
@@ -25,10 +25,11 @@ use tracing_subscriber::EnvFilter;
 use self::announce::{Addresses, AdminToken, Announcement};
 use self::signals::Signals;
 use crate::arguments::Serve;
+use crate::store::check_server;
 use crate::{Failure, configuration, secrets};
 
 const ADMIN_DEFAULT: &str = "127.0.0.1:9090";
-/// Interval at which [`watch_server`] reads whether the store's server evicts counters.
+/// Interval at which [`watch_eviction`] reads whether the store's server evicts counters.
 const EVICTION_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum number of connections that wait to be accepted. A client beyond that retries after a second. Linux limits it
 /// to 4,096.
@@ -40,14 +41,16 @@ type Lookups = Vec<Arc<dyn PlanLookup>>;
 
 /// Runs `tollgate serve`: starts the service, prints its addresses, and serves until SIGTERM or SIGINT.
 ///
-/// Then keeps serving for `--drain`, closes the listeners and returns. A Redis store that is down is not an error.
+/// Then keeps serving for `--drain`, closes the listeners and returns. A Redis store that is down is not an error; one
+/// that answers and cannot be used, such as a node of a cluster, is.
 ///
 /// Also starts logging, raises the process's limit of open files, and generates an admin token and prints it if none
 /// was given. Exits the process at a second SIGTERM or SIGINT.
 ///
 /// # Errors
-/// If an option, the configuration file, the certificate or a secret is invalid, a listener cannot be bound, there is
-/// no listener, or a listener can be reached from other machines and no token or password was given for it.
+/// If an option, the configuration file, the certificate or a secret is invalid, the store's server cannot be used, a
+/// listener cannot be bound, there is no listener, or a listener can be reached from other machines and no token or
+/// password was given for it.
 pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let signals = Signals::install()?;
     start_logs(&arguments.log);
@@ -61,6 +64,10 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         None => configuration::settings(None, &loader)?,
     };
     let store = settings.redis()?;
+    let server = match &store {
+        Some(store) => Some(check_server(store).await?),
+        None => None,
+    };
     let store_times = Arc::new(StoreTimes::default());
     #[cfg(feature = "otlp")]
     let traces = arguments.otlp.as_deref().map(crate::traces::SpanExport::new).transpose()?;
@@ -140,8 +147,9 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     if let Some(threads) = arguments.threads {
         options = options.threads(threads);
     }
-    if let Some(store) = store {
-        tokio::spawn(watch_server(store, readiness));
+    if let (Some(store), Some(server)) = (store, server) {
+        log_server(server);
+        tokio::spawn(watch_eviction(store, readiness));
     }
     run(listeners, options, signals.until_shutdown(reloader)).await;
     #[cfg(feature = "otlp")]
@@ -322,10 +330,9 @@ fn refuse_exposed(
     }
 }
 
-/// Logs the version of the store's server and warnings about its settings, or that it does not answer. Then reads every
-/// five seconds whether it evicts keys, and passes that to `readiness`. Never returns.
-async fn watch_server(store: RedisStore, readiness: Readiness) {
-    match store.check_server().await {
+/// Logs the version of the store's server and warnings about its settings, or that it does not answer.
+fn log_server(server: Result<ServerReport, ServerCheckError>) {
+    match server {
         Ok(report) => {
             tracing::info!(server = report.name, version = report.version, "connected to the store");
             for warning in report.warnings {
@@ -334,6 +341,10 @@ async fn watch_server(store: RedisStore, readiness: Readiness) {
         }
         Err(error) => tracing::warn!("{error}; until the store responds, `on_failure` of each rule applies"),
     }
+}
+
+/// Reads every five seconds whether the store's server evicts keys, and passes that to `readiness`. Never returns.
+async fn watch_eviction(store: RedisStore, readiness: Readiness) {
     loop {
         // The circuit breaker notices a server that does not respond.
         if let Ok(eviction) = store.eviction().await {

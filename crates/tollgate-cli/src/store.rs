@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tollgate::config::Settings;
 use tollgate::rules::{PlanHash, PlanLookup};
-use tollgate::{Limiter, OnFailure};
-use tollgate_redis::RedisStore;
+use tollgate::{Limiter, OnFailure, StoreErrorKind};
+use tollgate_redis::{RedisStore, ServerCheckError, ServerReport};
 
 use crate::arguments::{CountersChoice, StoreChoice};
 use crate::{Failure, configuration, secrets};
@@ -83,6 +83,18 @@ pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Vec<A
 pub(crate) fn plan_lookups(settings: &Settings, store: &RedisStore) -> Vec<Arc<dyn PlanLookup>> {
     let hash = |name| Arc::new(PlanHash::new(store.clone(), name).timeout(COMMAND_DEADLINE)) as Arc<dyn PlanLookup>;
     settings.plan_hash.as_deref().into_iter().map(hash).collect()
+}
+
+/// Asks the store's server for its version and settings. A server that does not answer is not an error, because the
+/// service starts without it: the inner result has the reason.
+///
+/// # Errors
+/// If the server answers, and is one that the store can never use, such as a node of a cluster.
+pub(crate) async fn check_server(store: &RedisStore) -> Result<Result<ServerReport, ServerCheckError>, Failure> {
+    match store.check_server().await {
+        Err(ServerCheckError::Store(error)) if error.kind() == StoreErrorKind::Unsupported => Err(error.into()),
+        report => Ok(report),
+    }
 }
 
 fn limiter(settings: &Settings) -> Result<Limiter, Failure> {

@@ -1,9 +1,10 @@
 //! The input of a decision: every (limit, key, cost) that one request must pass, decided together.
 
 use std::fmt;
+use std::time::Duration;
 
-use crate::key::Key;
-use crate::limit::Limit;
+use crate::key::{Key, Scope, ScopeName};
+use crate::limit::{Algorithm, Limit};
 
 /// The maximum number of demands in one check.
 ///
@@ -76,6 +77,21 @@ impl<'a> Demand<'a> {
     #[must_use]
     pub fn cost(self, cost: impl Into<Cost>) -> Demand<'a> {
         Demand { cost: cost.into(), ..self }
+    }
+}
+
+impl Demand<'static> {
+    /// Creates the demand of a probe, with which a caller tests whether a store decides and writes.
+    ///
+    /// It charges one unit to a counter that is used for nothing else: that of the subject `tollgate` in the scope named
+    /// `probe`. Its limit, ten million units per second in a token bucket, is never used up, and its counter is whole
+    /// again within a microsecond, so that a store need not keep it. On Redis its key is
+    /// `tollgate:tg2:{tollgate}:probe:bucket`, with the store's prefix, and lives for two milliseconds.
+    pub fn probe() -> Demand<'static> {
+        const SCOPE: Scope<'static> = Scope::Named(ScopeName::new("probe"));
+        let limit = Limit::new(10_000_000, Duration::from_secs(1));
+        let limit = limit.and_then(|limit| limit.with_algorithm(Algorithm::TokenBucket)).expect("a valid limit");
+        Demand::new(limit, Key::scoped("tollgate", SCOPE).expect("a short subject"))
     }
 }
 

@@ -158,6 +158,9 @@ pub enum StoreErrorKind {
     Unavailable,
     /// The store rejects the credentials or the command, or does not support the request. Nothing was executed.
     Forbidden,
+    /// The server is of a kind that cannot hold the counters of this store, such as a node of a cluster behind the URL
+    /// of a single server. Nothing was executed. Only another configuration of the store or the server helps.
+    Unsupported,
     /// A counter's key holds data that Tollgate did not write. Nothing was executed.
     Foreign,
     /// A counter's key holds data that Tollgate did not write. Other checks of the same call, or other calls of the
@@ -177,6 +180,7 @@ crate::__names! {
         Interrupted = "interrupted",
         Unavailable = "unavailable",
         Forbidden = "forbidden",
+        Unsupported = "unsupported",
         Foreign = "foreign",
         ForeignInPart = "foreign_in_part",
         Protocol = "protocol",
@@ -187,12 +191,13 @@ crate::__names! {
 impl StoreErrorKind {
     /// Returns whether certainly nothing was executed, so that a retry cannot charge twice.
     ///
-    /// `true` for `Unreachable`, `Unavailable`, `Forbidden` and `Foreign`.
+    /// `true` for `Unreachable`, `Unavailable`, `Forbidden`, `Unsupported` and `Foreign`.
     pub const fn is_unexecuted(self) -> bool {
         match self {
             StoreErrorKind::Unreachable
             | StoreErrorKind::Unavailable
             | StoreErrorKind::Forbidden
+            | StoreErrorKind::Unsupported
             | StoreErrorKind::Foreign => true,
             StoreErrorKind::TimedOut
             | StoreErrorKind::Interrupted
@@ -264,7 +269,12 @@ impl StoreError {
         use StoreErrorKind as Kind;
         match self.kind {
             Kind::Unreachable | Kind::TimedOut | Kind::Interrupted | Kind::Unavailable => true,
-            Kind::Forbidden | Kind::Foreign | Kind::ForeignInPart | Kind::Protocol | Kind::Script => false,
+            Kind::Forbidden
+            | Kind::Unsupported
+            | Kind::Foreign
+            | Kind::ForeignInPart
+            | Kind::Protocol
+            | Kind::Script => false,
         }
     }
 }
@@ -282,6 +292,7 @@ mod tests {
             (Kind::Interrupted, Kind::Interrupted),
             (Kind::Unavailable, Kind::Interrupted),
             (Kind::Forbidden, Kind::Interrupted),
+            (Kind::Unsupported, Kind::Interrupted),
             (Kind::Foreign, Kind::ForeignInPart),
             (Kind::ForeignInPart, Kind::ForeignInPart),
             (Kind::Protocol, Kind::Protocol),

@@ -1,9 +1,9 @@
 //! A connection to one server.
 //!
-//! Opening it authenticates and loads the script. After that, requests are sent and their replies arrive in the same
-//! order: a reply belongs to the oldest request without one. When a request is abandoned, the connection must be
-//! dropped too, so that a late reply is never read. Nothing else is needed to keep a late reply from being taken for
-//! the reply to another request.
+//! Opening it authenticates, checks what kind of server it is, and loads the script. After that, requests are sent and
+//! their replies arrive in the same order: a reply belongs to the oldest request without one. When a request is
+//! abandoned, the connection must be dropped too, so that a late reply is never read. Nothing else is needed to keep a
+//! late reply from being taken for the reply to another request.
 //!
 //! **Both ways at once.** Requests are put into an outbox. What the stream does not take at once is sent whenever
 //! replies are awaited. So a request never waits for a reply, and a server that does not read its requests does not
@@ -28,9 +28,14 @@ use crate::reply::Reply;
 use crate::request::push_command;
 use crate::tls::Tls;
 use crate::url::Endpoint;
+use crate::worker::CallScope;
 
 /// The maximum size of the receive buffer. The largest expected reply is that to a full batch, about 100 kB.
 const INBOX_BYTES_MAX: usize = 8 << 20;
+
+/// The message of a server in cluster mode behind the URL of a single server.
+const CLUSTER_NODE: &str = "the server is a node of a Redis Cluster (cluster_enabled:1), which a redis:// or rediss:// URL \
+    cannot serve, because the node holds only a part of the keys; use a server with `cluster-enabled no`";
 
 /// A byte stream to the server: TCP, TLS, or what a [`Connector`] opened.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -54,20 +59,21 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects, authenticates, selects the database, loads the script, and checks that the server is not a replica.
+    /// Connects, authenticates, selects the database, loads the script, and checks that the server is neither a replica
+    /// nor, for calls that name keys of several slots, a node of a cluster.
     ///
     /// `until` is the time at which the caller gives up. It is used to divide the time among the server's addresses;
     /// the caller must enforce it with a timeout. With a `connector`, `tls` is not used.
     ///
     /// # Errors
     /// Returns a fault if a step fails. An I/O error has the kind `Unreachable`, because no check was sent yet; an
-    /// error reply has the kind that [`Fault::of_reply`] gives it. A replica has the kind `Unavailable`, and an invalid
-    /// reply the kind `Protocol`.
+    /// error reply has the kind that [`Fault::of_reply`] gives it. A replica has the kind `Unavailable`, a node of a
+    /// cluster the kind `Unsupported`, and an invalid reply the kind `Protocol`.
     pub(crate) async fn open(
         endpoint: &Endpoint,
         tls: Option<&Tls>,
         connector: Option<&Connector>,
-        script: &str,
+        (script, call_scope): (&str, CallScope),
         until: Instant,
     ) -> Result<Connection, Fault> {
         let stream = match connector {
@@ -76,7 +82,7 @@ impl Connection {
         };
         let (inbox, outbox, script_sha) = (Vec::new(), Vec::new(), String::new());
         let mut connection = Connection { stream, inbox, outbox, sent: 0, is_flushed: true, script_sha };
-        connection.prepare(endpoint, script).await.map_err(|fault| match fault.kind {
+        connection.prepare(endpoint, script, call_scope).await.map_err(|fault| match fault.kind {
             // No check has been sent yet, so nothing was executed.
             Kind::Interrupted | Kind::TimedOut => Fault::new(Kind::Unreachable, fault.message),
             _ => fault,
@@ -84,54 +90,63 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Sends `AUTH`, `SELECT`, `CLIENT SETNAME`, `ROLE` and `SCRIPT LOAD` together, and checks their replies.
+    /// Sends `AUTH`, `HELLO`, `SELECT`, `CLIENT SETNAME`, `ROLE` and `SCRIPT LOAD` together, and checks their replies.
     ///
     /// `AUTH` is left out without a password, and `SELECT` for database 0. Stores the SHA-1 of the script.
     ///
     /// # Errors
-    /// Returns a fault if a command fails, the server is a replica, or `SCRIPT LOAD` returns no SHA-1. `CLIENT SETNAME`
-    /// and `ROLE` may fail, unless the reply shows that the server is unavailable or requires a password.
-    async fn prepare(&mut self, endpoint: &Endpoint, script: &str) -> Result<(), Fault> {
+    /// Returns the fault of the first command that fails, or whose reply shows that the server cannot be used: it is a
+    /// replica, or a node of a cluster while `call_scope` allows calls on any keys. Also returns a fault if `SCRIPT
+    /// LOAD` returns no SHA-1. `HELLO`, `CLIENT SETNAME` and `ROLE` may fail, unless the reply shows that the server is
+    /// unavailable or requires a password.
+    async fn prepare(&mut self, endpoint: &Endpoint, script: &str, call_scope: CallScope) -> Result<(), Fault> {
         let mut request = Vec::with_capacity(script.len() + 512);
-        let mut wants_ok = Vec::new();
-        let mut push = |is_needed: bool, parts: &[&str]| {
+        let mut steps = Vec::new();
+        let mut push = |step: GreetingStep, parts: &[&str]| {
             push_command(&mut request, parts);
-            wants_ok.push(is_needed);
+            steps.push(step);
         };
         match (&endpoint.user, &endpoint.password) {
-            (Some(user), Some(password)) => push(true, &["AUTH", user, password]),
-            (None, Some(password)) => push(true, &["AUTH", password]),
+            (Some(user), Some(password)) => push(GreetingStep::Required, &["AUTH", user, password]),
+            (None, Some(password)) => push(GreetingStep::Required, &["AUTH", password]),
             (_, None) => {}
         }
+        // Before SELECT, which a node of a cluster rejects.
+        push(GreetingStep::Mode, &["HELLO"]);
         if endpoint.database != 0 {
-            push(true, &["SELECT", &endpoint.database.to_string()]);
+            push(GreetingStep::Required, &["SELECT", &endpoint.database.to_string()]);
         }
-        // May fail: a restricted user may not be allowed to run these two commands.
-        push(false, &["CLIENT", "SETNAME", "tollgate"]);
-        push(false, &["ROLE"]);
-        push(true, &["SCRIPT", "LOAD", script]);
-        let mut replies = Vec::with_capacity(wants_ok.len());
+        push(GreetingStep::Optional, &["CLIENT", "SETNAME", "tollgate"]);
+        push(GreetingStep::Role, &["ROLE"]);
+        push(GreetingStep::Script, &["SCRIPT", "LOAD", script]);
         self.queue(&request);
-        for is_needed in wants_ok {
+        for step in steps {
             let reply = self.receive().await?;
             if let Reply::Error(message) = &reply {
                 let fault = Fault::of_reply(message);
                 // A server without free connections, or one that requires a password, returns this to any command.
-                if is_needed || fault.kind == Kind::Unavailable || message.starts_with("NOAUTH") {
+                if step.is_required() || fault.kind == Kind::Unavailable || message.starts_with("NOAUTH") {
                     return Err(fault);
                 }
             }
-            replies.push(reply);
-        }
-        let role = replies.get(replies.len() - 2);
-        if let Some(Reply::List(role)) = role
-            && role.first().and_then(Reply::as_text) == Some("slave")
-        {
-            return Err(Fault::of_reply("READONLY"));
-        }
-        match replies.last().and_then(Reply::as_text) {
-            Some(sha) if sha.len() == 40 => self.script_sha = sha.into(),
-            _ => return Err(Fault::new(Kind::Protocol, "SCRIPT LOAD returned no SHA-1 digest")),
+            match step {
+                GreetingStep::Required | GreetingStep::Optional => {}
+                GreetingStep::Mode if call_scope == CallScope::Server && is_cluster_node(&reply) => {
+                    return Err(Fault::new(Kind::Unsupported, CLUSTER_NODE));
+                }
+                GreetingStep::Mode => {}
+                GreetingStep::Role => {
+                    if let Reply::List(role) = &reply
+                        && role.first().and_then(Reply::as_text) == Some("slave")
+                    {
+                        return Err(Fault::of_reply("READONLY"));
+                    }
+                }
+                GreetingStep::Script => match reply.as_text() {
+                    Some(sha) if sha.len() == 40 => self.script_sha = sha.into(),
+                    _ => return Err(Fault::new(Kind::Protocol, "SCRIPT LOAD returned no SHA-1 digest")),
+                },
+            }
         }
         Ok(())
     }
@@ -236,6 +251,37 @@ impl Connection {
     }
 }
 
+/// A command of the greeting, by what its reply is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum GreetingStep {
+    /// It must succeed.
+    Required,
+    /// It may fail: a restricted user may not be allowed to run it.
+    Optional,
+    /// `HELLO`, which tells whether the server is in cluster mode. It may fail.
+    Mode,
+    /// `ROLE`, which tells whether the server is a replica. It may fail.
+    Role,
+    /// `SCRIPT LOAD`, which must return the digest.
+    Script,
+}
+
+impl GreetingStep {
+    fn is_required(self) -> bool {
+        match self {
+            GreetingStep::Required | GreetingStep::Script => true,
+            GreetingStep::Optional | GreetingStep::Mode | GreetingStep::Role => false,
+        }
+    }
+}
+
+/// Returns whether a reply to `HELLO` is that of a server with `cluster-enabled yes`. `false` if it does not say so.
+fn is_cluster_node(hello: &Reply) -> bool {
+    let Reply::List(fields) = hello else { return false };
+    let mode = fields.chunks_exact(2).find(|pair| pair[0].as_text() == Some("mode"));
+    mode.is_some_and(|pair| pair[1].as_text() == Some("cluster"))
+}
+
 /// Converts an I/O error before the first call to a fault of the kind `Unreachable`: nothing was executed.
 fn unreachable(error: io::Error) -> Fault {
     Fault::new(Kind::Unreachable, reason(&error))
@@ -296,6 +342,23 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(2);
         let reached = tokio::time::timeout_at(until, connect_to_any(addresses.to_vec(), until)).await;
         reached.expect("in time").ok().map(|stream| stream.peer_addr().unwrap())
+    }
+
+    #[test]
+    fn cluster_mode_is_read_from_the_reply_to_hello() {
+        let hello = |mode: &str| {
+            let fields = ["server", "redis", "version", "7.0.15", "mode", mode, "role", "master", "modules"];
+            let mut fields: Vec<Reply> = fields.iter().map(|field| Reply::Text((*field).into())).collect();
+            fields.push(Reply::List(Vec::new()));
+            Reply::List(fields)
+        };
+        assert!(is_cluster_node(&hello("cluster")));
+        assert!(!is_cluster_node(&hello("standalone")));
+        // A value that reads `mode` is no field, and other replies say nothing.
+        let named_mode = ["server", "mode", "cluster", "x"].map(|field| Reply::Text(field.into()));
+        assert!(!is_cluster_node(&Reply::List(named_mode.to_vec())));
+        assert!(!is_cluster_node(&Reply::Text(b"OK".to_vec())));
+        assert!(!is_cluster_node(&Reply::Error("NOPERM".into())));
     }
 
     #[tokio::test]

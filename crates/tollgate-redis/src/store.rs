@@ -161,7 +161,9 @@ impl RedisStoreBuilder {
     /// A server in cluster mode, and some proxies, require that the keys of a call share a hash slot. With `true`,
     /// each batch is sent as one call per subject. [`Store::atomicity`] becomes [`Atomicity::Subject`], and a check
     /// of several subjects fails with [`StoreErrorKind::Forbidden`](tollgate_core::StoreErrorKind::Forbidden). The
-    /// store still uses one server: it does not follow redirections to other nodes of a cluster.
+    /// store still uses one server: it does not follow redirections to other nodes of a cluster. With `false`, a server
+    /// in cluster mode is not used: every call fails with
+    /// [`StoreErrorKind::Unsupported`](tollgate_core::StoreErrorKind::Unsupported).
     #[must_use]
     pub fn one_subject_per_call(mut self, is_required: bool) -> Self {
         self.call_scope = if is_required { CallScope::Subject } else { CallScope::Server };
@@ -320,7 +322,9 @@ impl RedisStore {
     ///
     /// # Errors
     /// Returns an error if `INFO` fails, if its reply has no valid version, or if the version is below Redis 7.0 or
-    /// Valkey 7.2.
+    /// Valkey 7.2. A server in cluster mode is an error of the store with the kind
+    /// [`StoreErrorKind::Unsupported`](tollgate_core::StoreErrorKind::Unsupported), unless the store makes
+    /// [one call per subject](RedisStoreBuilder::one_subject_per_call).
     pub async fn check_server(&self) -> Result<server_check::ServerReport, server_check::ServerCheckError> {
         let info = self.command(&["INFO", "server"]).await?;
         // A restricted user may not be allowed to run this. The report then has a warning.

@@ -135,7 +135,8 @@ impl Worker {
     async fn connect(&self) -> Result<Connection, Fault> {
         self.counters.connects.fetch_add(1, Ordering::Relaxed);
         let until = Instant::now() + self.call_timeout;
-        let open = Connection::open(&self.endpoint, self.tls.as_ref(), self.connector.as_ref(), self.script, until);
+        let (tls, connector, calls) = (self.tls.as_ref(), self.connector.as_ref(), (self.script, self.call_scope));
+        let open = Connection::open(&self.endpoint, tls, connector, calls, until);
         timeout_at(until, open).await.unwrap_or_else(|_| {
             let message = format!("no connection within {:?}", self.call_timeout);
             Err(Fault::new(Kind::Unreachable, message))

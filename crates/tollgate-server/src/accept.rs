@@ -155,7 +155,8 @@ impl Acceptor {
         };
         let (listener, tls) = (self.listener.clone(), self.tls.clone());
         let receiving = Receiving::new(self.receive_budget.clone());
-        let context = ConnectionContext { shutdown: shutdown.clone(), receiving, slot };
+        let stats = listener.stats().clone();
+        let context = ConnectionContext { shutdown: shutdown.clone(), receiving, slot, stats };
         let (open, spares) = (listener.stats().connections.open(), self.spares.clone());
         self.workers.serve(move || async move {
             if let Ok(stream) = TcpStream::from_std(stream)

@@ -25,7 +25,7 @@ use crate::budget::{EvictingBudget, Receiving, Reservation};
 use crate::listeners::admin::AdminListener;
 use crate::listeners::http::HttpListener;
 use crate::listeners::resp::{RespListener, RespOptions};
-use crate::metrics::{DecisionStats, ListenerStats, Metrics};
+use crate::metrics::{DecisionStats, HTTP_ERRORS, ListenerStats, Metrics};
 use crate::readiness::Readiness;
 use crate::run::ServerOptions;
 use crate::shutdown::{Shutdown, ShutdownStage};
@@ -78,7 +78,7 @@ pub(crate) enum Role {
     Operator,
 }
 
-/// The shutdown signal, account of received bytes ([`Receiving`]) and connection slot of one connection.
+/// The shutdown signal, account of received bytes ([`Receiving`]), connection slot and counters of one connection.
 pub(crate) struct ConnectionContext {
     pub(crate) shutdown: Shutdown,
     /// Accounts for the bytes of a request that is not complete.
@@ -86,16 +86,20 @@ pub(crate) struct ConnectionContext {
     /// The slot that the connection occupies, if it can be evicted while it is idle. The implementation must then
     /// protect it while a request is handled, and end the connection when it is evicted.
     pub(crate) slot: Option<Reservation>,
+    /// The counters of the listener.
+    pub(crate) stats: Arc<ListenerStats>,
 }
 
 impl ConnectionContext {
-    /// Creates a context that no other connection shares: with a receive budget of 1 MiB, and without a slot.
+    /// Creates a context that no other connection shares: with a receive budget of 1 MiB, without a slot, and with
+    /// counters that no metrics report.
     ///
     /// Also returns the sender of its shutdown signal; dropping that ends the connection.
     pub(crate) fn unshared() -> (tokio::sync::watch::Sender<ShutdownStage>, ConnectionContext) {
         let (stage, shutdown) = Shutdown::channel();
         let receiving = Receiving::new(EvictingBudget::new(OWN_BUDGET_BYTES, Arc::default()));
-        (stage, ConnectionContext { shutdown, receiving, slot: None })
+        let stats = ListenerStats::new("unshared", HTTP_ERRORS, &[], false);
+        (stage, ConnectionContext { shutdown, receiving, slot: None, stats })
     }
 }
 

@@ -25,7 +25,7 @@ use tollgate::{DecisionOutcome, Limiter, LimiterStats, MemoryStore, OutcomeCount
 
 pub(crate) use self::format::MetricsFormat;
 use self::histogram::Snapshot;
-pub(crate) use self::listener_stats::{DecisionStats, ListenerStats, Rejection, SOURCES};
+pub(crate) use self::listener_stats::{DecisionStats, HTTP_ERRORS, ListenerStats, RESP_ERRORS, Rejection, SOURCES};
 pub use self::store_times::StoreTimes;
 use crate::readiness::Readiness;
 use crate::reload::Reloader;
@@ -107,6 +107,8 @@ impl Collector for Scrape {
         let metrics = &*self.0;
         let mut page = MetricsPage(&mut encoder);
         page.decisions(&metrics.decisions())?;
+        page.degraded(&metrics.decisions)?;
+        page.banned(&metrics.decisions)?;
         let stats = metrics.limiter.stats();
         page.limiter(&stats)?;
         page.memory(&stats, metrics.reloader.engine().map(Engine::shield))?;
@@ -182,20 +184,29 @@ impl MetricsPage<'_, '_> {
             ];
             (labels, cell.count)
         });
-        self.counters("decisions", help, series)?;
+        self.counters("decisions", help, series)
+    }
 
+    /// Writes the decisions that were made without the store. Each check or request is one decision.
+    fn degraded(&mut self, decisions: &DecisionStats) -> std::fmt::Result {
         let policy_of = |cell: &OutcomeCount| match (cell.outcome, cell.source) {
             (DecisionOutcome::Unavailable, _) => Some("unavailable"),
-            (_, Source::Local) => Some("local"),
-            (_, Source::None) => Some("allow"),
+            (DecisionOutcome::Allow | DecisionOutcome::Deny, Source::Local) => Some("local"),
+            (DecisionOutcome::Allow, Source::None) => Some("allow"),
             _ => None,
         };
-        let help = "Decisions made without the store, by failure policy.";
+        let answers: Vec<OutcomeCount> = decisions.answers().collect();
+        let help = "Checks and requests decided without the store, by what decided them.";
         let series = ["local", "allow", "unavailable"].map(|policy| {
-            let cells = decisions.iter().filter(|(.., cell)| policy_of(cell) == Some(policy));
-            (vec![("policy", policy.into())], cells.map(|(.., cell)| cell.count).sum())
+            let cells = answers.iter().filter(|cell| policy_of(cell) == Some(policy));
+            (vec![("policy", policy.into())], cells.map(|cell| cell.count).sum())
         });
         self.counters("degraded", help, series)
+    }
+
+    fn banned(&mut self, decisions: &DecisionStats) -> std::fmt::Result {
+        let series = decisions.banned().map(|(ban, count)| (vec![("ban", Cow::from(ban))], count));
+        self.counters("banned_requests", "Checks and requests refused by a ban, by where the ban is.", series)
     }
 
     fn limiter(&mut self, stats: &LimiterStats) -> std::fmt::Result {
@@ -246,6 +257,12 @@ impl MetricsPage<'_, '_> {
         let times = listeners.iter().map(|stats| (stats.name, stats.request_times.read()));
         let help = "Time from a complete request to its response, by listener.";
         self.histograms("request_seconds", help, LISTENER, times)?;
+        let errors = listeners.iter().flat_map(|stats| {
+            let labels = |status: &'static str| vec![(LISTENER, stats.name.into()), ("status", status.into())];
+            stats.errors.read().map(move |(status, times)| (labels(status), times))
+        });
+        let help = "Responses with an error, by listener and status: the HTTP status, or the code of a RESP error.";
+        self.counters("error_responses", help, errors)?;
         let rejected = listeners.iter().flat_map(|stats| {
             let labels = |reason: Rejection| vec![(LISTENER, stats.name.into()), ("reason", reason.name().into())];
             stats.rejected().map(move |(reason, times)| (labels(reason), times))

@@ -12,8 +12,9 @@
 //! | a listener, or the watch on the store or the files, has ended | no | it does not restart; the response says which |
 //!
 //! The store is probed, not only observed: without traffic there would be nothing to observe. The probe is a decision
-//! like any other, on a counter of its own. So a store that answers PING but cannot run the script, or cannot write,
-//! counts as one that does not answer.
+//! like any other, on a counter of its own ([`Demand::probe`]). So a store that answers PING but cannot run the script,
+//! or cannot write, counts as one that does not answer. While the store answers the decisions of clients, there is no
+//! probe, because it would find nothing else.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tollgate::{Check, Demand, Key, Limit, Limiter, Store, Timestamp};
+use tollgate::{Check, Demand, Limiter, LimiterStats, Store, StoreError, StoreErrorKind, Timestamp};
 
 use crate::reload::Reloader;
 
@@ -123,25 +124,35 @@ impl Readiness {
         TaskGuard { readiness: self.clone(), task }
     }
 
-    /// Probes the shared store 500 ms after the end of each probe, and never returns. Without one, returns at once.
+    /// Finds out every 500 ms whether the shared store answers, and never returns. Without one, returns at once.
     ///
-    /// A probe charges a counter that is used for nothing else, and fails after 400 ms. The instance is not ready after
-    /// two consecutive failures, until a probe succeeds.
+    /// If the store has answered calls for decisions since the last time, and none has failed, it answers. Otherwise it
+    /// is probed: a probe charges a counter that is used for nothing else, and fails after 400 ms. The instance is not
+    /// ready after two consecutive failures, until the store answers. An error is logged if a probe finds a server that
+    /// cannot be used as the store, and again if that ends and recurs.
     ///
     /// If the future is dropped after its first poll and before [`leave`](Self::leave), an error is logged, and the
     /// instance is never ready again.
     pub async fn watch_store(self) {
         let Some(store) = &self.0.store else { return };
         let _guard = self.guard("store watch");
+        let (mut before, mut was_unsupported) = (self.0.limiter.stats(), false);
         loop {
-            let answers = matches!(tokio::time::timeout(PROBE_TIMEOUT, probe(&**store)).await, Ok(true));
-            match answers {
-                true => self.0.failures.store(0, Ordering::Relaxed),
-                false => {
+            let stats = self.0.limiter.stats();
+            let result = if has_answered(&before, &stats) { Ok(()) } else { probe(&**store).await };
+            before = stats;
+            let is_unsupported = result.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Unsupported);
+            match result {
+                Ok(()) => self.0.failures.store(0, Ordering::Relaxed),
+                Err(error) => {
                     let count = |failures: u32| Some(failures.saturating_add(1));
                     let _ = self.0.failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
+                    if is_unsupported && !was_unsupported {
+                        tracing::error!(%error, "the store cannot be used");
+                    }
                 }
             }
+            was_unsupported = is_unsupported;
             tokio::time::sleep(PROBE_INTERVAL).await;
         }
     }
@@ -241,13 +252,25 @@ fn seconds(at: Timestamp) -> u64 {
     at.as_micros() / 1_000_000
 }
 
-/// Returns whether the store can decide a check. Charges one unit to a counter that is used for nothing else.
-async fn probe(store: &dyn Store) -> bool {
-    // The limit is never reached, and a denial would be an answer as well.
-    let Ok(limit) = "10000000/s fixed-window".parse::<Limit>() else { return false };
-    let Ok(key) = Key::new("tollgate-readiness") else { return false };
-    let demand = Demand::new(limit, key);
-    store.decide(&[Check::one(&demand)]).await.is_ok()
+/// Returns whether the store has answered calls for decisions between two readings, and no call has failed.
+fn has_answered(before: &LimiterStats, now: &LimiterStats) -> bool {
+    now.store_answers > before.store_answers && now.store_failures == before.store_failures
+}
+
+/// Charges one unit to the counter of probes. `Ok` if the store decides that, whatever the decision. Foreign data under
+/// the probe's key is an answer as well, of a store that works.
+///
+/// # Errors
+/// Returns the error of the store, or one of the kind `TimedOut` after 400 ms.
+async fn probe(store: &dyn Store) -> Result<(), StoreError> {
+    let demand = Demand::probe();
+    let checks = [Check::one(&demand)];
+    match tokio::time::timeout(PROBE_TIMEOUT, store.decide(&checks)).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) if matches!(error.kind(), StoreErrorKind::Foreign | StoreErrorKind::ForeignInPart) => Ok(()),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(StoreError::new(StoreErrorKind::TimedOut, "the store did not answer a probe")),
+    }
 }
 
 impl std::fmt::Debug for Readiness {
@@ -258,7 +281,85 @@ impl std::fmt::Debug for Readiness {
 
 #[cfg(test)]
 mod tests {
+    use tollgate::{Decision, Key, LimitStatus, StoreFuture};
+
     use super::*;
+
+    /// A store that counts probes and other calls, and fails with a kind while it is set.
+    #[derive(Default)]
+    struct CountingStore {
+        probes: AtomicU32,
+        decisions: AtomicU32,
+        failure: Mutex<Option<StoreErrorKind>>,
+    }
+
+    fn unused<'a, T: Send + 'a>() -> StoreFuture<'a, T> {
+        Box::pin(async { Err(StoreError::new(StoreErrorKind::Forbidden, "this test only decides")) })
+    }
+
+    impl Store for CountingStore {
+        fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+            let is_probe = checks[0].demands()[0].key == Demand::probe().key;
+            let count = if is_probe { &self.probes } else { &self.decisions };
+            count.fetch_add(1, Ordering::Relaxed);
+            let failure = *self.failure.lock();
+            Box::pin(async move {
+                match failure {
+                    Some(kind) => Err(StoreError::new(kind, "planted")),
+                    None => {
+                        let memory = tollgate::MemoryStore::builder().build();
+                        Ok(checks.iter().map(|check| memory.check(check)).collect())
+                    }
+                }
+            })
+        }
+
+        fn refund<'a>(&'a self, _: &'a Check<'a>, _: &'a Decision) -> StoreFuture<'a, ()> {
+            unused()
+        }
+
+        fn reset<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+            unused()
+        }
+
+        fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
+            unused()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn store_is_probed_only_while_no_decision_shows_that_it_answers() {
+        let store = Arc::new(CountingStore::default());
+        let limiter = Limiter::builder().store(store.clone()).build();
+        let readiness = Readiness::new(limiter.clone(), Some(store.clone()), Reloader::nothing());
+        let _watch = tokio::spawn(readiness.clone().watch_store());
+        let probes = || store.probes.load(Ordering::Relaxed);
+        let check = async || {
+            let demand = Demand::new("1000000/h".parse().unwrap(), Key::new("user:42").unwrap());
+            drop(limiter.check(&Check::one(&demand)).await);
+        };
+        // Between two looks at the store.
+        tokio::time::sleep(PROBE_INTERVAL / 2).await;
+        assert_eq!((probes(), readiness.is_ready()), (1, true));
+        for _ in 0..10 {
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+        assert_eq!(probes(), 11, "an idle instance probes at every interval");
+        for _ in 0..10 {
+            check().await;
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+        assert_eq!((probes(), store.decisions.load(Ordering::Relaxed)), (11, 10), "traffic replaces probes");
+        *store.failure.lock() = Some(StoreErrorKind::Unreachable);
+        for _ in 0..2 {
+            check().await;
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+        assert_eq!((probes(), readiness.is_ready()), (13, false), "a failed decision is no answer");
+        *store.failure.lock() = Some(StoreErrorKind::Foreign);
+        tokio::time::sleep(PROBE_INTERVAL).await;
+        assert!(readiness.is_ready(), "foreign data under the key of probes is an answer");
+    }
 
     #[test]
     fn a_store_that_evicts_is_degraded_until_twelve_reports_without_an_eviction() {

@@ -256,6 +256,17 @@ impl Server {
         self.wait_until_serving();
     }
 
+    /// Restarts the server like [`restart`](Server::restart), with one more line in its configuration.
+    ///
+    /// For settings that cannot be changed while the server runs, such as `cluster-enabled`.
+    ///
+    /// # Panics
+    /// If the server does not start, or its port stays in use.
+    pub fn restart_with(&mut self, name: &str, value: &str) {
+        self.config.settings.push((name.into(), value.into()));
+        self.restart();
+    }
+
     /// Restarts the server like [`restart`](Server::restart), but returns as soon as it listens.
     ///
     /// While the server loads its data, it answers LOADING. To make that take longer, fill it, `SAVE`, and set

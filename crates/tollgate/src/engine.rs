@@ -448,7 +448,7 @@ impl Engine {
         let check = group.check(&demands)?;
         match catch_panic(|| self.0.shield.check(&check)) {
             Some(decision) => Ok(EachDecision::Complete(decision)),
-            None if group.denies_on_failure() => Err(Undecided),
+            None if group.denies_on_failure() => Err(Undecided::NoAnswer),
             // Not the time: the clock may be what panicked.
             None => Ok(EachDecision::uncounted(Timestamp::ZERO)),
         }
@@ -475,7 +475,7 @@ impl Engine {
         let check = group.check(&demands)?;
         let refundable = group.is_refundable || may_be_withdrawn;
         let decided = self.0.limiter.check_each_after(context.spent, &check, &group.on_failure, refundable).await;
-        decided.map_err(|_unavailable| Undecided)
+        decided.map_err(|_unavailable| Undecided::NoAnswer)
     }
 
     /// Refunds a decision on limits of a group, in the store in which they were charged: the shields' store, the

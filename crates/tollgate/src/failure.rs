@@ -239,6 +239,13 @@ mod tests {
     }
 
     #[test]
+    fn unsupported_server_opens_the_breaker_and_is_logged_as_an_error() {
+        let (error, is_open, log) = failed_five_times(StoreErrorKind::Unsupported);
+        assert_eq!(error.kind(), StoreErrorKind::Unsupported);
+        assert!(is_open && log.contains("ERROR"), "{log}");
+    }
+
+    #[test]
     fn foreign_data_neither_opens_the_breaker_nor_is_logged_as_an_error() {
         let (_, is_open, log) = failed_five_times(StoreErrorKind::Foreign);
         assert!(!is_open && !log.contains("ERROR"), "{log}");

@@ -5,6 +5,7 @@
 mod admin;
 mod bans;
 mod clients;
+mod cluster;
 mod command;
 mod exposure;
 mod instances;

@@ -22,6 +22,7 @@ fn key_vectors_match() {
         let key = match scope {
             "ban" => Prefix::new(prefix).unwrap().ban(&subject),
             "explicit" => key_of(prefix, &subject, Scope::Explicit, limit),
+            "probe" => key_of(prefix, &subject, Scope::Named(ScopeName::new("probe")), limit),
             "throttle" => key_of(prefix, &subject, Scope::Named(ScopeName::new("throttle")), limit),
             "rule" => key_of(prefix, &subject, Scope::rule(rule, name), limit),
             other => panic!("no such scope: {other}"),
@@ -30,6 +31,11 @@ fn key_vectors_match() {
         count += 1;
     }
     assert!(count >= 20, "the file is read");
+}
+
+#[test]
+fn probe_has_the_key_of_the_vectors() {
+    assert_eq!(Prefix::new("tollgate").unwrap().counter(&Demand::probe()), "tollgate:tg2:{tollgate}:probe:bucket");
 }
 
 #[test]

@@ -43,3 +43,25 @@ async fn failed_command_leaves_the_connection_usable() {
     let error = store.command(&["GET", "secret-key"]).await.unwrap_err();
     assert!(matches!(error.kind(), Kind::Unreachable | Kind::Interrupted | Kind::TimedOut), "{error:?}");
 }
+
+/// The key of a probe is one that no caller can name, and it is gone before the next one.
+#[tokio::test]
+async fn probe_writes_its_own_key_for_two_milliseconds() {
+    for brand in Brand::ALL {
+        let server = Config::new(brand).start();
+        let store = RedisStore::builder(server.url()).call_timeout(Duration::from_secs(10)).build().unwrap();
+        store.command(&["PING"]).await.unwrap();
+        let mut monitor = server.connect().unwrap();
+        monitor.call(&["MONITOR"]).unwrap();
+        let probe = Demand::probe();
+        assert!(store.decide(&[Check::one(&probe)]).await.unwrap()[0].allowed());
+        let written = loop {
+            let line = monitor.receive().unwrap().text();
+            if line.contains("\"SET\"") {
+                break line;
+            }
+        };
+        assert!(written.contains("\"tollgate:tg2:{tollgate}:probe:bucket\""), "{written}");
+        assert!(written.ends_with("\"PX\" \"2\""), "{written}");
+    }
+}

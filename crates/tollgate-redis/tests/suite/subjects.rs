@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollgate_core::{Atomicity, Check, Decision, Demand, Key, Limit, Store, StoreErrorKind as Kind};
-use tollgate_redis::RedisStore;
+use tollgate_redis::{RedisStore, ServerCheckError};
 use tollgate_testkit::server::{Brand, Config, Server};
 
 fn node_with_all_slots(brand: Brand) -> Server {
@@ -85,15 +85,36 @@ async fn check_of_several_subjects_is_rejected_and_the_others_of_its_batch_are_d
     assert_eq!(outcomes, [Ok(99), Err(Kind::Forbidden), Ok(99)]);
 }
 
-/// Why the option exists.
+/// A node of a cluster holds only some keys, and rejects calls on keys of several slots. Most keys would silently be
+/// decided without it, so the store refuses it as a whole, also for databases other than 0, which a node rejects.
 #[tokio::test]
-async fn without_the_option_a_batch_of_several_subjects_is_rejected_by_such_a_server() {
-    let server = node_with_all_slots(Brand::Redis);
-    let store = store_on(&server, false);
-    assert_eq!(store.atomicity(), Atomicity::Check);
-    let limit: Limit = "100/h".parse().unwrap();
-    let demands = ["ann", "bob"].map(|subject| Demand::new(limit, Key::new(subject).unwrap()));
-    let error = store.decide(&demands.each_ref().map(Check::one)).await.unwrap_err();
-    assert_eq!(error.kind(), Kind::Forbidden, "{error}");
-    assert!(error.is_unexecuted());
+async fn without_the_option_a_node_of_a_cluster_is_refused_by_its_address() {
+    for brand in Brand::ALL {
+        let server = node_with_all_slots(brand);
+        for url in [server.url(), format!("{}/3", server.url())] {
+            let store = RedisStore::builder(&url).call_timeout(Duration::from_secs(10)).build().unwrap();
+            assert_eq!(store.atomicity(), Atomicity::Check);
+            let demand = Demand::new("100/h".parse().unwrap(), Key::new("ann").unwrap());
+            let error = store.decide(&[Check::one(&demand)]).await.unwrap_err();
+            assert_eq!(error.kind(), Kind::Unsupported, "{error}");
+            assert!(error.is_unexecuted() && !error.is_transient());
+            let message = error.to_string();
+            assert!(message.starts_with(&format!("store {url}: the server is a node of a Redis Cluster")), "{message}");
+            assert!(message.contains("cluster_enabled:1") && message.contains("`cluster-enabled no`"), "{message}");
+            assert!(
+                matches!(store.check_server().await, Err(ServerCheckError::Store(error)) if error.kind() == Kind::Unsupported)
+            );
+        }
+    }
+}
+
+/// A user who may run the script and nothing else can use a server, although its mode is then unknown.
+#[tokio::test]
+async fn user_who_may_not_ask_for_the_mode_can_use_a_server() {
+    let user = "ann on >pw resetkeys ~tollgate:* resetchannels -@all +evalsha +script|load +time +get +set";
+    let server = Config::new(Brand::Redis).set("user", user).start();
+    let url = server.url().replace("redis://", "redis://ann:pw@");
+    let store = RedisStore::builder(url).call_timeout(Duration::from_secs(10)).build().unwrap();
+    let demand = Demand::new("100/h token-bucket".parse().unwrap(), Key::new("ann").unwrap());
+    assert_eq!(store.decide(&[Check::one(&demand)]).await.unwrap()[0].limits[0].remaining, 99);
 }

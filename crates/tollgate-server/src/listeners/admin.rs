@@ -42,11 +42,13 @@ use crate::auth_guard::AuthGuard;
 use crate::browser::BrowserPolicy;
 use crate::explain::Explanation;
 use crate::listener::{BoxError, ConnectionContext, Listener, Role, ServeFuture, ServerState};
-use crate::listeners::http::connection::{self, OVER_LIMIT_RESPONSE, json, method_not_allowed, problem, read_body};
+use crate::listeners::http::connection::{
+    self, OVER_LIMIT_RESPONSE, json, method_not_allowed, page_path, problem, read_body,
+};
 use crate::listeners::http::foreign_origin;
 use crate::listeners::http::general::{ResponseBody, full_body};
 use crate::listeners::http::request::CheckRequest;
-use crate::metrics::{ListenerStats, Metrics, MetricsFormat, Rejection};
+use crate::metrics::{HTTP_ERRORS, ListenerStats, Metrics, MetricsFormat, Rejection};
 use crate::readiness::Readiness;
 use crate::reload::{ReloadError, Reloader, findings_json, parts_json};
 use crate::stream::ClientStream;
@@ -112,7 +114,7 @@ impl AdminListener {
             reloader: options.reloader.clone(),
             metrics: shared.metrics.clone(),
             clock: SystemClock::new(),
-            stats: ListenerStats::new("admin", &[Rejection::Origin, Rejection::Host], true),
+            stats: ListenerStats::new("admin", HTTP_ERRORS, &[Rejection::Origin, Rejection::Host], true),
             browsers: options.browsers.clone(),
             auth_guard: shared.auth_guard.clone(),
             idle: options.bounds.http_idle.min(IDLE_MAX),
@@ -141,7 +143,7 @@ impl AdminListener {
     ///
     /// `/healthz` discloses nothing and is never rejected.
     fn reject<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
-        if request.uri().path() == "/healthz" {
+        if page_path(request.uri().path()) == "/healthz" {
             return None;
         }
         if !self.browsers.is_admin_host(request.headers()) {
@@ -177,7 +179,7 @@ impl AdminListener {
     /// The answer is 405 if the method is neither GET nor HEAD. Returns `None` for all other paths.
     fn answer_public<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
         let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
-        let answer: fn(&AdminListener, &HeaderMap) -> Response<Bytes> = match request.uri().path() {
+        let answer: fn(&AdminListener, &HeaderMap) -> Response<Bytes> = match page_path(request.uri().path()) {
             "/healthz" => |_, _| json(StatusCode::OK, &serde_json::json!({ "alive": true })),
             "/readyz" => |listener, _| listener.readyz(),
             "/metrics" => AdminListener::metrics,

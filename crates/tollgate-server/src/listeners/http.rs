@@ -32,9 +32,9 @@ use tokio::time::Instant;
 use tollgate::answer::Policies;
 use tollgate::engine::{Engine, Outcome, Refusal, RequestOptions};
 use tollgate::rules::RequestView;
-use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure, Source, Timestamp};
+use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure, Timestamp};
 
-use self::connection::{OVER_LIMIT_RESPONSE, method_not_allowed, problem, read_body};
+use self::connection::{OVER_LIMIT_RESPONSE, method_not_allowed, page_path, problem, read_body};
 use self::general::{ResponseBody, full_body};
 use self::policy_cache::PolicyCache;
 use self::request::{CheckRequest, CheckRequestError, ExplicitCheck};
@@ -43,7 +43,7 @@ use crate::browser::BrowserPolicy;
 use crate::listener::{BoxError, ConnectionContext, Listener, ServeFuture, ServerState};
 use crate::listeners::admin::token::{AuthError, Token, authenticate};
 use crate::listeners::admin::{TOO_MANY_ATTEMPTS, unauthorized};
-use crate::metrics::{DecisionStats, ListenerStats, Rejection};
+use crate::metrics::{DecisionStats, HTTP_ERRORS, ListenerStats, Rejection};
 use crate::openapi;
 use crate::stream::ClientStream;
 
@@ -87,7 +87,7 @@ impl HttpListener {
             limiter,
             engine: None,
             decisions: Arc::default(),
-            stats: ListenerStats::new("http", &[Rejection::Origin], false),
+            stats: ListenerStats::new("http", HTTP_ERRORS, &[Rejection::Origin], false),
             browsers: BrowserPolicy::default(),
             policies: Arc::default(),
             idle,
@@ -102,7 +102,7 @@ impl HttpListener {
             engine: options.engine.clone(),
             decisions: shared.decisions.clone(),
             browsers: options.browsers.clone(),
-            stats: ListenerStats::new("http", &[Rejection::Origin], options.http_token.is_some()),
+            stats: ListenerStats::new("http", HTTP_ERRORS, &[Rejection::Origin], options.http_token.is_some()),
             auth: options.http_token.clone().map(|token| (token, shared.auth_guard.clone())),
             ..HttpListener::new(options.limiter.clone(), options.bounds.http_idle)
         }
@@ -151,13 +151,13 @@ impl HttpListener {
     /// more than 512 KiB gets 413, one that takes longer than 10 s 408, and one that ends early or is invalid 400. Any
     /// other check gets the response to its decision: 200, 429, 403 (banned), 414 (path too long) or 503 (no decision).
     ///
-    /// An unknown path gets 404, and a wrong method 405.
+    /// An unknown path gets 404, and a wrong method 405. `/docs/` and `/openapi.json/` are the same pages.
     pub(crate) async fn answer<B>(&self, request: Request<B>) -> Response<ResponseBody>
     where
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
-        let response = match (request.method(), request.uri().path()) {
+        let response = match (request.method(), page_path(request.uri().path())) {
             // A check charges counters, so a page of another site must not send one. The other routes change nothing.
             (&Method::POST, "/v1/check") if self.browsers.is_foreign(request.headers()) => foreign_origin(&self.stats),
             (&Method::POST, "/v1/check") => match read_body(request.into_body(), BODY_BYTES_MAX).await {
@@ -215,11 +215,7 @@ impl HttpListener {
         };
         let began = Instant::now();
         let outcome = engine.check(&RequestView::of(request), peer, RequestOptions::default()).await;
-        let source = match &outcome {
-            Outcome::Admitted(permit) => permit.decision().map_or(Source::None, |decision| decision.source),
-            Outcome::Refused(refusal) => refusal.source(),
-        };
-        self.decisions.record(source, began.elapsed());
+        self.decisions.record_by_rules(&outcome, began.elapsed());
         match outcome {
             Outcome::Admitted(permit) => {
                 let unlimited = Decision::uncounted(Timestamp::ZERO);

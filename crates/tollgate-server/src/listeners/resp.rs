@@ -44,7 +44,7 @@ use self::reply::{Replies, RespVersion};
 use super::io::{IdleTimeout, ReadOutcome, close, read_waiting, send, send_last, shrink};
 use crate::auth_guard::{Attempt, AuthGuard};
 use crate::listener::{ConnectionContext, Listener, ServeFuture, ServerState};
-use crate::metrics::{DecisionStats, ListenerStats, Rejection};
+use crate::metrics::{DecisionStats, ListenerStats, RESP_ERRORS, Rejection};
 use crate::stream::{ClientStream, Cork};
 
 /// The most commands that are decided together. Larger pipelines are answered in several writes.
@@ -111,7 +111,7 @@ impl Listener for RespListener {
 
 impl RespListener {
     fn new(limiter: Limiter, options: RespOptions) -> RespListener {
-        let stats = ListenerStats::new("resp", &[Rejection::Http], true);
+        let stats = ListenerStats::new("resp", RESP_ERRORS, &[Rejection::Http], true);
         RespListener { limiter, options, decisions: Arc::default(), stats, auth_guard: Arc::default() }
     }
 
@@ -187,7 +187,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
             password_deadline: Instant::now() + PASSWORD_TIMEOUT,
             limits: LimitCache::default(),
         };
-        let (replies, args) = (Replies::default(), Args::default());
+        let (replies, args) = (Replies::counted(listener.stats.clone()), Args::default());
         RespConnection { stream, context, listener, client, replies, args }
     }
 

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tollgate::{Decision, DecisionCounts, Source, Unavailable};
+use http::StatusCode;
+use tollgate::engine::{Outcome, Refusal};
+use tollgate::{Decision, DecisionCounts, DecisionOutcome, OutcomeCount, Source, Unavailable};
 
 use super::histogram::{Histogram, Snapshot};
 use crate::auth_guard::AuthFailures;
@@ -34,6 +36,51 @@ impl Rejection {
     }
 }
 
+/// The error statuses that an HTTP listener counts by name. The most frequent one is first.
+pub(crate) const HTTP_ERRORS: &[&str] =
+    &["429", "400", "401", "403", "404", "405", "408", "409", "413", "414", "417", "421", "422", "431", "500", "503"];
+/// The codes of error replies that the RESP listener counts by name.
+pub(crate) const RESP_ERRORS: &[&str] = &["ERR", "NOAUTH", "WRONGPASS", "NOPROTO", "UNAVAILABLE"];
+/// The status under which all others are counted.
+const OTHER: &str = "other";
+
+/// Counters of the error responses of one listener, by status. Their number is fixed.
+#[derive(Debug)]
+pub(crate) struct ErrorResponses {
+    statuses: &'static [&'static str],
+    /// One counter per status, and one for all others.
+    counts: Box<[AtomicU64]>,
+}
+
+impl ErrorResponses {
+    /// Creates counters of zero for these statuses, and one for all others.
+    fn new(statuses: &'static [&'static str]) -> ErrorResponses {
+        ErrorResponses { statuses, counts: (0..=statuses.len()).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Counts one response with this status: an HTTP status of 400 or above, or the code of a RESP error.
+    pub(crate) fn count(&self, status: &str) {
+        let index = self.statuses.iter().position(|known| *known == status).unwrap_or(self.statuses.len());
+        self.counts[index].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts the response if its HTTP status is 400 or above.
+    pub(crate) fn count_http(&self, status: StatusCode) {
+        if status.as_u16() >= 400 {
+            self.count(status.as_str());
+        }
+    }
+
+    /// Returns the number of responses by status: for the first status always, for all others if it is not zero.
+    pub(crate) fn read(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let statuses = self.statuses.iter().copied().chain([OTHER]);
+        let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
+        let is_shown = |index: usize, count: u64| count > 0 || index == 0 && !self.statuses.is_empty();
+        let read = statuses.zip(counts).enumerate().filter(move |(index, (_, count))| is_shown(*index, *count));
+        read.map(|(_, counted)| counted)
+    }
+}
+
 /// Counters and histograms of one listener.
 #[derive(Debug)]
 pub(crate) struct ListenerStats {
@@ -42,6 +89,8 @@ pub(crate) struct ListenerStats {
     pub(crate) connections: ConnectionCounts,
     /// The time from a complete request to its response, without the time that either takes on the wire.
     pub(crate) request_times: Histogram,
+    /// Responses with an error status, whoever wrote them.
+    pub(crate) errors: ErrorResponses,
     pub(crate) auth_failures: AuthFailures,
     authenticates: bool,
     rejections: &'static [Rejection],
@@ -52,12 +101,19 @@ pub(crate) struct ListenerStats {
 impl ListenerStats {
     /// Creates counters of zero for the listener with this name.
     ///
-    /// Metrics report the rejections for these reasons, and failed authentications if `authenticates`.
-    pub(crate) fn new(name: &'static str, rejections: &'static [Rejection], authenticates: bool) -> Arc<ListenerStats> {
+    /// Metrics report error responses with these statuses (all others together), the rejections for these reasons, and
+    /// failed authentications if `authenticates`.
+    pub(crate) fn new(
+        name: &'static str,
+        errors: &'static [&'static str],
+        rejections: &'static [Rejection],
+        authenticates: bool,
+    ) -> Arc<ListenerStats> {
         Arc::new(ListenerStats {
             name,
             connections: ConnectionCounts::default(),
             request_times: Histogram::default(),
+            errors: ErrorResponses::new(errors),
             auth_failures: AuthFailures::default(),
             authenticates,
             rejections,
@@ -137,11 +193,16 @@ impl Drop for OpenConnection {
 /// All sources of a decision.
 pub(crate) const SOURCES: [Source; 4] = [Source::Store, Source::DenyCache, Source::Local, Source::None];
 
-/// The counters of explicit checks, which name their keys and limits, and the durations of all decisions by source.
+/// The counters of decisions, each of which is the answer to one check or request, and their durations by source.
 #[derive(Debug, Default)]
 pub(crate) struct DecisionStats {
+    /// Explicit checks, which name their keys and limits.
     pub(super) explicit: DecisionCounts,
+    /// Requests that enforced rules decided, once each, however many rules applied.
+    by_rules: DecisionCounts,
     times: [Histogram; SOURCES.len()],
+    /// Refusals by bans of the configuration, and by bans in the store.
+    banned: [AtomicU64; 2],
 }
 
 impl DecisionStats {
@@ -150,11 +211,52 @@ impl DecisionStats {
     /// An error counts as unavailable, with the source `none`.
     pub(crate) fn record_explicit(&self, answer: &Result<Decision, Unavailable>, took: Duration) {
         self.explicit.count_answer(answer);
+        if answer.as_ref().is_ok_and(|decision| decision.ban.is_some()) {
+            self.banned[1].fetch_add(1, Ordering::Relaxed);
+        }
         self.record(answer.as_ref().map_or(Source::None, |decision| decision.source), took);
     }
 
+    /// Counts the decision on a request by rules, and records how long it took.
+    ///
+    /// A request that no enforced rule limits, and one whose path is too long, are no decisions and are only timed. A
+    /// refusal by a ban is counted as that, and not as a decision.
+    pub(crate) fn record_by_rules(&self, outcome: &Outcome, took: Duration) {
+        let source = match outcome {
+            Outcome::Admitted(permit) => permit.decision().map(|decision| {
+                self.by_rules.count(DecisionOutcome::Allow, decision.source);
+                decision.source
+            }),
+            Outcome::Refused(refusal) => {
+                match refusal {
+                    Refusal::Denied { decision, .. } => self.by_rules.count(DecisionOutcome::Deny, decision.source),
+                    Refusal::Unavailable { .. } => self.by_rules.count(DecisionOutcome::Unavailable, Source::None),
+                    Refusal::Banned { source, .. } => {
+                        let is_in_store = *source != Source::None;
+                        self.banned[usize::from(is_in_store)].fetch_add(1, Ordering::Relaxed);
+                    }
+                    // A path that is too long is refused before anything is decided.
+                    _ => {}
+                }
+                Some(refusal.source())
+            }
+        };
+        self.record(source.unwrap_or(Source::None), took);
+    }
+
+    /// Returns the number of decisions by outcome and source: of explicit checks, then of requests by rules.
+    pub(super) fn answers(&self) -> impl Iterator<Item = OutcomeCount> {
+        self.explicit.counts().into_iter().chain(self.by_rules.counts())
+    }
+
+    /// Returns the number of refusals by bans: of the `configuration`, and in the `store`.
+    pub(super) fn banned(&self) -> [(&'static str, u64); 2] {
+        let [configuration, store] = &self.banned;
+        [("configuration", configuration), ("store", store)].map(|(ban, count)| (ban, count.load(Ordering::Relaxed)))
+    }
+
     /// Records how long a decision by `source` took.
-    pub(crate) fn record(&self, source: Source, took: Duration) {
+    fn record(&self, source: Source, took: Duration) {
         if let Some(index) = SOURCES.iter().position(|known| *known == source) {
             self.times[index].record(took);
         }

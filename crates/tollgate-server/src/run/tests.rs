@@ -36,7 +36,7 @@ impl Listener for AddressListener {
 }
 
 fn address_listener(_: &ServerState) -> AddressListener {
-    AddressListener(ListenerStats::new("address", &[], false))
+    AddressListener(ListenerStats::new("address", &[], &[], false))
 }
 
 async fn bind() -> (TcpListener, SocketAddr) {

@@ -7,6 +7,7 @@ mod corpus;
 mod ended_tasks;
 mod fixture;
 mod http_subject;
+mod metrics;
 mod operator;
 mod resp_subject;
 mod shutdown;

@@ -108,6 +108,11 @@ impl Site {
         send(self.http, "POST", "/v1/check", &body.to_string())
     }
 
+    /// Sends a request without a body to the HTTP listener.
+    pub(crate) fn ask_http(&self, method: &str, path: &str) -> Answer {
+        send(self.http, method, path, "")
+    }
+
     /// Sends a request with the token to the admin listener.
     pub(crate) fn operate(&self, method: &str, path: &str, body: &str) -> Answer {
         send(self.admin, method, path, body)

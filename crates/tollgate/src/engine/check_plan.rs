@@ -64,9 +64,13 @@ pub(super) struct PlannedLimit {
 /// The demands of a request on the limits of one group, in the order of the group.
 pub(super) type Demands<'a> = SmallVec<[Demand<'a>; 2]>;
 
-/// The error of a group of limits that could not be decided: the store did not answer and the failure policy of a rule
-/// is `deny`, or the limits do not form a valid [`Check`].
-pub(super) struct Undecided;
+/// The reason why a group of limits could not be decided.
+pub(super) enum Undecided {
+    /// The store did not answer, and the failure policy of a rule is `deny`.
+    NoAnswer,
+    /// The limits do not form a valid [`Check`].
+    InvalidCheck,
+}
 
 impl CheckPlan {
     /// Lays out the limits of the rules with these indices in `set`, for callers with this limit set.
@@ -197,7 +201,7 @@ impl LimitGroup {
         }
         Check::new(demands).map_err(|error| {
             tracing::error!(%error, "the rules that match one request cannot be decided together");
-            Undecided
+            Undecided::InvalidCheck
         })
     }
 
@@ -219,10 +223,10 @@ impl LimitGroup {
         result: Result<EachDecision, Undecided>,
         options: &RequestOptions,
     ) -> Result<EachDecision, Box<Refusal>> {
-        let Ok(decided) = result else {
-            self.rules.iter().for_each(|(_, count)| count.count(DecisionOutcome::Unavailable, Source::None));
-            return Err(Box::new(Refusal::Unavailable { policies: self.policies.clone() }));
-        };
+        let decided = result.map_err(|reason| {
+            self.count_undecided(&reason);
+            Box::new(Refusal::Unavailable { policies: self.policies.clone() })
+        })?;
         if let Some(banned) = Refusal::by_ban(decided.decision()) {
             return Err(Box::new(banned));
         }
@@ -230,6 +234,24 @@ impl LimitGroup {
         match decided.decision().allowed() {
             true => Ok(decided),
             false => Err(Box::new(self.denial(decided, options))),
+        }
+    }
+
+    /// Counts a request that was refused as unavailable, for each rule.
+    ///
+    /// If the store did not answer, a rule with the failure policy `allow` has allowed the request, with
+    /// [`Source::None`]: another rule refused it.
+    fn count_undecided(&self, reason: &Undecided) {
+        let mut index = 0;
+        for (limits, count) in &self.rules {
+            let outcome = match (reason, self.on_failure[index]) {
+                (Undecided::NoAnswer, OnFailure::Allow) => DecisionOutcome::Allow,
+                (Undecided::NoAnswer, OnFailure::Local | OnFailure::Deny) | (Undecided::InvalidCheck, _) => {
+                    DecisionOutcome::Unavailable
+                }
+            };
+            count.count(outcome, Source::None);
+            index += limits;
         }
     }
 

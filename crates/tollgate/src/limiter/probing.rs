@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::time::sleep;
-use tollgate_core::{Check, Demand, Key, Limit};
+use tollgate_core::{Check, Demand};
 
 use super::shared::{Shared, is_foreign};
 use crate::breaker::{Phase, probe_after};
@@ -23,9 +23,6 @@ use crate::observe::StoreCallKind as Call;
 /// The bounds of a probe's deadline: long enough to connect, short enough that a store which hangs is probed again.
 const DEADLINE_MIN: Duration = Duration::from_millis(250);
 const DEADLINE_MAX: Duration = Duration::from_secs(1);
-/// The counter that a probe charges, so that it writes as a decision does. The limit is too large to be used up.
-const SUBJECT: &str = "tollgate-probe";
-const LIMIT: &str = "10000000/s token-bucket";
 
 /// Returns the deadline of a probe, given the deadline of decisions: the same, but at least 250 ms and at most 1 s.
 pub(super) fn deadline(of_decisions: Duration) -> Duration {
@@ -105,11 +102,10 @@ async fn has_recovered(shared: &Shared) -> bool {
     }
 }
 
-/// Makes one call to the store, which charges the probe's counter and is reported to the observers. Foreign data under
-/// the probe's key counts as an answer.
+/// Makes one call to the store, which charges the probe's counter, so that it writes as a decision does, and is reported
+/// to the observers. Foreign data under the probe's key counts as an answer.
 async fn probe(shared: &Shared) -> Probed {
-    let limit: Limit = LIMIT.parse().expect("a valid limit");
-    let demand = Demand::new(limit, Key::new(SUBJECT).expect("a short key"));
+    let demand = Demand::probe();
     let check = Check::one(&demand);
     let mut call = pin!(shared.call(Call::Probe, 1, shared.decide(std::slice::from_ref(&check))));
     // As for a decision, an answer that has arrived when the deadline is noticed is in time.

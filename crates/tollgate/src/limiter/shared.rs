@@ -237,6 +237,7 @@ impl Shared {
         let begun = Instant::now();
         let error = match call.await {
             Ok(answers) => {
+                add(&counters.store_answers);
                 if self.breaker.succeeded(phase) {
                     self.report_recovery();
                 }
@@ -432,10 +433,11 @@ impl Shared {
     }
 }
 
-/// Logs `what` and the error of a store: at error level for [`Kind::Script`], a bug in Tollgate, else at debug level.
+/// Logs `what` and the error of a store: at error level for [`Kind::Script`], a bug in Tollgate, and for
+/// [`Kind::Unsupported`], which only another configuration ends, else at debug level.
 fn log_failure(error: &StoreError, what: &'static str) {
     match error.kind() {
-        Kind::Script => tracing::error!(kind = error.kind().as_str(), %error, "{what}"),
+        Kind::Script | Kind::Unsupported => tracing::error!(kind = error.kind().as_str(), %error, "{what}"),
         _ => tracing::debug!(kind = error.kind().as_str(), %error, "{what}"),
     }
 }

@@ -20,6 +20,9 @@ pub struct LimiterStats {
     pub store_calls: u64,
     /// Calls in `store_calls` that failed or missed the deadline.
     pub store_failures: u64,
+    /// Calls in `store_calls` that the store answered within the deadline. Those that are still under way are in
+    /// neither of the two.
+    pub store_answers: u64,
     /// Denials answered from the deny cache, without a call to the store.
     pub deny_cache_hits: u64,
     /// Decisions made with this node's share of the quota.
@@ -49,6 +52,7 @@ pub struct LimiterStats {
 pub(super) struct Counters {
     pub(super) store_calls: AtomicU64,
     pub(super) store_failures: AtomicU64,
+    pub(super) store_answers: AtomicU64,
     allowed: AtomicU64,
     denied: AtomicU64,
     deny_cache_hits: AtomicU64,
@@ -79,6 +83,7 @@ impl Counters {
             allowed,
             store_calls: get(&self.store_calls),
             store_failures: get(&self.store_failures),
+            store_answers: get(&self.store_answers),
             deny_cache_hits: get(&self.deny_cache_hits),
             local: get(&self.local),
             uncounted: get(&self.uncounted),

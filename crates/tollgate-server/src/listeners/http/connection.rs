@@ -88,6 +88,15 @@ where
     }
 }
 
+/// Returns the path of a page without the slash at its end, if it is one of those that need no token.
+///
+/// Such a page is the same with and without a slash. All other paths are returned as they are, because they must match
+/// exactly.
+pub(crate) fn page_path(path: &str) -> &str {
+    const PAGES: [&str; 5] = ["/docs", "/openapi.json", "/healthz", "/readyz", "/metrics"];
+    path.strip_suffix('/').filter(|page| PAGES.contains(page)).unwrap_or(path)
+}
+
 /// Returns a 408 response with this message.
 pub(super) fn timed_out(message: &str) -> Response<Bytes> {
     problem(StatusCode::REQUEST_TIMEOUT, "timeout", message)

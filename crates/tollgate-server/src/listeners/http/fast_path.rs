@@ -111,7 +111,7 @@ where
             (ReadOutcome::End, Some(_)) => is_for_hyper = true,
             (ReadOutcome::TimedOut, Some(missing)) => {
                 is_last = true;
-                responses.add(&timed_out(missing.timeout_message()), is_last);
+                responses.add(&timed_out(missing.timeout_message()), is_last, context);
             }
             (ReadOutcome::Interrupted, Some(_)) if context.receiving.is_evicted() => {}
             // Another connection waits for the slot.
@@ -139,7 +139,7 @@ where
                 let response = listener.check(&buffer[request.clone()]).await;
                 buffer.advance(request.end);
                 is_last = closes_after(context, stream, &mut buffer).await?;
-                responses.add(&response, is_last);
+                responses.add(&response, is_last, context);
             } else {
                 let whole = buffer.split_to(request.end).freeze();
                 let closes = closes_after(context, stream, &mut buffer).await?;
@@ -171,7 +171,7 @@ where
         };
         if !is_held {
             is_last = true;
-            responses.add(&evicted(), is_last);
+            responses.add(&evicted(), is_last, context);
         }
         if is_last {
             buffer = BytesMut::new();
@@ -450,10 +450,11 @@ impl ResponseBuffer {
     /// Appends a response, with `content-length` of its body and the current `date`. `is_last` adds
     /// `connection: close`.
     ///
-    /// Nothing is sent before [`send`](Self::send).
-    fn add(&mut self, response: &Response<Bytes>, is_last: bool) {
+    /// Counts an error response for the listener of `context`. Nothing is sent before [`send`](Self::send).
+    fn add(&mut self, response: &Response<Bytes>, is_last: bool, context: &ConnectionContext) {
         self.update_date();
         let (status, body) = (response.status(), response.body());
+        context.stats.errors.count_http(status);
         self.text("HTTP/1.1 ").text(status.as_str());
         self.text(" ").text(status.canonical_reason().unwrap_or_default()).text("\r\n");
         for (name, value) in response.headers().iter().filter(|(name, _)| *name != CONTENT_LENGTH) {

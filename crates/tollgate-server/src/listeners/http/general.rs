@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::CONNECTION;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
@@ -36,6 +36,7 @@ use super::connection::HEADER_BYTES_MAX;
 use crate::budget::{Receiving, Reservation};
 use crate::listener::{BoxError, ConnectionContext};
 use crate::listeners::io::{close, poll_end};
+use crate::metrics::ListenerStats;
 use crate::stream::WriteTimeout;
 
 /// What hyper holds for a connection besides what it has read: two buffers of 8 KiB, and the state of a request.
@@ -120,7 +121,7 @@ where
 {
     let state = Mutex::new(ExchangeState {
         request,
-        stream: WriteTimeout::new(stream, idle),
+        stream: WriteTimeout::new(CountedResponse::new(stream, &context.stats), idle),
         is_answered: false,
         is_last: false,
         has_written: false,
@@ -156,7 +157,7 @@ where
         if state.has_written && evicted.as_mut().poll(cx).is_ready() {
             return Poll::Ready(None);
         }
-        if watches_client && let Poll::Ready(end) = poll_end(*state.stream.get_mut(), cx, buffer) {
+        if watches_client && let Poll::Ready(end) = poll_end(&mut *state.stream.get_mut().stream, cx, buffer) {
             watches_client = false;
             // A client that only ended its own direction still reads a response that has begun.
             if end.is_err() || !state.has_written {
@@ -196,7 +197,7 @@ where
     H: Fn(Request<RequestBody>) -> F,
     F: Future<Output = Response<ResponseBody>>,
 {
-    let ConnectionContext { receiving, slot, .. } = context;
+    let ConnectionContext { receiving, slot, stats, .. } = context;
     let evicted = receiving.notice();
     let service = hyper::service::service_fn(|request: Request<Incoming>| {
         let response = handler(with_request_body(request).0);
@@ -209,7 +210,8 @@ where
     });
     let served = {
         let bytes = GENERAL_BYTES + begin.len();
-        let io = Rewind { begin, stream: WriteTimeout::new(&mut *stream, idle), bytes, receiving };
+        let counted = CountedResponse::new(&mut *stream, &stats);
+        let io = Rewind { begin, stream: WriteTimeout::new(counted, idle), bytes, receiving };
         let mut serving = pin!(builder(idle).serve_connection(TokioIo::new(io), service));
         tokio::select! {
             biased;
@@ -280,11 +282,66 @@ impl Drop for Protected<'_> {
     }
 }
 
+/// A connection on which hyper writes one response, which is counted for the listener if its status is an error.
+///
+/// The status is read from the bytes that are written, because hyper answers malformed requests itself.
+struct CountedResponse<'s, S> {
+    stream: &'s mut S,
+    stats: &'s ListenerStats,
+    /// Whether the status line of the final response was written.
+    is_counted: bool,
+}
+
+impl<'s, S> CountedResponse<'s, S> {
+    fn new(stream: &'s mut S, stats: &'s ListenerStats) -> CountedResponse<'s, S> {
+        CountedResponse { stream, stats, is_counted: false }
+    }
+
+    /// Counts the response whose status line is in the bytes that were written, if it is there.
+    ///
+    /// An interim response (1xx), which has only a head, is skipped. hyper may write it together with the response.
+    fn count(&mut self, mut written: &[u8]) {
+        while let Some(status) = written.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5)) {
+            let Ok(status) = StatusCode::from_bytes(status) else { return };
+            if !status.is_informational() {
+                self.is_counted = true;
+                return self.stats.errors.count_http(status);
+            }
+            let Some(end) = memchr::memmem::find(written, b"\r\n\r\n") else { return };
+            written = &written[end + 4..];
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for CountedResponse<'_, S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for CountedResponse<'_, S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut *self.stream).poll_write(cx, buf));
+        if !self.is_counted && written.is_ok() {
+            self.count(buf);
+        }
+        Poll::Ready(written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.stream).poll_shutdown(cx)
+    }
+}
+
 /// The state of one [`exchange`], shared with the stream that hyper reads and writes.
 struct ExchangeState<'s, S> {
     /// The part of the request that hyper has not read yet.
     request: Bytes,
-    stream: WriteTimeout<&'s mut S>,
+    stream: WriteTimeout<CountedResponse<'s, S>>,
     /// Whether the handler has returned a response.
     is_answered: bool,
     /// Whether the response says that it is the last one.

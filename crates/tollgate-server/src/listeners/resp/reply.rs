@@ -1,6 +1,9 @@
 //! Writes replies, in the version of the protocol that the client chose.
 
+use std::sync::Arc;
+
 use crate::listeners::io::KEPT_BYTES_MAX;
+use crate::metrics::ListenerStats;
 
 /// The version of the protocol. RESP2 until the client sends `HELLO 3`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -15,9 +18,16 @@ pub(crate) enum RespVersion {
 pub(crate) struct Replies {
     bytes: Vec<u8>,
     pub(crate) version: RespVersion,
+    /// The listener that counts error replies; `None` counts none.
+    stats: Option<Arc<ListenerStats>>,
 }
 
 impl Replies {
+    /// Creates an empty list of replies in RESP2, whose errors are counted in `stats`.
+    pub(crate) fn counted(stats: Arc<ListenerStats>) -> Replies {
+        Replies { stats: Some(stats), ..Replies::default() }
+    }
+
     /// Returns the length of all replies in bytes.
     pub(crate) fn len(&self) -> usize {
         self.bytes.len()
@@ -39,7 +49,12 @@ impl Replies {
     }
 
     /// Appends an error: a code, then what is wrong. Line breaks, which would end it early, become spaces.
+    ///
+    /// The error is counted by its code.
     pub(crate) fn error(&mut self, text: &str) {
+        if let Some(stats) = &self.stats {
+            stats.errors.count(text.split(' ').next().unwrap_or_default());
+        }
         let printable = |byte: u8| if byte == b'\r' || byte == b'\n' { b' ' } else { byte };
         self.bytes.push(b'-');
         self.bytes.extend(text.bytes().map(printable));

@@ -71,6 +71,22 @@ fn numbers(numbers: [i64; 5]) -> String {
 }
 
 #[tokio::test]
+async fn error_replies_are_counted_by_their_code() {
+    let mut connection = open(RespOptions { password: Some("open sesame".to_owned()), ..RespOptions::default() });
+    connection.exchange(b"PING\r\n", "-NOAUTH Authentication required\r\n").await;
+    connection.exchange(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
+    connection.exchange(b"TOLLGATE.CHECK k 1/min\r\n", &numbers([1, 1, 0, 0, 60_000])).await;
+    // A denial is a reply and no error.
+    connection.exchange(b"TOLLGATE.CHECK k 1/min\r\n", &numbers([0, 1, 0, 60_000, 60_000])).await;
+    connection.exchange(b"TOLLGATE.CHECK k 1/fortnight\r\nHELLO 4\r\n*1\r\n$1\r\nX\r\n", "-ERR ").await;
+    while connection.listener.stats.errors.read().map(|(_, count)| count).sum::<u64>() < 4 {
+        tokio::task::yield_now().await;
+    }
+    let counted: Vec<(&str, u64)> = connection.listener.stats.errors.read().collect();
+    assert_eq!(counted, [("ERR", 2), ("NOAUTH", 1), ("NOPROTO", 1)]);
+}
+
+#[tokio::test]
 async fn check_peek_and_reset() {
     let mut connection = open(RespOptions::default());
     connection.exchange(b"TOLLGATE.CHECK user:42 2/min\r\n", &numbers([1, 2, 1, 0, 60_000])).await;

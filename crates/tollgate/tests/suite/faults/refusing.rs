@@ -143,7 +143,7 @@ async fn foreign_value_makes_decisions_of_its_key_local_and_of_no_other() {
 async fn foreign_value_under_the_probe_key_does_not_prolong_an_outage() {
     let server = Server::redis();
     let node = Node::new(server.url()).await;
-    let plant = ["SET", "tollgate:tg2:{tollgate-probe}:token-bucket:1000000", "hello"];
+    let plant = ["SET", "tollgate:tg2:{tollgate}:probe:bucket", "hello"];
     assert_eq!(server.command(&plant).error(), None);
     node.outlive("a planted probe", Kind::TimedOut, || server.stop(), || server.cont()).await;
     assert!(node.limiter.stats().breaker_opened >= 1);

@@ -28,6 +28,7 @@ async fn answer(mut stream: TcpStream, info: &'static str) {
         let mut reply = String::new();
         for word in text.split("\r\n") {
             match word {
+                "HELLO" => reply.push_str("-ERR unknown command\r\n"),
                 "SETNAME" => reply.push_str("+OK\r\n"),
                 "ROLE" => reply.push_str("*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
                 "LOAD" => reply.push_str(&bulk(&"a".repeat(40))),

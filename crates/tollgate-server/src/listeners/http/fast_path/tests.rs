@@ -35,6 +35,7 @@ fn connect() -> (DuplexStream, watch::Sender<ShutdownStage>) {
 
 fn connect_to(listener: Arc<HttpListener>) -> (DuplexStream, watch::Sender<ShutdownStage>) {
     let (stage, context) = ConnectionContext::unshared();
+    let context = ConnectionContext { stats: listener.stats.clone(), ..context };
     let (client, server) = tokio::io::duplex(1 << 20);
     tokio::spawn(async move { drop(listener.serve_stream(server, PEER, context).await) });
     (client, stage)
@@ -156,15 +157,41 @@ async fn both_paths_give_the_same_responses_to_callers_banned_in_the_store() {
     assert_eq!(statuses, ["200", "403", "403", "200", "200", "403", "403", "403", "200"]);
 }
 
+/// Whoever writes a response, the fast path, a handler or hyper itself, an error is counted once by its status.
+#[tokio::test]
+async fn error_responses_are_counted_by_status_on_every_path() {
+    let listener = listener();
+    let denied = r#"{"key":"k","limit":"1/h","cost":2}"#;
+    let plain = [post("", denied), post("", GOOD), post("", "{"), post("connection: close\r\n", denied)].concat();
+    let general = "GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\nGET /docs HTTP/1.1\r\nhost: x\r\n\r\n".to_owned();
+    let expecting = post("expect: 100-continue\r\n", "{");
+    let too_long = format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(70_000));
+    let mut statuses: Vec<String> = Vec::new();
+    for requests in [plain, general, "no request\r\n\r\n".to_owned(), expecting, too_long] {
+        let (mut client, _stage) = connect_to(listener.clone());
+        client.write_all(requests.as_bytes()).await.unwrap();
+        client.shutdown().await.unwrap();
+        let mut received = String::new();
+        client.read_to_string(&mut received).await.unwrap();
+        // A status line follows the body before it without a line break.
+        statuses.extend(received.split("HTTP/1.1 ").skip(1).map(|response| response[..3].to_owned()));
+    }
+    assert_eq!(statuses, ["429", "200", "400", "429", "404", "200", "400", "100", "400", "431"]);
+    let mut counted: Vec<(&str, u64)> = listener.stats.errors.read().collect();
+    counted.sort_unstable();
+    assert_eq!(counted, [("400", 3), ("404", 1), ("429", 2), ("431", 1)]);
+}
+
 #[test]
 fn a_date_is_formatted_again_when_the_second_has_changed() {
     let response = Response::new(Bytes::new());
     let mut responses = ResponseBuffer::default();
-    responses.add(&response, false);
+    let (_stage, context) = ConnectionContext::unshared();
+    responses.add(&response, false, &context);
     let date = responses.date.clone();
     // As if it were of another second.
     (responses.second, responses.date) = (responses.second - 1_000, "stale".to_owned());
-    responses.add(&response, false);
+    responses.add(&response, false, &context);
     let text = String::from_utf8(responses.bytes).unwrap();
     assert!(date.ends_with(" GMT") && text.matches(&date[..16]).count() == 2 && !text.contains("stale"), "{text}");
 }
@@ -426,8 +453,9 @@ async fn unfinished_requests_are_bounded_in_bytes_for_all_connections_together()
     let connect = || {
         let (client, server) = tokio::io::duplex(1 << 20);
         let receiving = Receiving::new(budget.clone());
-        let context = ConnectionContext { shutdown: shutdown.clone(), receiving, slot: None };
         let listener = Arc::new(HttpListener::new(Limiter::memory(), IDLE));
+        let stats = listener.stats.clone();
+        let context = ConnectionContext { shutdown: shutdown.clone(), receiving, slot: None, stats };
         tokio::spawn(async move { drop(listener.serve_stream(server, PEER, context).await) });
         client
     };
