@@ -74,6 +74,13 @@ pub(crate) enum Command {
         /// Shell of the script
         shell: clap_complete::Shell,
     },
+    /// Print the man pages of all commands, or write each to a file
+    #[command(after_help = "Example:\n  tollgate man | man -l -\n  tollgate man --dir ~/.local/share/man/man1")]
+    Man {
+        /// Directory for one file per command, such as tollgate-serve.1; created if it is missing
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
 }
 
 /// The options `--store` and `--store-file`. [`StoreChoice::url`] falls back to the environment.
@@ -437,8 +444,9 @@ mod tests {
     fn every_example_in_a_help_text_can_be_parsed() {
         for command in Arguments::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            let examples: Vec<&str> =
-                help.lines().map(str::trim).filter(|line| line.starts_with("tollgate ")).collect();
+            // The first command of a pipe.
+            let lines = help.lines().map(|line| line.split(" | ").next().unwrap_or(line).trim());
+            let examples: Vec<&str> = lines.filter(|line| line.starts_with("tollgate ")).collect();
             assert!(!examples.is_empty(), "{} has no example", command.get_name());
             for example in examples {
                 let parsed = Arguments::try_parse_from(words(example));

@@ -34,6 +34,9 @@ pub(crate) enum Failure {
     #[error("cannot read {}: {}", .file.display(), __io_reason(.error))]
     #[diagnostic(help("check the name and the permissions of the file"))]
     Unreadable { file: PathBuf, error: std::io::Error },
+    #[error("cannot write {}: {}", .file.display(), __io_reason(.error))]
+    #[diagnostic(help("give a directory in which you may create files"))]
+    Unwritable { file: PathBuf, error: std::io::Error },
     #[error("{place}: {error}")]
     Token { place: String, error: tollgate_server::AdminTokenError },
     #[error("{} contains no URL of a store", .file.display())]

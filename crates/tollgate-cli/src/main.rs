@@ -10,6 +10,7 @@ mod configuration;
 mod counters;
 mod explain;
 mod failure;
+mod man;
 mod output;
 mod secrets;
 mod serve;
@@ -76,6 +77,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             clap_complete::generate(shell, &mut Arguments::command(), "tollgate", &mut script);
             output::print(String::from_utf8_lossy(&script))?;
         }
+        Some(Command::Man { dir }) => man::man(dir.as_deref())?,
         Some(Command::Boundary) | None => output::print(boundary::picture())?,
         Some(Command::Validate(validate)) => {
             return Ok(match configuration::validate(&validate)? {

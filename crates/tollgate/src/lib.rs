@@ -36,6 +36,7 @@
 //! | `rules` | yes | limits by rules, in code or from a TOML file: `rules`, `config`, `identity`, `engine`, `answer` |
 //! | `jwt` | – | users by verified JSON web tokens: `[jwt]` in a file, `Rules::jwt`, `identity::TokenVerifier` |
 //! | `yaml` | – | configuration files in YAML, besides TOML |
+//! | `notify` | – | events of the operating system for `RulesWatcher`, which reloads a changed file; without them it polls |
 //! | `schema` | – | the JSON schema of the configuration file, for editors: `Config::schema` |
 //! | `tower` | – | `RateLimitLayer` for any HTTP service |
 //! | `axum` | – | `RateLimitLayer::axum`, which finds the remote address of a connection where axum puts it |
@@ -66,7 +67,7 @@ pub mod rules;
 mod ttl_cache;
 
 #[cfg(feature = "rules")]
-pub use config::{Config, Format, Loader};
+pub use config::{Config, Format, Loader, RulesWatcher};
 pub use counts::{DecisionCounts, DecisionOutcome, OutcomeCount};
 #[cfg(feature = "rules")]
 pub use engine::{Engine, Outcome, RequestOptions};

@@ -103,7 +103,9 @@ fn a_failure_of_the_store_is_printed_once_with_the_address_and_the_reason() {
 fn the_script_and_every_help_text_are_printed() {
     let script = tollgate(&["script"]);
     assert!(text(&script.stdout).contains("TWIN OF"));
-    for command in ["serve", "validate", "explain", "check", "inspect", "reset", "script", "boundary", "completions"] {
+    for command in
+        ["serve", "validate", "explain", "check", "inspect", "reset", "script", "boundary", "completions", "man"]
+    {
         let help = tollgate(&[command, "--help"]);
         assert!(text(&help.stdout).contains("Example:\n"), "{command}");
     }
