@@ -80,7 +80,7 @@ pub use limiter::StoreUrlError;
 pub use limiter::{CheckOptions, EachDecision, Limiter, LimiterBuilder, LimiterStats, NotReady, PartialDecision};
 pub use observe::Observer;
 #[cfg(feature = "rules")]
-pub use rules::{Plan, PlanLookup, PlanQuestion, RequestView, Rule, Rules};
+pub use rules::{KeyLookup, Lookups, Plan, PlanLookup, PlanQuestion, RequestView, Rule, Rules};
 #[doc(hidden)]
 pub use tollgate_core::__io_reason;
 pub use tollgate_core::{

@@ -74,6 +74,9 @@ struct Inner {
     clock: Arc<dyn Clock>,
     counters: Counters,
     observers: Observers,
+    /// The deadline of a check. Counters in process memory need none, but the lookups of an engine do.
+    #[cfg(feature = "rules")]
+    deadline: Duration,
     /// The queues of [`Limiter::until_ready`].
     queues: FairQueues,
     on_failure: OnFailure,
@@ -219,7 +222,16 @@ impl LimiterBuilder {
             }
         };
         let (counters, queues) = (Counters::default(), FairQueues::default());
-        let inner = Inner { backend, clock, counters, observers, queues, on_failure };
+        let inner = Inner {
+            backend,
+            clock,
+            counters,
+            observers,
+            #[cfg(feature = "rules")]
+            deadline,
+            queues,
+            on_failure,
+        };
         Limiter(Arc::new(inner))
     }
 }
@@ -543,6 +555,11 @@ fn has_status_per_limit(decision: &Decision, check: &Check<'_>) -> bool {
 /// For the engine.
 #[cfg(feature = "rules")]
 impl Limiter {
+    /// Returns the deadline of a check.
+    pub(crate) fn deadline(&self) -> Duration {
+        self.0.deadline
+    }
+
     /// Returns the observers.
     pub(crate) fn observers(&self) -> &Observers {
         &self.0.observers

@@ -1,15 +1,14 @@
 //! A shared store, which may not answer: deadline, circuit breaker, deny cache, local share.
 
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tokio::runtime::Handle;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use tollgate_core::{
     Check, Clock, Decision, Demand, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind,
     Timestamp, Wait,
@@ -18,7 +17,7 @@ use tollgate_core::{
 use super::stats::{Counters, add};
 use super::{EachDecision, catch_panic, has_status_per_limit, panicked, probing};
 use crate::breaker::{Breaker, Phase};
-use crate::deadline::{LATENESS_MAX, answer_by};
+use crate::deadline::{LATENESS_MAX, answer_by, timer};
 use crate::deny_cache::{CallSpan, DenyCache};
 use crate::failure::{FailurePolicy, OnFailure, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
@@ -383,9 +382,7 @@ impl Shared {
         deadline: Duration,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Option<impl Future<Output = Result<T, StoreError>>> {
-        Handle::try_current().ok()?;
-        // In a runtime without timers, making one panics.
-        let timer = catch_unwind(|| sleep(deadline)).ok()?;
+        let timer = timer(deadline)?;
         let answer = AssertUnwindSafe(answer_by(timer, &*self.store, call)).catch_unwind();
         Some(async move {
             match answer.await {
