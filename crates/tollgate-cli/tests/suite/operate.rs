@@ -149,7 +149,7 @@ fn keys_of_a_redis_hash_are_known_to_serve_explain_and_inspect() {
     };
     assert_eq!(quota().as_deref(), Some("2"), "an unknown key: the plan `anonymous`");
     redis.command(&["HSET", "tollgate:keys", field, r#"{"name": "initech", "plan": "pro"}"#]);
-    eventually("the key is known", || quota().as_deref() == Some("30"));
+    eventually("the key is known", quota, |quota| quota.as_deref() == Some("30"));
 
     let (header, url) = (format!("x-api-key: {key}"), redis.url());
     let admin = format!("http://{}", serving.admin);
@@ -176,10 +176,8 @@ fn keys_of_a_redis_hash_are_known_to_serve_explain_and_inspect() {
 
     // A value that is no key, and then no field: the key is unknown.
     redis.command(&["HSET", "tollgate:keys", field, r#"{"plann": "pro"}"#]);
-    let warning = {
-        eventually("the key is unknown", || quota().as_deref() != Some("30"));
-        serving.wait_for_log("the value of an API key is ignored")
-    };
+    eventually("the key is unknown", quota, |quota| quota.as_deref() == Some("2"));
+    let warning = serving.wait_for_log("the value of an API key is ignored");
     assert!(warning.contains("WARN") && !warning.contains("8f7b38aa") && !warning.contains("planted"), "{warning}");
     redis.command(&["HDEL", "tollgate:keys", field]);
     let said = explain(&["--config", &file, "--store", &url]);

@@ -125,7 +125,9 @@ impl ActiveRules {
     /// Returns whether the caller is exempt from all limits, by its address or its API key. Exempt paths are not
     /// considered.
     pub(super) fn is_exempt(&self, identity: &Identity<'_>) -> bool {
-        self.has_exemptions && self.rules.is_exempt(identity)
+        // A key lookup may exempt a key although the rules exempt nothing.
+        let is_exempt_key = identity.determined_api_key().is_some_and(|known| known.exempt);
+        is_exempt_key || (self.has_exemptions && self.rules.is_exempt(identity))
     }
 
     /// Returns the caller's limit set, or the question that a lookup must answer to determine it.
