@@ -72,7 +72,7 @@ pub use counts::{DecisionCounts, DecisionOutcome, OutcomeCount};
 pub use engine::{Engine, Outcome, RequestOptions};
 pub use failure::{CheckKeyError, OnFailure, Unavailable};
 #[cfg(feature = "rules")]
-pub use identity::{ForwardingHeader, Networks, Subject, TrustedProxies};
+pub use identity::{ForwardingHeader, KeyDigest, KnownKey, Networks, Subject, TrustedProxies};
 #[cfg(feature = "tower")]
 pub use layer::RateLimitLayer;
 #[cfg(feature = "redis")]
