@@ -1,10 +1,9 @@
 //! The choice of the store by options and environment, and limiters on it for single commands.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate::config::Settings;
-use tollgate::rules::{PlanHash, PlanLookup};
+use tollgate::rules::Lookups;
 use tollgate::{Limiter, OnFailure, StoreErrorKind};
 use tollgate_redis::{RedisStore, ServerCheckError, ServerReport};
 
@@ -68,21 +67,15 @@ impl CountersChoice {
     }
 }
 
-/// Builds a limiter on the shared store of the settings, and the lookups of plans in that store.
+/// Builds a limiter on the shared store of the settings, and the lookups of plans and API keys in that store.
 ///
 /// # Errors
 /// If the URL of the store is invalid, or [`Failure::NothingCounted`] if it is the memory store.
-pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Vec<Arc<dyn PlanLookup>>), Failure> {
+pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Lookups), Failure> {
     let store = settings.redis()?.ok_or(Failure::NothingCounted)?;
-    let lookups = plan_lookups(settings, &store);
+    let lookups = settings.lookups(&store, COMMAND_DEADLINE);
     let (builder, _) = settings.limiter_on(Some(store));
     Ok((builder.deadline(COMMAND_DEADLINE).on_failure(OnFailure::Deny).build(), lookups))
-}
-
-/// Returns the lookup of plans in the Redis hash that the settings name, or nothing if they name none.
-pub(crate) fn plan_lookups(settings: &Settings, store: &RedisStore) -> Vec<Arc<dyn PlanLookup>> {
-    let hash = |name| Arc::new(PlanHash::new(store.clone(), name).timeout(COMMAND_DEADLINE)) as Arc<dyn PlanLookup>;
-    settings.plan_hash.as_deref().into_iter().map(hash).collect()
 }
 
 /// Asks the store's server for its version and settings. A server that does not answer is not an error, because the

@@ -19,12 +19,12 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::Request;
+use http::{HeaderMap, Request};
 use serde::Serialize;
 use tollgate::answer::{Policies, Policy};
 use tollgate::config::{Loaded, RuleConditions};
-use tollgate::identity::{Caller, Identity, Origin};
-use tollgate::rules::{CompiledRule, LimitSetId, Mode, PlanLookup, RequestView, RuleSet};
+use tollgate::identity::{Caller, Identity, KeyDigest, KnownKey, Origin};
+use tollgate::rules::{CompiledRule, LimitSetId, Lookups, Mode, RequestView, RuleSet};
 use tollgate::{
     Check, CheckOptions, Cost, Decision, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, OnFailure, Scope,
     Timestamp, Wait,
@@ -40,8 +40,11 @@ pub struct Explanation {
     pub path: String,
     /// The kind of the caller's identity: `api_key`, `user` or `ip`.
     pub caller: &'static str,
-    /// The name of the API key in the configuration. `None` without a known key, or if it has no name.
+    /// The name of the API key, in the configuration or by a lookup. `None` without a known key, or if it has no name.
     pub key_name: Option<String>,
+    /// What a lookup found about the API key, such as `known to the Redis hash tollgate:keys`. `None` without a key, if
+    /// the configuration lists it, and if there is no lookup.
+    pub key_lookup: Option<String>,
     /// Why the JWT of the request is invalid. `None` if it is valid or there is none.
     pub token_refused: Option<String>,
     /// Whether the kill switch is on, so that no request is limited.
@@ -132,27 +135,42 @@ impl Explanation {
     ///
     /// Does not read counters; see [`read_counters`](Self::read_counters).
     ///
-    /// If rules have limits per plan and the configuration does not determine the caller's plan, `lookups` are asked in
-    /// turn; they may call other services. Subjects are shown in full if `is_revealing`, else without their values
+    /// If the configuration does not list the API key of the request, or rules have limits per plan and it does not
+    /// determine the caller's plan, `lookups` are asked, within their deadline; they may call other services. Subjects are shown in full if `is_revealing`, else without their values
     /// (`ip:***`).
     pub async fn new<B>(
         loaded: &Loaded,
-        lookups: &[Arc<dyn PlanLookup>],
+        lookups: &Lookups,
         request: &Request<B>,
         peer: IpAddr,
         now: Timestamp,
         is_revealing: bool,
     ) -> Explanation {
-        let looked_up = match plan::question(loaded, request, peer, now) {
-            Some(question) if !lookups.is_empty() => Some(loaded.rules.look_up_limit_set(&question, lookups).await),
+        let unknown = identify(loaded, request.headers(), "", peer, now).unknown_api_key();
+        let key = match unknown {
+            Some(digest) if lookups.has_keys() => match lookups.find_key(&digest).await {
+                Some(known) => KeyAnswer::Known(digest, known),
+                None => KeyAnswer::Unknown,
+            },
+            Some(_) => KeyAnswer::NotAsked,
+            None => KeyAnswer::NotNeeded,
+        };
+        let question = {
+            let identity = key.apply(identify(loaded, request.headers(), "", peer, now));
+            plan::question(loaded, &identity)
+        };
+        let looked_up = match question {
+            Some(question) if lookups.has_plans() => Some(lookups.limit_set(&loaded.rules, &question).await),
             _ => None,
         };
-        Explanation::with_plan(loaded, looked_up, request, peer, now, is_revealing)
+        Explanation::with_answers(loaded, &key, looked_up, request, peer, now, is_revealing)
     }
 
-    /// Explains a request. `looked_up` is the result of the plan lookups; `None` if none was asked.
-    fn with_plan<B>(
+    /// Explains a request. `key` is what the key lookups say, and `looked_up` the result of the plan lookups; `None` if
+    /// none was asked.
+    fn with_answers<B>(
         loaded: &Loaded,
+        key: &KeyAnswer,
         looked_up: Option<LimitSetId>,
         request: &Request<B>,
         peer: IpAddr,
@@ -162,8 +180,7 @@ impl Explanation {
         let rules = &loaded.rules;
         let view = RequestView::of(request);
         let path = view.canonical_path();
-        let origin = Origin { peer, headers: request.headers(), path: &path };
-        let identity = rules.identifier().identify(origin, rules, now);
+        let identity = key.apply(identify(loaded, request.headers(), &path, peer, now));
         let conditions = RuleConditions::new(loaded);
         let (limit_set, plan) = plan::resolve(loaded, looked_up, &identity);
         let exempt = exempt(loaded, &identity, conditions.is_exempt_path(&view));
@@ -187,7 +204,8 @@ impl Explanation {
                 Caller::User(_) => "user",
                 _ => "ip",
             },
-            key_name: identity.api_key().and_then(|(digest, _)| Some(rules.key(&digest)?.name()?.to_owned())),
+            key_name: identity.api_key().and_then(|(_, known)| Some(known.name.as_ref()?.to_string())),
+            key_lookup: key.describe(loaded.settings.key_hash.as_deref()),
             token_refused: identity.token().and_then(Result::err).map(|error| error.to_string()),
             kill_switch: rules.is_off(),
             banned: refused(loaded, &view, &identity, now),
@@ -297,6 +315,50 @@ impl Explanation {
             (Some((rule, _)), None) => verdict(None, format!("the counters of rule {} were not read", rule.name)),
         }
     }
+}
+
+/// What the key lookups say about the API key of a request.
+enum KeyAnswer {
+    /// There is no key, or the configuration lists it.
+    NotNeeded,
+    /// The configuration does not list the key, and no lookup was asked.
+    NotAsked,
+    /// No lookup knows the key, or none answered in time.
+    Unknown,
+    /// A lookup knows the key with this digest.
+    Known(KeyDigest, KnownKey),
+}
+
+impl KeyAnswer {
+    /// Returns the identity with the key that was found, if one was.
+    fn apply<'r>(&self, identity: Identity<'r>) -> Identity<'r> {
+        match self {
+            KeyAnswer::Known(digest, known) => identity.with_api_key(*digest, known.clone()),
+            KeyAnswer::NotNeeded | KeyAnswer::NotAsked | KeyAnswer::Unknown => identity,
+        }
+    }
+
+    /// Returns the answer as a text. `hash` is the Redis hash of keys in the configuration.
+    fn describe(&self, hash: Option<&str>) -> Option<String> {
+        let source = hash.map_or("a lookup".to_owned(), |hash| format!("the Redis hash {hash}"));
+        match self {
+            KeyAnswer::NotNeeded => None,
+            KeyAnswer::NotAsked => hash.map(|_| format!("not listed, and {source} was not read")),
+            KeyAnswer::Unknown => Some(format!("not listed, and not known to {source}, or it did not answer")),
+            KeyAnswer::Known(..) => Some(format!("known to {source}")),
+        }
+    }
+}
+
+/// Creates the identity of a request, with the keys of the configuration.
+fn identify<'r>(
+    loaded: &'r Loaded,
+    headers: &'r HeaderMap,
+    path: &'r str,
+    peer: IpAddr,
+    now: Timestamp,
+) -> Identity<'r> {
+    loaded.rules.identifier().identify(Origin { peer, headers, path }, &loaded.rules, now)
 }
 
 impl LimitExplanation {
@@ -425,10 +487,7 @@ fn refused(loaded: &Loaded, request: &RequestView<'_>, identity: &Identity<'_>, 
 ///
 /// `None` if none does.
 fn exempt(loaded: &Loaded, identity: &Identity<'_>, is_exempt_path: bool) -> Option<&'static str> {
-    let is_exempt_key = || {
-        let entry = identity.api_key().and_then(|(digest, _)| loaded.rules.key(&digest));
-        entry.is_some_and(|entry| entry.is_exempt())
-    };
+    let is_exempt_key = || identity.api_key().is_some_and(|(_, known)| known.exempt);
     match () {
         () if is_exempt_path => Some("path"),
         () if is_exempt_key() => Some("key"),

@@ -21,6 +21,7 @@ use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tollgate::engine::Engine;
+use tollgate::rules::{LookupStats, Lookups};
 use tollgate::{DecisionOutcome, Limiter, LimiterStats, MemoryStore, OutcomeCount, Source};
 
 pub(crate) use self::format::MetricsFormat;
@@ -115,6 +116,7 @@ impl Collector for Scrape {
         page.histograms("decision_seconds", "Duration of decisions, by source.", "source", metrics.decisions.times())?;
         let help = "Duration of calls to the shared store, by kind of call.";
         page.histograms("store_call_seconds", help, "call", metrics.store_times.read())?;
+        page.lookups(metrics.reloader.engine().map(Engine::lookups))?;
         page.reloads(&metrics.reloader)?;
         page.eviction(&metrics.readiness)?;
         page.connections(metrics.listeners())?;
@@ -276,6 +278,21 @@ impl MetricsPage<'_, '_> {
         let help =
             "Failed authentication attempts: a wrong secret, or refused because too many attempts of the address wait.";
         self.counters("auth_failures", help, failures)
+    }
+
+    /// Writes the metrics of lookups of plans and API keys, with zeros if there are none.
+    fn lookups(&mut self, lookups: Option<&Lookups>) -> std::fmt::Result {
+        let stats = [
+            ("plan", lookups.map(Lookups::plan_stats).unwrap_or_default()),
+            ("key", lookups.map(Lookups::key_stats).unwrap_or_default()),
+        ];
+        let column = |read: fn(&LookupStats) -> u64| {
+            stats.iter().map(move |(kind, stats)| (vec![("kind", Cow::from(*kind))], read(stats)))
+        };
+        let help = "Lookups of plans and API keys that were sent to their source, by kind.";
+        self.counters("lookups", help, column(|stats| stats.calls))?;
+        let help = "Lookups of plans and API keys without an answer, by kind.";
+        self.counters("lookup_failures", help, column(|stats| stats.failures))
     }
 
     fn reloads(&mut self, reloader: &Reloader) -> std::fmt::Result {

@@ -81,7 +81,7 @@ pub(crate) use {
     forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreUrl},
     span::Spanned,
     types::{
-        AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Exempt, Jwt, JwtAlgorithm, LimitTable, MatchTable,
-        PlanSources, PlanTable, RuleStore, RuleTable,
+        AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Exempt, Jwt, JwtAlgorithm, KeySources, LimitTable,
+        MatchTable, PlanSources, PlanTable, RuleStore, RuleTable,
     },
 };

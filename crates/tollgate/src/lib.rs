@@ -73,7 +73,7 @@ pub use counts::{DecisionCounts, DecisionOutcome, OutcomeCount};
 pub use engine::{Engine, Outcome, RequestOptions};
 pub use failure::{CheckKeyError, OnFailure, Unavailable};
 #[cfg(feature = "rules")]
-pub use identity::{ForwardingHeader, Networks, Subject, TrustedProxies};
+pub use identity::{ForwardingHeader, KeyDigest, KnownKey, Networks, Subject, TrustedProxies};
 #[cfg(feature = "tower")]
 pub use layer::RateLimitLayer;
 #[cfg(feature = "redis")]
@@ -81,7 +81,7 @@ pub use limiter::StoreUrlError;
 pub use limiter::{CheckOptions, EachDecision, Limiter, LimiterBuilder, LimiterStats, NotReady, PartialDecision};
 pub use observe::Observer;
 #[cfg(feature = "rules")]
-pub use rules::{Plan, PlanLookup, PlanQuestion, RequestView, Rule, Rules};
+pub use rules::{KeyLookup, Lookups, Plan, PlanLookup, PlanQuestion, RequestView, Rule, Rules};
 #[doc(hidden)]
 pub use tollgate_core::__io_reason;
 pub use tollgate_core::{

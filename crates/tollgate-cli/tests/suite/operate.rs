@@ -129,6 +129,61 @@ fn explain_reads_the_plan_from_the_redis_hash() {
     assert!(said.contains(in_hash) && said.contains("30/h, 30 left") && !said.contains("planted"), "{said}");
 }
 
+/// Keys of a Redis hash identify their callers in `serve`, and `explain`, `inspect` and `reset` know them.
+#[test]
+fn keys_of_a_redis_hash_are_known_to_serve_explain_and_inspect() {
+    let redis = Server::redis();
+    let (_dir, file) = rules_file();
+    let sources = "[key_sources]\nredis_hash = \"tollgate:keys\"\n";
+    let config = format!("store = \"{}\"\ninstances = 1\ndeadline = \"20s\"\n{sources}{RULES}", redis.url());
+    std::fs::write(&file, config).unwrap();
+    // The output of `printf %s planted-key-of-initech | sha256sum`.
+    let field = "api_key:8f7b38aafc1e6e66b995f86495e2c8432612de068b89cb8c2ac78a9413b92c7c";
+    let key = "planted-key-of-initech";
+    let serving = Serving::start(&["--config", &file]);
+    let quota = || {
+        let headers = format!(r#""headers":{{"x-api-key":"{key}"}}"#);
+        let body = format!(r#"{{"request":{{"method":"GET","path":"/api/x","peer":"203.0.113.9",{headers}}}}}"#);
+        let answer = serving.check(&body).body;
+        answer.split("\"quota\":").nth(1).and_then(|rest| rest.split(',').next()).map(str::to_owned)
+    };
+    assert_eq!(quota().as_deref(), Some("2"), "an unknown key: the plan `anonymous`");
+    redis.command(&["HSET", "tollgate:keys", field, r#"{"name": "initech", "plan": "pro"}"#]);
+    eventually("the key is known", quota, |quota| quota.as_deref() == Some("30"));
+
+    let (header, url) = (format!("x-api-key: {key}"), redis.url());
+    let admin = format!("http://{}", serving.admin);
+    let explain = |more: &[&str]| {
+        let said = with_token(&[&["explain", "GET", "/api/x", "-H", &header], more].concat());
+        out(&said) + &err(&said)
+    };
+    let not_read = explain(&["--config", &file]);
+    assert!(not_read.contains("key      not listed, and the Redis hash tollgate:keys was not read\n"), "{not_read}");
+    for said in [explain(&["--admin", &admin]), explain(&["--config", &file, "--store", &url])] {
+        assert!(said.contains("caller   identified by api_key (initech)\n"), "{said}");
+        assert!(said.contains("key      known to the Redis hash tollgate:keys\n"), "{said}");
+        assert!(said.contains("plan     pro (the API key)\n") && said.contains("30/h"), "{said}");
+        assert!(!said.contains("planted"), "{said}");
+    }
+    for source in [["--admin", &admin], ["--config", &file]] {
+        let said = with_token(&[&["inspect", key, "--rule", "api"], &source[..]].concat());
+        let said = out(&said) + &err(&said);
+        assert!(said.contains("plan         pro (the API key)\n") && said.contains("of 30\n"), "{said}");
+        assert!(!said.contains("planted"), "{said}");
+    }
+    let said = with_token(&["reset", key, "--rule", "api", "--admin", &admin]);
+    assert_eq!((said.status.code(), out(&said).as_str()), (Some(0), "the counter was reset\n"), "{}", err(&said));
+
+    // A value that is no key, and then no field: the key is unknown.
+    redis.command(&["HSET", "tollgate:keys", field, r#"{"plann": "pro"}"#]);
+    eventually("the key is unknown", quota, |quota| quota.as_deref() == Some("2"));
+    let warning = serving.wait_for_log("the value of an API key is ignored");
+    assert!(warning.contains("WARN") && !warning.contains("8f7b38aa") && !warning.contains("planted"), "{warning}");
+    redis.command(&["HDEL", "tollgate:keys", field]);
+    let said = explain(&["--config", &file, "--store", &url]);
+    assert!(said.contains("not known to the Redis hash tollgate:keys"), "{said}");
+}
+
 #[test]
 fn a_running_instance_explains_inspects_and_resets() {
     let (_dir, file) = rules_file();

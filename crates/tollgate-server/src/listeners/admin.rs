@@ -249,7 +249,7 @@ impl AdminListener {
 
     /// Answers with what the rules would do with the request that the body describes: an [`Explanation`] as JSON.
     ///
-    /// Reads the counters of the rules that apply, and asks the plan lookups if necessary. Charges nothing.
+    /// Reads the counters of the rules that apply, and asks the lookups of plans and keys if necessary. Charges nothing.
     ///
     /// The answer is 200 even if the store does not answer; then `counters_unknown` says why the counters are missing.
     /// It is 400 if the query or the body is invalid, or the server has no rules, 413 if the body has more than 256
@@ -278,9 +278,9 @@ impl AdminListener {
         let Some(loaded) = self.reloader.loaded() else {
             return bad("this instance has no rules to explain; start with --config FILE");
         };
-        let lookups = self.reloader.engine().map(Engine::lookups).unwrap_or_default();
+        let lookups = self.reloader.engine().map(Engine::lookups).cloned().unwrap_or_default();
         let mut explanation =
-            Explanation::new(&loaded, lookups, &described, peer, self.clock.now(), is_revealing).await;
+            Explanation::new(&loaded, &lookups, &described, peer, self.clock.now(), is_revealing).await;
         explanation.read_counters(&self.limiter).await;
         if let Some(engine) = self.reloader.engine() {
             explanation.read_shields(engine.shield());

@@ -122,6 +122,7 @@ codes! {
     ProxiesEverybody "proxies-everybody" Warning "Every address is trusted as a proxy, so every client can choose its address.",
     PlanHeaderUntrusted "plan-header-untrusted" Warning "A plan header is configured, and no proxy is trusted to set it.",
     PlanHashUnread "plan-hash-unread" Warning "A Redis hash of plans is configured, and the store is not Redis.",
+    KeyHashUnread "key-hash-unread" Warning "A Redis hash of API keys is configured, and the store is not Redis.",
     RuleUnreachable "rule-unreachable" Warning "No request can match the rule.",
     RuleTwice "rule-twice" Warning "Two rules match the same requests and count them by the same subject.",
     RedundantLimit "redundant-limit" Warning "A limit never denies, because another one always denies first.",

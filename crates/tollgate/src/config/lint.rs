@@ -102,16 +102,14 @@ fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
         }
         _ => {}
     }
-    if let Some(hash) = &config.plan_sources.redis_hash
-        && !settings.is_shared()
-    {
+    let hashes = [
+        (Code::PlanHashUnread, &config.plan_sources.redis_hash),
+        (Code::KeyHashUnread, &config.key_sources.redis_hash),
+    ];
+    for (code, hash) in hashes {
+        let Some(hash) = hash.as_ref().filter(|_| !settings.is_shared()) else { continue };
         let message = format!("`{}` is never read, because the counters are in memory", **hash);
-        note(
-            Code::PlanHashUnread,
-            hash.span(),
-            message,
-            "the hash is read from the store: add `store = \"redis://…\"`",
-        );
+        note(code, hash.span(), message, "the hash is read from the store: add `store = \"redis://…\"`");
     }
     if let Some(deadline) = &config.deadline
         && settings.deadline.as_millis() > DEADLINE_MS_MAX
@@ -152,6 +150,7 @@ fn plans(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'
     }
     let is_named_elsewhere = config.plan_sources.header.is_some()
         || config.plan_sources.redis_hash.is_some()
+        || config.key_sources.redis_hash.is_some()
         || config.jwt.as_ref().is_some_and(|jwt| jwt.plan_claim.is_some());
     if is_named_elsewhere {
         return;
@@ -161,7 +160,7 @@ fn plans(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'
         if !is_fallback && !input.assigned_plans.iter().any(|given| **given == ***name) {
             let message = format!("nothing in this file assigns the plan `{}`", **name);
             let help = "assign it to a key or a network, or configure a header, a claim or a hash with plans; \
-                        ignore this if a `PlanLookup` in your code assigns it";
+                        ignore this if a `PlanLookup` or `KeyLookup` in your code assigns it";
             note(Code::PlanUnused, name.span(), message, help);
         }
     }

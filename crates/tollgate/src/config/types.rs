@@ -79,6 +79,8 @@ pub struct Config {
     pub(crate) keys: OptionalList<Spanned<ApiKeyTable>>,
     /// A file with more keys, as a list `keys`. A relative name is relative to this file.
     pub(crate) keys_file: Option<Spanned<String>>,
+    /// Further sources of API keys: a Redis hash.
+    pub(crate) key_sources: KeySources,
     /// Further sources of a caller's plan: its address, a header, a Redis hash.
     pub(crate) plan_sources: PlanSources,
     /// Which requests are limited, and how. A reload without any rules fails unless the file has `rules = []`.
@@ -190,6 +192,15 @@ pub(crate) struct ApiKeyTable {
     pub(crate) limits: Option<Spanned<OneOrMany<Spanned<LimitEntry>>>>,
     /// Whether requests with this key are never limited.
     pub(crate) exempt: bool,
+}
+
+/// Sources of API keys, besides the keys of this file and of the keys file, which win.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
+pub(crate) struct KeySources {
+    /// A Redis hash in the store, from API keys to their attributes: field `api_key:` and the key's SHA-256, value a JSON
+    /// object with the optional fields `name`, `plan` and `exempt`. A change takes effect within about a second.
+    pub(crate) redis_hash: Option<Spanned<String>>,
 }
 
 /// Sources of a caller's plan, besides the API keys and the token's claim.
@@ -312,7 +323,7 @@ tables! {
     Config {
         expect, store, prefix, instances, deadline, on_failure, headers, expose_headers, shadow, kill_switch,
         path_bytes_max, method_override_headers, trusted_proxies, forwarding_header, ipv6_prefix, api_key_header,
-        api_keys, anonymize, jwt, exempt, bans, plans, keys, keys_file, plan_sources, rules,
+        api_keys, anonymize, jwt, exempt, bans, plans, keys, keys_file, key_sources, plan_sources, rules,
     }
     Expect { rules, keys }
     RuleTable { name, matches as "match", by, limits, mode, on_failure, charge, cost, headers, body, store }
@@ -320,6 +331,7 @@ tables! {
     LimitTable { name, limit, quota, window, algorithm, burst, queue, count_denied }
     PlanTable { limits: required, upgrade_url }
     ApiKeyTable { key, sha256, name, plan, limits, exempt }
+    KeySources { redis_hash }
     PlanSources { addresses, header, redis_hash }
     AddressPlan { networks: required, plan }
     Jwt { algorithm, key, key_env, key_file, plan_claim, issuer, audience }

@@ -84,6 +84,7 @@ pub struct Rules {
     address_plans: Vec<(Vec<String>, String)>,
     plan_header: Option<String>,
     plan_hash: Option<String>,
+    key_hash: Option<String>,
 
     headers: Option<Vec<Style>>,
     expose_headers: bool,
@@ -266,6 +267,15 @@ impl Rules {
     /// a shared store.
     pub fn plan_hash(mut self, name: impl Into<String>) -> Rules {
         self.plan_hash = Some(name.into());
+        self
+    }
+
+    /// Sets the key of a Redis hash on the store with API keys (`key_sources.redis_hash` in a file). Defaults to none.
+    ///
+    /// Its fields are `api_key:` and the key's SHA-256, its values JSON objects; see `KeyHash`. It is read for keys that
+    /// are not listed. Used only by [`Loaded::engine`](crate::config::Loaded::engine), and only with a shared store.
+    pub fn key_hash(mut self, name: impl Into<String>) -> Rules {
+        self.key_hash = Some(name.into());
         self
     }
 

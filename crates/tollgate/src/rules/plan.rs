@@ -23,7 +23,8 @@ use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::identity::{Identity, KeyDigest};
+use super::lookup_cache::LookupStats;
+use crate::identity::{Identity, KeyDigest, KnownKey};
 
 /// The name and the upgrade URL of a plan of a [`RuleSet`](super::RuleSet).
 ///
@@ -56,7 +57,7 @@ pub struct LimitSetId(pub(crate) u32);
 /// What the configuration sets for one API key: owner, plan, own limits, exemption. Does not contain the key.
 #[derive(Clone, Debug)]
 pub struct KeyEntry {
-    pub(crate) name: Option<Box<str>>,
+    pub(crate) name: Option<Arc<str>>,
     pub(crate) plan: Option<Arc<str>>,
     pub(crate) limit_set: Option<LimitSetId>,
     pub(crate) is_exempt: bool,
@@ -83,6 +84,13 @@ impl KeyEntry {
     /// Returns whether callers with this key are exempt from all rules.
     pub fn is_exempt(&self) -> bool {
         self.is_exempt
+    }
+}
+
+/// The attributes of a key that the configuration lists.
+impl From<&KeyEntry> for KnownKey {
+    fn from(entry: &KeyEntry) -> KnownKey {
+        KnownKey { name: entry.name.clone(), plan: entry.plan.clone(), exempt: entry.is_exempt }
     }
 }
 
@@ -123,11 +131,7 @@ impl PlanQuestion {
     /// caller that the application has set. `None` if the caller is [not identified](PlanQuestion::is_identified).
     pub fn field(&self) -> Option<String> {
         match (&self.api_key, &self.user, &self.caller) {
-            (Some(digest), ..) => {
-                let hex =
-                    |byte: &u8| [byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)]));
-                Some("api_key:".chars().chain(digest.as_bytes().iter().flat_map(hex)).collect())
-            }
+            (Some(digest), ..) => Some(digest.field()),
             (None, Some(user), _) => Some(format!("user:{user}")),
             (None, None, Some(caller)) => Some(format!("caller:{caller}")),
             (None, None, None) => None,
@@ -142,8 +146,8 @@ pub type PlanFuture<'a> = Pin<Box<dyn Future<Output = Option<Arc<str>>> + Send +
 ///
 /// An [`Engine`](crate::engine::Engine) awaits it while it decides a request, but only if a matching rule takes its
 /// limits from plans and neither API key, address, trusted header nor token determines the caller's plan. The time that
-/// it takes counts against the deadline of the decision, but the engine does not interrupt it: a lookup that may hang
-/// needs a timeout of its own.
+/// it takes counts against the deadline of the decision. If it does not answer within the
+/// [deadline of lookups](super::Lookups::deadline), its future is dropped, and the plan is `default` or `anonymous`.
 ///
 /// It should resolve to `None` on errors, too. The plan is then that of the next lookup, else `default` or `anonymous`.
 ///
@@ -160,6 +164,11 @@ pub trait PlanLookup: Send + Sync {
     ///
     /// The future resolves to `None` if the plan is not known. A name that no plan has is ignored like `None`.
     fn plan<'a>(&'a self, question: &'a PlanQuestion) -> PlanFuture<'a>;
+
+    /// Returns how often the source was asked, and how often it failed. Defaults to zeros, for sources that do not count.
+    fn stats(&self) -> LookupStats {
+        LookupStats::default()
+    }
 }
 
 impl<F: Fn(&PlanQuestion) -> Option<Arc<str>> + Send + Sync> PlanLookup for F {

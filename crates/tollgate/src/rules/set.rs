@@ -279,11 +279,12 @@ impl RuleSet {
         if self.0.exempt.addresses.contains(identity.address()) {
             return true;
         }
-        if !self.0.exempts_keys {
-            return false;
-        }
-        let Some((digest, _)) = identity.api_key() else { return false };
-        self.0.keys.get(&digest).is_some_and(|entry| entry.is_exempt)
+        // Reading a key from the headers costs a hash, which is saved if no listed key is exempt.
+        let known = match self.0.exempts_keys {
+            true => identity.api_key().map(|(_, known)| known),
+            false => identity.determined_api_key(),
+        };
+        known.is_some_and(|known| known.exempt)
     }
 
     /// Returns what the configuration sets for the API key with this digest, or `None` if it does not list the key.
@@ -332,7 +333,7 @@ impl RuleSet {
         {
             return Some(limit_set);
         }
-        // The key may come from another key source than this rule set. An engine has no such source.
+        // The key may come from another source than this rule set: a key lookup.
         let by_key = || self.limit_set_named(known?.1.plan.as_deref()?);
         let by_address = || {
             let holds = |(networks, _): &&(Networks, LimitSetId)| networks.contains(identity.address());
@@ -364,7 +365,7 @@ impl RuleSet {
     /// Calls the lookups, one after the other, until one returns an existing plan, and returns its limit set.
     ///
     /// If none does, returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller. Has no timeout of its
-    /// own. For callers for which [`limit_set`](RuleSet::limit_set) returns `None`.
+    /// own; [`Lookups::limit_set`](super::Lookups::limit_set) has one. For callers for which [`limit_set`](RuleSet::limit_set) returns `None`.
     pub async fn look_up_limit_set(&self, question: &PlanQuestion, lookups: &[Arc<dyn PlanLookup>]) -> LimitSetId {
         for lookup in lookups {
             if let Some(plan) = lookup.plan(question).await
@@ -381,7 +382,7 @@ impl RuleSet {
 impl KeySource for RuleSet {
     fn find(&self, key: &ApiKey<'_>) -> Option<KnownKey> {
         let entry = self.0.keys.get(&key.digest())?;
-        Some(KnownKey { plan: entry.plan.clone() })
+        Some(KnownKey::from(entry))
     }
 }
 

@@ -8,7 +8,7 @@
 //!   ?key=203.0.113.9&rule=shorten&limit=main       one of them, by the name of the limit
 //! ```
 //!
-//! **Which limits apply to a caller** is decided as for a request: by the API key or the address, and the plan lookups.
+//! **Which limits apply to a caller** is decided as for a request: by the API key or the address, and the lookups.
 //! If these do not determine the plan, the `plan` parameter does. A reset does not depend on it. It deletes every
 //! counter that the rule can have for the subject under any plan, so that it never reports success and leaves the
 //! counter that denies.
@@ -28,7 +28,7 @@ use serde::Serialize;
 use tollgate::answer::Policy;
 use tollgate::config::Loaded;
 use tollgate::engine::Engine;
-use tollgate::rules::{CompiledRule, LimitSetId, PlanLookup, PlanQuestion};
+use tollgate::rules::{CompiledRule, LimitSetId, Lookups, PlanQuestion};
 use tollgate::{
     Clock, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, Scope, StoreError, StoreErrorKind, SystemClock,
     Timestamp, Wait,
@@ -57,8 +57,8 @@ pub struct CounterQuery {
 pub struct CounterRules<'r> {
     /// The configuration with the rules.
     pub loaded: &'r Loaded,
-    /// The sources of plans that the configuration does not assign.
-    pub lookups: &'r [Arc<dyn PlanLookup>],
+    /// The sources of plans and API keys that the configuration does not have. `None` if there are none.
+    pub lookups: Option<&'r Lookups>,
     /// The store with the counters of shield rules, in the process that decides the requests. `None` in other processes,
     /// which cannot read these counters.
     pub shield: Option<&'r MemoryStore>,
@@ -197,7 +197,7 @@ pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Byt
 
 fn rules_of<'r>(listener: &'r AdminListener, loaded: Option<&'r Loaded>) -> Option<CounterRules<'r>> {
     let engine = listener.reloader.engine();
-    let lookups = engine.map(Engine::lookups).unwrap_or_default();
+    let lookups = engine.map(Engine::lookups);
     loaded.map(|loaded| CounterRules { loaded, lookups, shield: engine.map(Engine::shield) })
 }
 
@@ -357,15 +357,19 @@ impl CounterQuery {
             return Err(message.to_owned());
         }
         let now = SystemClock::new().now();
-        let (client, key) = Client::read(rules, rule, &self.key, now)?;
+        let (client, key) = Client::read(rules, rule, lookups, &self.key, now).await?;
+        let client = &client;
         let limits = match (rule.is_by_plan(), selection) {
             (false, _) => Some((rules.default_limit_set(false), None)),
             (true, Selection::All) => self.named_limit_set(loaded).map(|_| None)?,
             (true, Selection::Applying) => {
                 let question = unassigned(loaded, rule, client, now);
                 let looked_up = match question {
-                    Some(question) if !lookups.is_empty() => Some(rules.look_up_limit_set(&question, lookups).await),
-                    _ => None,
+                    Some(question) => match lookups.filter(|lookups| lookups.has_plans()) {
+                        Some(lookups) => Some(lookups.limit_set(rules, &question).await),
+                        None => None,
+                    },
+                    None => None,
                 };
                 let (limit_set, plan) = self.limit_set(loaded, rule, client, looked_up, now)?;
                 Some((limit_set, Some(plan)))
@@ -416,7 +420,7 @@ impl CounterQuery {
         &self,
         loaded: &Loaded,
         rule: &CompiledRule,
-        client: Client,
+        client: &Client,
         looked_up: Option<LimitSetId>,
         now: Timestamp,
     ) -> Result<(LimitSetId, PlanExplanation), String> {
@@ -436,7 +440,7 @@ impl CounterQuery {
         let plan = plan.unwrap_or_else(|| explained(limit_set, "the rules").1);
         match (&self.plan, named) {
             (Some(given), _) if is_assigned && *given != plan.name => {
-                let what = if matches!(client, Client::Key(_)) { "key" } else { "address" };
+                let what = if matches!(client, Client::Key(..)) { "key" } else { "address" };
                 Err(format!("this {what}'s plan is {}", plan.name))
             }
             (Some(given), Some(named)) if *given != plan.name => Ok(explained(named, "given")),
@@ -447,7 +451,7 @@ impl CounterQuery {
 
 /// Returns the question about the client's plan that lookups are to answer; `None` if the configuration assigns it, or
 /// the client does not determine it.
-fn unassigned(loaded: &Loaded, rule: &CompiledRule, client: Client, now: Timestamp) -> Option<PlanQuestion> {
+fn unassigned(loaded: &Loaded, rule: &CompiledRule, client: &Client, now: Timestamp) -> Option<PlanQuestion> {
     let identity = client.identity(&loaded.rules, now).filter(|_| client.determines_plan(rule))?;
     loaded.rules.limit_set(&identity).is_none().then(|| PlanQuestion::about(&identity))
 }

@@ -285,7 +285,7 @@ impl Compiler<'_> {
             (_, Some(place)) => Some(limit_set(place)),
             _ => None,
         };
-        let entry = KeyEntry { name: table.name.as_deref().map(Box::from), plan, limit_set, is_exempt: table.exempt };
+        let entry = KeyEntry { name: table.name.as_deref().map(Arc::from), plan, limit_set, is_exempt: table.exempt };
         match digest.map(|digest| keys.entry(digest)) {
             Some(Entry::Vacant(vacant)) => drop(vacant.insert(entry)),
             Some(Entry::Occupied(_)) => {

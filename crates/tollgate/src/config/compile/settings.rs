@@ -16,7 +16,7 @@ use crate::failure::OnFailure;
 #[cfg(feature = "redis")]
 use crate::limiter::{Limiter, LimiterBuilder, StoreUrlError};
 #[cfg(feature = "redis")]
-use crate::rules::{PlanHash, PlanLookup};
+use crate::rules::{KeyHash, Lookups, PlanHash};
 #[cfg(feature = "redis")]
 use tollgate_redis::RedisStore;
 
@@ -43,6 +43,8 @@ pub struct Settings {
     pub on_failure: OnFailure,
     /// The name of the Redis hash with the plans of callers, or `None` if there is none.
     pub plan_hash: Option<String>,
+    /// The name of the Redis hash with API keys, or `None` if there is none.
+    pub key_hash: Option<String>,
 }
 
 impl Settings {
@@ -82,22 +84,33 @@ impl Settings {
     ///
     /// Whether the store is the one of these settings, as [`redis`](Settings::redis) returns it, is not checked.
     ///
-    /// Also returns the lookups for an [`Engine`](crate::engine::Engine) to find plans that the rules do not assign:
-    /// one in the Redis hash if there is a store and a hash is configured, else none.
+    /// Also returns the lookups for an [`Engine`](crate::engine::Engine) to find plans and API keys that the rules do not
+    /// have: in the Redis hashes that are configured, if there is a store, else none. Their deadline is that of a check.
     #[cfg(feature = "redis")]
-    pub fn limiter_on(&self, store: Option<RedisStore>) -> (LimiterBuilder, Vec<Arc<dyn PlanLookup>>) {
+    pub fn limiter_on(&self, store: Option<RedisStore>) -> (LimiterBuilder, Lookups) {
         let builder = Limiter::builder()
             .deadline(self.deadline)
             .on_failure(self.on_failure)
             .instances(self.instances.unwrap_or(1));
-        let mut lookups: Vec<Arc<dyn PlanLookup>> = Vec::new();
-        let Some(store) = store else { return (builder, lookups) };
+        let Some(store) = store else { return (builder, Lookups::new()) };
+        let lookups = self.lookups(&store, self.deadline);
+        (builder.store(Arc::new(store)), lookups)
+    }
+
+    /// Returns the lookups of plans and API keys in the Redis hashes that are configured, on this store, which take at
+    /// most `deadline`. Without hashes there is nothing to look up.
+    #[cfg(feature = "redis")]
+    pub fn lookups(&self, store: &RedisStore, deadline: Duration) -> Lookups {
+        let mut lookups = Lookups::new().deadline(deadline);
         if let Some(name) = &self.plan_hash {
             // The lookup and the check that follows it share the deadline.
-            let timeout = PlanHash::timeout_for(self.deadline);
-            lookups.push(Arc::new(PlanHash::new(store.clone(), name.as_str()).timeout(timeout)));
+            let timeout = PlanHash::timeout_for(deadline);
+            lookups = lookups.plan(PlanHash::new(store.clone(), name.as_str()).timeout(timeout));
         }
-        (builder.store(Arc::new(store)), lookups)
+        match &self.key_hash {
+            Some(name) => lookups.key(KeyHash::new(store.clone(), name.as_str())),
+            None => lookups,
+        }
     }
 }
 
@@ -138,7 +151,8 @@ impl Compiler<'_> {
             instances: self.loader.instances_override().or(instances),
             deadline: deadline.unwrap_or(Duration::from_millis(25)),
             on_failure: config.on_failure,
-            plan_hash: config.plan_sources.redis_hash.as_ref().map(|name| self.plan_hash(name)),
+            plan_hash: config.plan_sources.redis_hash.as_ref().map(|name| self.hash_name(name)),
+            key_hash: config.key_sources.redis_hash.as_ref().map(|name| self.hash_name(name)),
         }
     }
 
@@ -157,7 +171,7 @@ impl Compiler<'_> {
         prefix.to_string()
     }
 
-    fn plan_hash(&mut self, name: &Spanned<String>) -> String {
+    fn hash_name(&mut self, name: &Spanned<String>) -> String {
         if name.is_empty() || name.len() > HASH_NAME_BYTES_MAX {
             let message = format!("the name of a Redis hash is 1 to {HASH_NAME_BYTES_MAX} bytes");
             self.note(Finding::new(Code::InvalidName, message).at(name.span()));

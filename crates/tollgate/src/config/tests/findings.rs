@@ -65,6 +65,7 @@ fn a_finding_underlines_the_exact_part_of_the_file() {
         (Code::WrongType, "prefix = 7", "7"),
         (Code::InvalidValue, "api_keys = 'some'", "'some'"),
         (Code::InvalidName, "store = 'redis://r'\ninstances = 1\nplan_sources = { redis_hash = '' }", "''"),
+        (Code::InvalidName, "store = 'redis://r'\ninstances = 1\nkey_sources = { redis_hash = '' }", "''"),
         (Code::InvalidValue, "instances = 0", "0"),
         (Code::InvalidValue, "instances = -1", "-1"),
         (Code::InvalidValue, "[[rules]]\nname = 'a'\ncost = 0\nlimits = ['1/s']", "0"),

@@ -103,6 +103,7 @@ fn changed_settings(before: &Settings, after: &Settings) -> impl Iterator<Item =
         ("instances", before.instances != after.instances),
         ("deadline", before.deadline != after.deadline),
         ("plan_sources.redis_hash", before.plan_hash != after.plan_hash),
+        ("key_sources.redis_hash", before.key_hash != after.key_hash),
     ];
     changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(name, _)| name)
 }

@@ -67,6 +67,7 @@ fn example() -> Rules {
         .address_plan(["198.51.100.0/24"], "partner")
         .plan_header("x-plan")
         .plan_hash("tollgate:plans")
+        .key_hash("tollgate:keys")
         .key(
             ListedKey::sha256("4e738ca5563c06cfd0018299933d58db1dd8bf97f6973dc99bf6cdc64b5550bd")
                 .name("acme")
@@ -208,6 +209,7 @@ fn every_setting_of_the_builder_changes_the_compiled_set() {
         ("address_plan", |rules| rules.address_plan(["192.0.2.1"], "pro")),
         ("plan_header", |rules| rules.plan_header("x-other")),
         ("plan_hash", |rules| rules.plan_hash("other")),
+        ("key_hash", |rules| rules.key_hash("other")),
         ("key", |rules| rules.key(ListedKey::new("another-key"))),
         ("an exempt key", |rules| rules.key(ListedKey::new("another-key").exempt())),
         ("a key's own limit", |rules| rules.key(ListedKey::new("k").named_limit("mine", "1/s"))),

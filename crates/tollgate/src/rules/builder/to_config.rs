@@ -12,8 +12,8 @@ use super::callers::{Ban, Banned, JwtSettings, ListedKey, Plan, SecretSource, Se
 use super::rule::{LimitText, Rule};
 use crate::config::{
     AddressPlan, Anonymize, AnonymizeEntry, ApiKeyTable, BanEntry, BanKind, Config, Exempt, HeaderTest, Jwt,
-    LimitEntry, LimitTable, Limits, MatchTable, OneOrMany, OptionalList, PlanSources, PlanTable, RuleStore, RuleTable,
-    Secret, Span, Spanned, StoreUrl,
+    KeySources, LimitEntry, LimitTable, Limits, MatchTable, OneOrMany, OptionalList, PlanSources, PlanTable, RuleStore,
+    RuleTable, Secret, Span, Spanned, StoreUrl,
 };
 use crate::identity::Rotate;
 
@@ -74,6 +74,7 @@ pub(super) fn to_config(rules: Rules) -> (Config, Vec<String>) {
             rules.keys.into_iter().enumerate().map(|(index, entry)| key(entry, index, names)).collect(),
         )),
         keys_file: rules.keys_file.map(|path| names.spanned("keys_file", path)),
+        key_sources: KeySources { redis_hash: rules.key_hash.map(|name| names.spanned("key_hash", name)) },
         plan_sources: PlanSources {
             addresses: rules
                 .address_plans

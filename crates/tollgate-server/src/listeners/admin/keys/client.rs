@@ -5,8 +5,8 @@
 //! operator is read as the first of these that it is:
 //!
 //! ```text
-//!   planted-key-of-acme     an API key of the configuration           ─┐
-//!   acme                    the name of one                            │ an identity, whose subject the rule writes
+//!   planted-key-of-acme     an API key, listed or known to a lookup   ─┐
+//!   acme                    the name of a listed one                   │ an identity, whose subject the rule writes
 //!   203.0.113.9             an address, also as ip:203.0.113.9        ─┘
 //!   user:42&path:/login     a subject, as `explain --reveal` shows it    stored as it is, or with pseudonyms
 //!   anything else           an API key, with `api_keys = "any"`
@@ -18,16 +18,16 @@ use std::sync::LazyLock;
 use http::HeaderMap;
 use tollgate::Timestamp;
 use tollgate::identity::{API_KEY_BYTES_MAX, ApiKeys, Identity, KeyDigest, KnownKey, Origin, Subject, SubjectKey};
-use tollgate::rules::{CompiledRule, RuleSet};
+use tollgate::rules::{CompiledRule, Lookups, RuleSet};
 
 static NO_HEADERS: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
 
 /// What is known of a client besides its subject.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Client {
     Address(IpAddr),
-    /// The digest of its API key.
-    Key(KeyDigest),
+    /// The digest of its API key, and what the configuration or a lookup knows about the key.
+    Key(KeyDigest, KnownKey),
     /// A subject that names neither an address nor a known API key alone.
     Other,
 }
@@ -35,12 +35,15 @@ pub(super) enum Client {
 impl Client {
     /// Reads the text of an operator. Returns the client and its subject in `rule`, as it is stored at `now`.
     ///
+    /// A text that is nothing else is looked up as an API key, by its digest, if `lookups` have a source of keys.
+    ///
     /// # Errors
     /// If the text is no client that `rule` counts. The message says what is accepted, and does not contain the text,
     /// which may be an API key.
-    pub(super) fn read(
+    pub(super) async fn read(
         rules: &RuleSet,
         rule: &CompiledRule,
+        lookups: Option<&Lookups>,
         text: &[u8],
         now: Timestamp,
     ) -> Result<(Client, Vec<u8>), String> {
@@ -57,31 +60,36 @@ impl Client {
                     .to_owned(),
             );
         }
+        let listed =
+            |digest: KeyDigest| Client::Key(digest, rules.key(&digest).map(KnownKey::from).unwrap_or_default());
         let client = match (key_named(rules, text)?, address(text)) {
-            (Some(digest), _) => Client::Key(digest),
+            (Some(digest), _) => listed(digest),
             (None, Some(address)) => Client::Address(address),
             (None, None) if is_subject(text) => {
-                let client = key_in_subject(rules, text).map_or(Client::Other, Client::Key);
+                let client = key_in_subject(rules, text).map_or(Client::Other, listed);
                 return Ok((client, rules.identifier().stored_subject(text, now).into_bytes()));
             }
-            (None, None) if can_be_any_key(rules, text) => Client::Key(KeyDigest::of(text)),
-            (None, None) => return Err(unknown()),
+            (None, None) => match looked_up(lookups, text).await {
+                Some(client) => client,
+                None if can_be_any_key(rules, text) => listed(KeyDigest::of(text)),
+                None => return Err(unknown()),
+            },
         };
-        Ok((client, client.subject(rules, rule, now)?.as_bytes().to_vec()))
+        let subject = client.subject(rules, rule, now)?.as_bytes().to_vec();
+        Ok((client, subject))
     }
 
     /// Returns the identity of a request of this client; `None` if only its subject is known.
-    pub(super) fn identity(self, rules: &RuleSet, now: Timestamp) -> Option<Identity<'_>> {
+    pub(super) fn identity<'r>(&self, rules: &'r RuleSet, now: Timestamp) -> Option<Identity<'r>> {
         let identify = |peer| {
             let origin = Origin { peer, headers: &NO_HEADERS, path: "" };
             rules.identifier().identify(origin, rules, now)
         };
         match self {
-            Client::Address(address) => Some(identify(address)),
-            Client::Key(digest) => {
-                let plan = rules.key(&digest).and_then(|entry| entry.plan().cloned());
+            Client::Address(address) => Some(identify(*address)),
+            Client::Key(digest, known) => {
                 // The address is not known, and not used for what follows from the key.
-                Some(identify(Ipv4Addr::UNSPECIFIED.into()).with_api_key(digest, KnownKey { plan }))
+                Some(identify(Ipv4Addr::UNSPECIFIED.into()).with_api_key(*digest, known.clone()))
             }
             Client::Other => None,
         }
@@ -91,10 +99,10 @@ impl Client {
     ///
     /// A rule that counts callers by address counts those without a key. A rule by address alone counts all callers
     /// together, whose plans may differ.
-    pub(super) fn determines_plan(self, rule: &CompiledRule) -> bool {
+    pub(super) fn determines_plan(&self, rule: &CompiledRule) -> bool {
         match self {
             Client::Address(_) => rule.by().iter().all(|kind| *kind == Subject::Caller),
-            Client::Key(_) => true,
+            Client::Key(..) => true,
             Client::Other => false,
         }
     }
@@ -103,10 +111,10 @@ impl Client {
     ///
     /// # Errors
     /// If the rule counts by something that an address or an API key alone does not determine.
-    fn subject(self, rules: &RuleSet, rule: &CompiledRule, now: Timestamp) -> Result<SubjectKey, String> {
+    fn subject(&self, rules: &RuleSet, rule: &CompiledRule, now: Timestamp) -> Result<SubjectKey, String> {
         let mut kinds = rule.by().iter();
         let is_determined = match (kinds.next(), kinds.next(), self) {
-            (Some(Subject::Caller | Subject::ApiKey), None, Client::Key(_)) => true,
+            (Some(Subject::Caller | Subject::ApiKey), None, Client::Key(..)) => true,
             // A request without an API key or a user is counted by its address.
             (Some(Subject::Caller | Subject::Ip | Subject::ApiKey | Subject::User), None, Client::Address(_)) => true,
             _ => false,
@@ -120,6 +128,13 @@ impl Client {
             )
         })
     }
+}
+
+/// Returns the client with the API key `text`, if a lookup knows that key.
+async fn looked_up(lookups: Option<&Lookups>, text: &str) -> Option<Client> {
+    let lookups = lookups.filter(|lookups| lookups.has_keys() && can_be_key(text))?;
+    let digest = KeyDigest::of(text);
+    lookups.find_key(&digest).await.map(|known| Client::Key(digest, known))
 }
 
 /// Returns the digest of the API key of the configuration that `text` is, or that has this name.
@@ -159,6 +174,9 @@ fn key_in_subject(rules: &RuleSet, subject: &str) -> Option<KeyDigest> {
 
 /// Returns whether `text` may be an API key that is not in the configuration and still identifies a caller.
 fn can_be_any_key(rules: &RuleSet, text: &str) -> bool {
-    let is_key = (1..=API_KEY_BYTES_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
-    is_key && rules.identifier().api_keys() == ApiKeys::Any
+    can_be_key(text) && rules.identifier().api_keys() == ApiKeys::Any
+}
+
+fn can_be_key(text: &str) -> bool {
+    (1..=API_KEY_BYTES_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
