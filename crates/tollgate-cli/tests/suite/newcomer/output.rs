@@ -1,7 +1,8 @@
 //! Comparison of what a command printed with what the page shows.
 //!
 //! In the text of a page, `…` stands for anything; a line of only `…` for any number of lines. Times differ from run to
-//! run: a number after one of [`TIMES`] is not compared. Everything else must be equal.
+//! run: a number after one of [`TIMES`] is not compared. Nor is white space at the end: many bodies end without a line
+//! end. Everything else must be equal.
 
 /// What precedes a time: fields of headers and bodies, texts, and the output of the clients on the pages.
 const TIMES: [&str; 11] = [
@@ -20,7 +21,7 @@ const TIMES: [&str; 11] = [
 
 /// Returns whether a command that printed `actual` did what a page with the output `shown` says.
 pub(super) fn is_as_shown(shown: &str, actual: &str) -> bool {
-    let (shown, actual) = (without_times(shown), without_times(actual));
+    let (shown, actual) = (normalized(shown), normalized(actual));
     // A line of `…` includes its end, so that it can stand for no line.
     let shown = format!("\n{shown}").replace("\n…\n", "\n…");
     let actual = format!("\n{actual}");
@@ -34,9 +35,10 @@ pub(super) fn is_as_shown(shown: &str, actual: &str) -> bool {
     rest.ends_with(last)
 }
 
-fn without_times(text: &str) -> String {
+/// Returns the text without times and carriage returns, and with one line end at its end.
+fn normalized(text: &str) -> String {
     let is_time = |letter: char| letter.is_ascii_digit() || letter == '.';
-    let mut text = text.replace('\r', "");
+    let mut text = text.replace('\r', "").trim_end().to_owned() + "\n";
     for before in TIMES {
         let mut parts = text.split(before);
         let first = parts.next().unwrap().to_owned();
@@ -53,6 +55,8 @@ fn times_and_what_is_left_out_are_not_compared() {
     for (shown, actual, is_same) in [
         ("one\n", "one\n", true),
         ("one\n", "two\n", false),
+        ("one\n", "one", true),
+        ("one\n", "one two", false),
         ("one\n", "one\ntwo\n", false),
         ("", "one\n", false),
         ("one\n…\n", "one\ntwo\nthree\n", true),

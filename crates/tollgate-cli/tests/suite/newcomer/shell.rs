@@ -182,7 +182,7 @@ impl Drop for Shell {
 /// Builds an example of this workspace, with the features of the tests, so that nothing else is compiled again.
 pub(super) fn build_example(name: &str) {
     let profile = Path::new(env!("CARGO_BIN_EXE_tollgate")).parent().unwrap();
-    let mut cargo = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
+    let mut cargo = Command::new(env!("CARGO"));
     // Cargo includes the features of dev-dependencies only with `--examples`.
     cargo.args([
         "build",
@@ -209,7 +209,7 @@ fn write_programs(directory: &Path, ports: &[(String, String)]) {
         script += &format!("[[ \" $* \" = *\" {listener} \"* ]] || set -- \"$@\" {listener} 127.0.0.1:{port}\n");
     }
     script += &format!("exec {tollgate} \"$@\"\n");
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let cargo = env!("CARGO");
     let example = format!(
         "#!/usr/bin/env bash\n[[ \"$*\" = 'run --quiet -p '* ]] && exec '{}'/\"${{@: -1}}\"\nexec '{cargo}' \"$@\"\n",
         Path::new(tollgate).parent().unwrap().display()
