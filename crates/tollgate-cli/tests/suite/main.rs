@@ -11,6 +11,7 @@ mod exposure;
 mod instances;
 mod invalid_input;
 mod life;
+mod newcomer;
 mod operate;
 mod ops;
 mod reload;
