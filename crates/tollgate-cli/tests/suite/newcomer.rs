@@ -25,8 +25,10 @@ use std::path::{Path, PathBuf};
 use page::{Block, Page, Step};
 use shell::Shell;
 
-/// The commands that are not run, why not, and how they are checked instead.
-const NOT_RUN: [(&str, fn(&str) -> bool, &str); 2] = [
+/// How a command begins that is not run, how it is checked instead, and why.
+type NotRun = (&'static str, fn(&str) -> bool, &'static str);
+
+const NOT_RUN: [NotRun; 2] = [
     (
         "cargo install --path ",
         installs_the_command,

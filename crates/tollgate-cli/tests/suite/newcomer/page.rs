@@ -64,13 +64,18 @@ fn fences(text: &str) -> impl Iterator<Item = (&str, String)> {
 
 impl Block {
     fn new(page: &str, fence: &str, text: String) -> Block {
-        let language = fence.split(',').next().unwrap();
+        let language = fence.strip_suffix(",no_run").unwrap_or(fence);
         if language == "console" {
             return Block::Console(steps(page, &text));
         }
         match (file_name(&text), language) {
             (Some(name), _) => Block::File { language: language.to_owned(), name: name.to_owned(), text },
-            (None, "rust") => Block::Rust(text),
+            (None, "rust") => {
+                // A named file is run by the commands below it. A service would never end.
+                let is_compiled = fence == "rust" || fence == "rust,no_run" && text.contains("axum::serve(");
+                assert!(is_compiled, "{page} has a block of {fence:?} that no test runs:\n{text}");
+                Block::Rust(text)
+            }
             // `tests/suite/guide.rs` of crate `tollgate` loads those of the guide.
             (None, "toml") if page != "README.md" => Block::Toml,
             (None, _) => panic!("{page} has a block of {fence:?} that no test runs, compiles or loads:\n{text}"),

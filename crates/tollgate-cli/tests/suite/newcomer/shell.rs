@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tollgate_testkit::server::{Server, free_port};
@@ -23,6 +23,7 @@ const PORTS: [&str; 6] = ["8080", "6380", "9090", "9191", "3000", "3001"];
 const REDIS_PORT: &str = "6379";
 /// Time for a command. The first `cargo run` compiles all dependencies.
 const PATIENCE: Duration = Duration::from_secs(1_200);
+const PAUSE: Duration = Duration::from_millis(20);
 const END: &str = "end of the command, status";
 
 /// A shell in a directory that contains `tollgate`, a link to this repository. Dropping it kills all its processes.
@@ -107,20 +108,20 @@ impl Shell {
         let file = |stream: &str| self.directory.join(format!("job{}.{stream}", self.jobs));
         let (printed, logged) = (file("out"), file("err"));
         self.execute(&format!("{command} >{} 2>{} &", printed.display(), logged.display()));
-        let end = Instant::now() + PATIENCE;
-        loop {
+        for _ in 0..PATIENCE.as_millis() / PAUSE.as_millis() {
             let has_ended = self.execute("kill -0 $!").1 != "0";
             let output = self.with_printed_ports(&fs::read_to_string(&printed).unwrap_or_default());
             // A job that shows nothing cannot be waited for, and a reader would not know either when it is ready.
             if !shown.is_empty() && is_as_shown(shown, &output) {
                 return Ok(());
             }
-            if has_ended || Instant::now() > end {
+            if has_ended {
                 let log = fs::read_to_string(&logged).unwrap_or_default();
-                return Err(format!("in the background printed:\n{output}{log}\nThe page shows:\n{shown}"));
+                return Err(format!("ended and printed:\n{output}{log}\nThe page shows:\n{shown}"));
             }
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(PAUSE);
         }
+        Err(format!("does not print what the page shows:\n{shown}"))
     }
 
     /// Writes a file below the current directory of the shell.
