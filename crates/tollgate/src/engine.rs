@@ -117,6 +117,7 @@ pub enum Outcome {
 }
 
 /// A request before its limits are decided.
+#[allow(clippy::large_enum_variant)] // matched at once; most requests are the large variant
 enum Prepared {
     /// No rule applies, or the request is exempt.
     Unlimited,

@@ -349,7 +349,7 @@ fn digest(mut files: Vec<PathBuf>) -> ContentDigest {
             Ok(false) => Ok(Vec::new()),
             Err(error) => Err(error),
         };
-        let content = content.map_or_else(|error| error.to_string().into_bytes(), |bytes| bytes);
+        let content = content.unwrap_or_else(|error| error.to_string().into_bytes());
         for part in [path.as_os_str().as_encoded_bytes(), &content] {
             digest.update((part.len() as u64).to_le_bytes());
             digest.update(part);
@@ -358,5 +358,6 @@ fn digest(mut files: Vec<PathBuf>) -> ContentDigest {
     digest.finalize().into()
 }
 
-#[cfg(all(test, feature = "notify", unix))]
+#[cfg(test)]
+#[cfg(all(feature = "notify", unix))]
 mod tests;
