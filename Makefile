@@ -2,14 +2,16 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test lint doc features bench chaos fuzz long deny
+.PHONY: help setup run test lint doc features bench chaos fuzz long deny package
 
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
 FUZZ_SECONDS ?= 60
 
 # All targets that run tests use the same packages and features. With others, cargo would build the workspace again.
-CARGO_TEST := cargo test --workspace --locked --features tollgate-cli/otlp
+# These are all features, so that no test depends on a default.
+WORKSPACE := --workspace --all-features --locked
+CARGO_TEST := cargo test $(WORKSPACE)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,13 +27,14 @@ test: setup lint doc ## run all checks that a change must pass
 
 lint: ## check the format, and run clippy with warnings denied
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked --features tollgate-cli/otlp -- -D warnings
+	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
+	cargo clippy -p tollgate --locked -- -D warnings
 	cargo clippy -p tollgate --no-default-features --locked -- -D warnings
 
 # The same targets and features as clippy, so that dependencies are checked only once. Cargo includes the features of
 # dev-dependencies only with `--examples`.
 doc: ## build the documentation; broken links are errors
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --features tollgate-cli/otlp --lib --bins --examples
+	RUSTDOCFLAGS="-D warnings" cargo doc $(WORKSPACE) --no-deps --lib --bins --examples
 
 features: ## run clippy on the library with each feature alone
 	@for feature in redis rules jwt yaml schema tower axum; do \
@@ -55,3 +58,7 @@ long: setup ## run the tests with many more random traces, which takes hours
 deny: ## check licences, sources and advisories of the dependencies
 	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2; exit 1; }
 	cargo deny check
+
+# Together, because each needs the ones before it, which a registry may not have yet.
+package: ## package the published crates, and compile each from its package
+	cargo package --locked -p tollgate-core -p tollgate-redis -p tollgate -p tollgate-server -p tollgate-cli

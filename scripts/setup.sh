@@ -12,6 +12,8 @@
 #   curl, openssl   Debian's, as clients of the TLS listeners
 #   nginx           the binary from Debian's nginx, unpacked into .tools/nginx: installing the package would
 #                   start a server
+#   systemd-analyze   Debian's systemd, to check the unit in ops/systemd
+#   prometheus, promtool   the binaries from Debian's prometheus, unpacked into .tools/prometheus for the same reason
 #
 # Binaries that are not in the PATH are linked into .tools/bin, where the test harness searches first.
 set -euo pipefail
@@ -111,23 +113,37 @@ phpredis() {
     debian "php-cli php-redis" "php with phpredis"
 }
 
-nginx_binary() {
-    have nginx && return
-    have apt-get || fail "nginx is missing, and this is not Debian: install it and put it into the PATH or into .tools/bin"
-    echo "setup: unpacking Debian's nginx"
-    local dir=.tools/nginx
+# unpack PACKAGE PROGRAM…: unpacks a Debian package into .tools/PACKAGE and links these programs of it, given by their
+# paths. Nothing is installed, so that no service is started.
+unpack() {
+    local package=$1
+    shift
+    have apt-get ||
+        fail "$package is missing, and this is not Debian: install it and put its programs into the PATH or into .tools/bin"
+    echo "setup: unpacking Debian's $package"
+    local dir=.tools/$package program
     mkdir -p "$dir"
     # Downloading needs no root; fetching the package lists does.
-    (cd "$dir" && apt-get download --quiet nginx >/dev/null 2>&1) ||
-        { as_root apt-get update --quiet >/dev/null || true; (cd "$dir" && apt-get download --quiet nginx >/dev/null); } ||
-        fail "could not download nginx; put it into the PATH or into .tools/bin"
-    dpkg-deb -x "$dir"/nginx_*.deb "$dir"
-    rm "$dir"/nginx_*.deb
-    ln -sf "../nginx/usr/sbin/nginx" "$BIN/nginx"
+    (cd "$dir" && apt-get download --quiet "$package" >/dev/null 2>&1) ||
+        { as_root apt-get update --quiet >/dev/null || true; (cd "$dir" && apt-get download --quiet "$package" >/dev/null); } ||
+        fail "could not download $package; put its programs into the PATH or into .tools/bin"
+    dpkg-deb -x "$dir/$package"_*.deb "$dir"
+    rm "$dir/$package"_*.deb
+    for program in "$@"; do ln -sf "../$package/$program" "$BIN/$(basename "$program")"; done
+}
+
+nginx_binary() {
+    have nginx && return
+    unpack nginx usr/sbin/nginx
     "$BIN/nginx" -v >/dev/null 2>&1 || fail "Debian's nginx does not run here: $("$BIN/nginx" -v 2>&1 | head -n 1)"
 }
 
-# runs SERVER: fails if the binary does not run on this machine.
+prometheus_binaries() {
+    have prometheus && have promtool && return
+    unpack prometheus usr/bin/prometheus usr/bin/promtool
+}
+
+# runs PROGRAM: fails if the binary does not run on this machine.
 runs() {
     "$1" --version >/dev/null 2>&1 || fail "$(command -v "$1") does not run: $("$1" --version 2>&1 | head -n 1)"
 }
@@ -141,7 +157,11 @@ phpredis
 python_packages
 node_packages
 nginx_binary
+prometheus_binaries
+have systemd-analyze || debian systemd systemd-analyze
 have curl || debian curl curl
 have openssl || debian openssl openssl
 runs redis-server
 runs valkey-server
+runs prometheus
+runs promtool

@@ -30,6 +30,9 @@ impl Admin {
     /// If the URL is not `http` or `https`, has a user, password or path, or the token is missing or invalid.
     pub(crate) fn from_options(choice: &AdminChoice) -> Result<Option<Admin>, Failure> {
         let Some(url) = &choice.admin else { return Ok(None) };
+        if let Some(url) = client::with_scheme(url) {
+            return Err(Failure::SchemeMissing { option: "admin", url });
+        }
         let url: Uri = url.parse().map_err(|_| Failure::AdminUrl)?;
         if !client::is_http_url(&url) || url.path() != "/" {
             return Err(Failure::AdminUrl);

@@ -28,7 +28,9 @@ pub(crate) enum Command {
     )]
     Serve(Box<Serve>),
     /// Check a configuration file and report its errors and warnings: exit 0 if it can be used, 2 if not
-    #[command(after_help = "Example:\n  tollgate validate tollgate.toml --json")]
+    #[command(
+        after_help = "Example:\n  tollgate validate tollgate.toml --json\n  tollgate validate tollgate.toml --deny-warnings"
+    )]
     Validate(Validate),
     /// Show which rules apply to a request, and why
     #[command(
@@ -36,16 +38,18 @@ pub(crate) enum Command {
     )]
     Explain(Explain),
     /// Check a key against a limit once: exit 0 if allowed, 1 if denied, 2 on error
-    #[command(after_help = "Example:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379")]
-    Check(Check),
-    /// Show a counter without changing it
     #[command(
-        after_help = "Example:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tollgate inspect user:42 10/min --config tollgate.toml\n  tollgate inspect ip:203.0.113.9 --rule shorten --admin http://127.0.0.1:9090"
+        after_help = "Example:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379\n  tollgate check user:42 10/min --store memory\n\nThe store has to be given: by --store, --config, $TOLLGATE_STORE or $REDIS_URL. The counters of --store memory are empty in every new command, so that every check whose cost fits into the limit is allowed."
+    )]
+    Check(Check),
+    /// Show a counter without changing it: exit 0, 1 if there is no such counter, 2 on error
+    #[command(
+        after_help = "Example:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tollgate inspect 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate inspect acme --rule api --admin http://127.0.0.1:9090"
     )]
     Inspect(Inspect),
-    /// Delete a counter
+    /// Delete a counter: exit 0, 1 if there is no such counter, 2 on error
     #[command(
-        after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset user:42 10/min --config tollgate.toml\n  tollgate reset ip:203.0.113.9 --rule shorten --admin http://127.0.0.1:9090"
+        after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate reset acme --rule api --admin http://127.0.0.1:9090"
     )]
     Reset(Inspect),
     /// Refuse all requests of a subject (HTTP 403), on all instances that share the store
@@ -72,13 +76,16 @@ pub(crate) enum Command {
     },
 }
 
-/// The option `--store`. [`StoreChoice::url`] falls back to the environment.
+/// The options `--store` and `--store-file`. [`StoreChoice::url`] falls back to the environment.
 #[derive(Args, Debug)]
 pub(crate) struct StoreChoice {
     /// Store of the counters: memory, redis://[user:password@]host[:port][/database] or rediss://… [default:
     /// $TOLLGATE_STORE, else $REDIS_URL, else the store of the configuration file, else memory]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
+    /// File with the URL of the store, which keeps a password out of the process list
+    #[arg(long, value_name = "FILE", conflicts_with = "store")]
+    pub(crate) store_file: Option<PathBuf>,
 }
 
 /// The options `--store` and `--config` of a command that reads or changes counters.
@@ -97,14 +104,14 @@ pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) store: StoreChoice,
     /// Address of the HTTP listener (POST /v1/check); `off` disables it
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = listener_address)]
     pub(crate) http: String,
     /// Address of the RESP listener, for Redis clients; `off` disables it
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6380")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6380", value_parser = listener_address)]
     pub(crate) resp: String,
     /// Address of the admin listener (metrics, health, keys, rules, reload); `off` disables it [default:
     /// 127.0.0.1:9090]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = listener_address)]
     pub(crate) admin: Option<String>,
     /// File with the token that requests to the admin API must send [default: $TOLLGATE_ADMIN_TOKEN, else a token is
     /// generated and printed]
@@ -113,6 +120,13 @@ pub(crate) struct Serve {
     /// File with the password that Redis clients must send [default: $TOLLGATE_RESP_PASSWORD, else none]
     #[arg(long, value_name = "FILE")]
     pub(crate) resp_password_file: Option<PathBuf>,
+    /// File with the token that checks over HTTP must send as `Authorization: Bearer` [default: $TOLLGATE_HTTP_TOKEN,
+    /// else none]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) http_token_file: Option<PathBuf>,
+    /// Serve HTTP and RESP without a token or password on addresses that other machines can reach
+    #[arg(long)]
+    pub(crate) insecure: bool,
     /// PEM file with the certificate chain; enables TLS on every listener, except an admin listener on a loopback
     /// address
     #[arg(long, value_name = "FILE", requires = "tls_key")]
@@ -161,6 +175,25 @@ pub(crate) struct Serve {
     pub(crate) log: String,
 }
 
+/// Checks the address of a listener: HOST:PORT, with brackets around an IPv6 address, or `off`.
+///
+/// The host is not resolved. The error says which form is expected.
+fn listener_address(text: &str) -> Result<String, String> {
+    let is_address = text.rsplit_once(':').is_some_and(|(host, port)| {
+        let is_bracketed = host.starts_with('[') && host.ends_with(']');
+        !host.is_empty() && (is_bracketed || !host.contains(':')) && port.parse::<u16>().is_ok()
+    });
+    match is_address || text == "off" {
+        true => Ok(text.to_owned()),
+        false => {
+            let port = text.trim_start_matches(':').parse::<u16>().map_or("PORT".to_owned(), |port| port.to_string());
+            Err(format!(
+                "expected HOST:PORT, such as 127.0.0.1:{port} for this machine only or 0.0.0.0:{port} for all networks, or off"
+            ))
+        }
+    }
+}
+
 /// Parses a time such as 500ms, 10s or 1min, zero included. The error says which form is expected.
 fn time(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| "expected a time such as 500ms, 10s or 1min".to_owned())
@@ -197,7 +230,7 @@ fn size(text: &str) -> Result<usize, String> {
 #[derive(Args, Debug)]
 pub(crate) struct AdminChoice {
     /// URL of the admin listener of a running instance to use, such as http://127.0.0.1:9090
-    #[arg(long, value_name = "URL", conflicts_with_all = ["store", "config"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["store", "store_file", "config"])]
     pub(crate) admin: Option<String>,
     /// File with the token of the instance's admin API [default: $TOLLGATE_ADMIN_TOKEN]
     #[arg(long, value_name = "FILE", requires = "admin")]
@@ -211,6 +244,9 @@ pub(crate) struct Validate {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Exit with 1 if the file can be used and there are warnings; advice does not count
+    #[arg(long)]
+    pub(crate) deny_warnings: bool,
     #[command(flatten)]
     pub(crate) store: StoreChoice,
 }
@@ -246,6 +282,7 @@ pub(crate) struct Explain {
 #[derive(Args, Debug)]
 pub(crate) struct Check {
     /// Key to count, such as user:42
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) key: String,
     /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]
     pub(crate) limit: Limit,
@@ -261,16 +298,19 @@ pub(crate) struct Check {
 
 #[derive(Args, Debug)]
 pub(crate) struct Inspect {
-    /// Key of the counter; with --rule, a subject as `tollgate explain --reveal` prints it
+    /// Key of the counter; with --rule, a client: an address, the name of an API key, an API key, or a subject as
+    /// `tollgate explain --reveal` prints it
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) key: String,
     /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]; with --rule, the name of one of the rule's limits [default:
     /// all of them]
     #[arg(required_unless_present = "rule")]
     pub(crate) limit: Option<String>,
-    /// Use the counters of this rule; requires --admin
-    #[arg(long, value_name = "NAME", requires = "admin")]
+    /// Use the counters of this rule of the configuration file (--config) or the instance (--admin)
+    #[arg(long, value_name = "NAME")]
     pub(crate) rule: Option<String>,
-    /// Plan of the client, for a rule whose limits come from plans
+    /// Plan of the client, for a rule whose limits come from plans [default: the plan of the client's API key or
+    /// address]
     #[arg(long, value_name = "NAME", requires = "rule")]
     pub(crate) plan: Option<String>,
     /// Print JSON
@@ -285,6 +325,7 @@ pub(crate) struct Inspect {
 #[derive(Args, Debug)]
 pub(crate) struct Ban {
     /// Subject to ban, such as ip:203.0.113.9 or user:42
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) subject: String,
     /// Duration of the ban, such as 30s, 10min or 1h [default: until `tollgate unban`]
     #[arg(long = "for", value_name = "TIME", value_parser = ban_time)]
@@ -301,6 +342,7 @@ pub(crate) struct Ban {
 #[derive(Args, Debug)]
 pub(crate) struct Unban {
     /// Subject whose ban is lifted, such as ip:203.0.113.9 or user:42
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) subject: String,
     /// Print JSON
     #[arg(long)]
@@ -361,6 +403,21 @@ mod tests {
             ["", "0", "1048575", "1023KiB", "MiB", "512M", "1.5GiB", "-1GiB", "99999999999TiB", "1 000MB", "half"]
         {
             assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn address_of_a_listener_has_a_host_and_a_port() {
+        for text in ["127.0.0.1:8080", "0.0.0.0:0", "[::1]:8080", "[::]:80", "localhost:8080", "off"] {
+            assert_eq!(listener_address(text).as_deref(), Ok(text));
+        }
+        for text in ["", ":8080", "8080", "127.0.0.1", "::1:8080", "[::1]", "localhost:http", "localhost:65536", "OFF"]
+        {
+            let error = listener_address(text).unwrap_err();
+            assert!(error.starts_with("expected HOST:PORT, such as 127.0.0.1:"), "{text}: {error}");
+        }
+        for text in [":8080", "8080"] {
+            assert!(listener_address(text).unwrap_err().contains("127.0.0.1:8080 for this machine only"), "{text}");
         }
     }
 

@@ -11,12 +11,19 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
+use tollgate::__io_reason;
 
-/// The text of the [`ErrorKind`](std::io::ErrorKind) of all errors for which the standard library has no kind. That
-/// kind is not public.
-const UNCATEGORIZED: &str = "uncategorized error";
 /// Maximum size of a response body.
 const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Returns the URL that a text without a scheme probably means: `http://` and the text. `None` if the text has a scheme.
+///
+/// Also `None` if the text may contain a user or password, which must not be printed.
+pub(crate) fn with_scheme(text: &str) -> Option<String> {
+    let url = format!("http://{text}");
+    let is_meant = !text.contains("://") && url.parse().is_ok_and(|url| is_http_url(&url));
+    is_meant.then_some(url)
+}
 
 /// Returns whether a URL is `http` or `https` and has a host, but no user or password.
 ///
@@ -46,27 +53,13 @@ pub(crate) async fn send(url: &Uri, mut request: Request<Full<Bytes>>) -> Result
     *request.uri_mut() = path.map_err(|_| "invalid path".to_owned())?;
 
     let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let stream = TcpStream::connect((bare, port)).await.map_err(reason)?;
+    let stream = TcpStream::connect((bare, port)).await.map_err(|error| __io_reason(&error))?;
     if !is_encrypted {
         return exchange(stream, request).await;
     }
     let name = ServerName::try_from(bare.to_owned()).map_err(|_| "invalid host name for TLS".to_owned())?;
-    let stream = connector().connect(name, stream).await.map_err(reason)?;
+    let stream = connector().connect(name, stream).await.map_err(|error| __io_reason(&error))?;
     exchange(stream, request).await
-}
-
-/// Returns the message of an error, without the error number of the operating system.
-///
-/// An error of the operating system has the text of its [`ErrorKind`](std::io::ErrorKind), such as
-/// `connection refused`. If the standard library has no kind for it, it has the text of the operating system, such as
-/// `Too many open files`.
-fn reason(error: std::io::Error) -> String {
-    let message = error.to_string();
-    match (error.raw_os_error(), error.kind().to_string()) {
-        (None, _) => message,
-        (Some(number), kind) if kind == UNCATEGORIZED => message.replace(&format!(" (os error {number})"), ""),
-        (Some(_), kind) => kind,
-    }
 }
 
 /// Sends a request over an open connection and reads the response. Returns its status and its body.
@@ -101,25 +94,4 @@ fn connector() -> TlsConnector {
         .with_root_certificates(roots)
         .with_no_client_auth();
     TlsConnector::from(Arc::new(config))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::Error;
-
-    use rustix::io::Errno;
-
-    use super::*;
-
-    #[test]
-    fn a_reason_has_no_error_number() {
-        for (number, expected) in [
-            (Errno::CONNREFUSED, "connection refused"),
-            (Errno::TIMEDOUT, "timed out"),
-            (Errno::MFILE, "Too many open files"),
-        ] {
-            assert_eq!(reason(Error::from_raw_os_error(number.raw_os_error())), expected);
-        }
-        assert_eq!(reason(Error::other("invalid peer certificate")), "invalid peer certificate");
-    }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use tollgate::Rules;
-use tollgate::config::{Loaded, Loader, Settings};
+use tollgate::config::{Finding, Loaded, Loader, Settings, Severity};
 use tollgate_redis::{BuildError, RedisStore};
 
 use crate::arguments::{StoreChoice, Validate};
@@ -12,13 +12,18 @@ use crate::{Failure, output};
 
 /// Creates a loader of configuration files.
 ///
-/// The store in `--store`, `TOLLGATE_STORE` or `REDIS_URL` overrides that of every file that it loads. If none of them
-/// is set, the store of the file is used. Reads no file and opens no connection.
+/// The store in `--store`, `--store-file`, `TOLLGATE_STORE` or `REDIS_URL` overrides that of every file that it loads. If none of them
+/// is set, the store of the file is used. Opens no connection. Prints a warning if `--store` contains a password.
 ///
 /// # Errors
-/// If that store is neither `memory` nor a valid URL of a Redis store.
+/// If the file of `--store-file` cannot be read, or that store is neither `memory` nor a valid URL of a Redis store.
 pub(crate) fn loader(store: &StoreChoice) -> Result<Loader, Failure> {
-    let Some(url) = store.url() else { return Ok(Loader::new()) };
+    if store.shows_password() {
+        output::print_error(
+            "warning: the password in --store can be seen in the list of processes; use --store-file FILE or $TOLLGATE_STORE",
+        );
+    }
+    let Some(url) = store.url()? else { return Ok(Loader::new()) };
     if url != MEMORY {
         RedisStore::check_url(&url).map_err(|error| tollgate::StoreUrlError::from(BuildError::from(error)))?;
     }
@@ -46,29 +51,70 @@ pub(crate) fn settings(file: Option<&Path>, loader: &Loader) -> Result<Settings,
 pub(crate) fn load(file: &Path, loader: &Loader) -> Result<Loaded, Failure> {
     let mut loaded = loader.load(file).map_err(Failure::Configuration)?;
     for finding in loaded.findings.drain(..) {
-        output::print_error(format_args!("{:?}", miette::Report::new(finding)));
+        print_finding(finding);
     }
     Ok(loaded)
 }
 
+/// Prints a finding to standard error, after its severity, as it is printed among the findings of a file with errors.
+fn print_finding(finding: Finding) {
+    let severity = match finding.severity() {
+        Severity::Error => "Error",
+        Severity::Warning => "Warning",
+        _ => "Advice",
+    };
+    output::print_error(format_args!("{severity}: {:?}", miette::Report::new(finding)));
+}
+
+/// The result of `tollgate validate`, as its exit code tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Validity {
+    /// The file can be used.
+    Usable,
+    /// The file can be used, but has warnings, and `--deny-warnings` was given.
+    WarningsDenied,
+    /// The file has an error.
+    Unusable,
+}
+
+impl Validity {
+    /// Returns the result for a file that can be used and has these findings.
+    fn of_usable(findings: &[Finding], arguments: &Validate) -> Validity {
+        match arguments.deny_warnings && warnings(findings) > 0 {
+            true => Validity::WarningsDenied,
+            false => Validity::Usable,
+        }
+    }
+}
+
+/// Returns the number of warnings among the findings. Advice does not count.
+fn warnings(findings: &[Finding]) -> usize {
+    findings.iter().filter(|finding| finding.severity() == Severity::Warning).count()
+}
+
 /// Runs `tollgate validate`: loads the file and prints the result.
 ///
-/// With `--json`, prints one JSON object to standard output and returns whether the file can be used. Otherwise prints
-/// warnings to standard error and a summary to standard output, and returns `true`.
+/// With `--json`, prints one JSON object to standard output. Otherwise prints warnings and advice to standard error and a
+/// summary to standard output; it never returns [`Validity::Unusable`].
 ///
 /// # Errors
 /// If the store URL is invalid or the output cannot be written. Without `--json`, also if the file cannot be used; the
 /// error contains all findings.
-pub(crate) fn validate(arguments: &Validate) -> Result<bool, Failure> {
+pub(crate) fn validate(arguments: &Validate) -> Result<Validity, Failure> {
     let loader = loader(&arguments.store)?;
     if arguments.json {
         return validate_as_json(arguments, &loader);
     }
-    let loaded = load(&arguments.file, &loader)?;
-    let rules = counted(loaded.rules.rules().len(), "rule");
-    let plans = counted(loaded.rules.plans().len(), "plan");
-    output::print_line(format_args!("{} can be used: {rules}, {plans}", arguments.file.display()))?;
-    Ok(true)
+    let loaded = loader.load(&arguments.file).map_err(Failure::Configuration)?;
+    let validity = Validity::of_usable(&loaded.findings, arguments);
+    let mut summary = vec![counted(loaded.rules.rules().len(), "rule"), counted(loaded.rules.plans().len(), "plan")];
+    match warnings(&loaded.findings) {
+        0 => {}
+        count => summary.push(counted(count, "warning")),
+    }
+    loaded.findings.into_iter().for_each(print_finding);
+    output::print_line(format_args!("{} can be used: {}", arguments.file.display(), summary.join(", ")))?;
+    Ok(validity)
 }
 
 /// Formats a number of things, such as `1 rule` or `2 rules`: appends an `s` to `noun` unless `count` is 1.
@@ -76,16 +122,15 @@ fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Loads the file and prints the result of [`validate`] as one line of JSON. Returns `false` if the file cannot be
-/// used.
-fn validate_as_json(arguments: &Validate, loader: &Loader) -> Result<bool, Failure> {
+/// Loads the file and prints the result of [`validate`] as one line of JSON.
+fn validate_as_json(arguments: &Validate, loader: &Loader) -> Result<Validity, Failure> {
     let loaded = loader.load(&arguments.file);
     let (rules, plans) = loaded
         .as_ref()
         .map_or((None, None), |loaded| (Some(loaded.rules.rules().len()), Some(loaded.rules.plans().len())));
-    let findings = match &loaded {
-        Ok(loaded) => &loaded.findings[..],
-        Err(report) => report.findings(),
+    let (findings, validity) = match &loaded {
+        Ok(loaded) => (&loaded.findings[..], Validity::of_usable(&loaded.findings, arguments)),
+        Err(report) => (report.findings(), Validity::Unusable),
     };
     let body = serde_json::json!({
         "file": arguments.file.display().to_string(),
@@ -95,5 +140,5 @@ fn validate_as_json(arguments: &Validate, loader: &Loader) -> Result<bool, Failu
         "findings": tollgate_server::findings_json(findings),
     });
     output::print_line(body)?;
-    Ok(loaded.is_ok())
+    Ok(validity)
 }

@@ -1,14 +1,17 @@
 //! The commands `check`, `inspect` and `reset`, on a store or a running instance.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
-use tollgate::answer::Policy;
-use tollgate::{Check, Cost, Demand, Key, Limit, LimitStatus, Wait};
+use tollgate::config::Loaded;
+use tollgate::rules::PlanLookup;
+use tollgate::{Check, Cost, Demand, Key, Limit, LimitStatus, Limiter, Wait};
+use tollgate_server::{CounterQuery, CounterRules};
 
 use crate::admin::Admin;
-use crate::{Failure, arguments, output};
+use crate::{Failure, arguments, configuration, output, store};
 
 /// Runs `tollgate check`: makes one check, which charges its cost if it is allowed, and prints the decision.
 ///
@@ -32,7 +35,7 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
                 json["banned"] = decision.ban.is_some().into();
                 output::print_line(json)?;
             }
-            false => output::print(format_status(verdict, &arguments.limit, status, false))?,
+            false => output::print(format_status(verdict, &arguments.limit, status))?,
         }
     }
     Ok(decision.allowed())
@@ -40,47 +43,88 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
 
 /// Runs `tollgate inspect`: prints a counter without changing it, or with `--rule` the counters of a rule.
 ///
+/// Returns whether there is such a counter: at least one of them has something counted.
+///
 /// # Errors
 /// If the options are invalid, the instance or the store does not answer, the store is the memory store, or the output
 /// cannot be written.
-pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<(), Failure> {
-    if let Some(admin) = Admin::from_options(&arguments.admin)? {
-        let response = admin.send("GET", &counters_path(&arguments), None).await?;
-        return match arguments.json {
-            true => output::print_line(response),
-            false => output::print(
-                response["counters"].as_array().into_iter().flatten().map(format_counter).collect::<String>(),
-            ),
-        };
+pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<bool, Failure> {
+    let report = match Admin::from_options(&arguments.admin)? {
+        Some(admin) => admin.send("GET", &counters_path(&arguments), None).await?,
+        None => {
+            let source = CounterSource::open(&arguments)?;
+            let report = source.query.inspect(&source.limiter, source.rules()).await?;
+            serde_json::to_value(report).map_err(|error| Failure::Runtime(error.into()))?
+        }
+    };
+    let exists = report["counters"].as_array().into_iter().flatten().any(exists);
+    match arguments.json {
+        true => output::print_line(&report)?,
+        false => output::print(format_report(&report))?,
     }
-    let limiter = arguments.counters.shared_limiter()?;
-    let limit = limit(&arguments)?;
-    let status = limiter.inspect(&Demand::new(limit, Key::new(&arguments.key)?)).await?;
-    output::print(format_status(Policy::of(limit).name(), &limit, &status, arguments.json))
+    Ok(exists)
 }
 
-/// Runs `tollgate reset`: deletes a counter, or with `--rule` the counters of a rule, and prints that.
+/// Runs `tollgate reset`: deletes a counter, or with `--rule` the counters of a rule, and prints how many.
+///
+/// Returns whether at least one of them existed.
 ///
 /// # Errors
-/// As [`inspect`]. A counter that does not exist is not an error.
-pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<(), Failure> {
-    match Admin::from_options(&arguments.admin)? {
-        Some(admin) => drop(admin.send("DELETE", &counters_path(&arguments), None).await?),
+/// As [`inspect`].
+pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<bool, Failure> {
+    let report = match Admin::from_options(&arguments.admin)? {
+        Some(admin) => admin.send("DELETE", &counters_path(&arguments), None).await?,
         None => {
-            let limiter = arguments.counters.shared_limiter()?;
-            limiter.reset(&Demand::new(limit(&arguments)?, Key::new(&arguments.key)?)).await?;
+            let source = CounterSource::open(&arguments)?;
+            let report = source.query.reset(&source.limiter, source.rules()).await?;
+            serde_json::to_value(report).map_err(|error| Failure::Runtime(error.into()))?
         }
+    };
+    match (arguments.json, report["counters"].as_u64().unwrap_or_default()) {
+        (true, _) => output::print_line(&report)?,
+        (false, 0) => output::print(no_such_counter(&report))?,
+        (false, 1) => output::print_line("the counter was reset")?,
+        (false, count) => output::print_line(format_args!("{count} counters were reset"))?,
     }
-    match arguments.json {
-        true => output::print_line(serde_json::json!({ "reset": true })),
-        false => output::print_line("the counter was reset"),
-    }
+    Ok(report["reset"] == true)
 }
 
-/// Parses the argument LIMIT, such as `10/min`. Returns an error if it is missing or not a limit. Not for a command
-/// with `--rule`, where LIMIT is a name.
-fn limit(arguments: &arguments::Inspect) -> Result<Limit, Failure> {
-    Ok(arguments.limit.as_deref().unwrap_or_default().parse()?)
+/// The store that `--store` and `--config` choose, and a query of its counters.
+struct CounterSource {
+    query: CounterQuery,
+    limiter: Limiter,
+    /// The configuration, if the query is about a rule.
+    loaded: Option<Loaded>,
+    lookups: Vec<Arc<dyn PlanLookup>>,
+}
+
+impl CounterSource {
+    /// Builds a limiter on the store, and loads the rules of `--config` if `--rule` is given.
+    ///
+    /// # Errors
+    /// If the store or the configuration cannot be used, there is no configuration for `--rule`, or the store is the
+    /// memory store.
+    fn open(arguments: &arguments::Inspect) -> Result<CounterSource, Failure> {
+        let counters = &arguments.counters;
+        let query = CounterQuery {
+            key: arguments.key.clone().into_bytes(),
+            limit: arguments.limit.clone(),
+            rule: arguments.rule.clone(),
+            plan: arguments.plan.clone(),
+        };
+        if arguments.rule.is_none() {
+            let limiter = counters.shared_limiter()?;
+            return Ok(CounterSource { query, limiter, loaded: None, lookups: Vec::new() });
+        }
+        let file = counters.config.as_deref().ok_or(Failure::RuleWithoutConfiguration)?;
+        let loaded = configuration::load(file, &configuration::loader(&counters.store)?)?;
+        let (limiter, lookups) = store::limiter_and_lookups(&loaded.settings)?;
+        Ok(CounterSource { query, limiter, loaded: Some(loaded), lookups })
+    }
+
+    fn rules(&self) -> Option<CounterRules<'_>> {
+        self.loaded.as_ref().map(|loaded| CounterRules { loaded, lookups: &self.lookups, shield: None })
+    }
 }
 
 /// Returns the path and query of the counters in the admin API, such as `/v1/keys?key=user%3A42&limit=10%2Fmin`.
@@ -96,7 +140,39 @@ fn counters_path(arguments: &arguments::Inspect) -> String {
     path
 }
 
-/// Formats a counter from a response of the admin API as a table. A wait of `null` is printed as `never`.
+/// Returns whether something is counted in a counter of a report.
+fn exists(counter: &Value) -> bool {
+    counter["exists"] == true
+}
+
+/// Formats the line for a key of a report under which nothing is counted.
+fn no_such_counter(report: &Value) -> String {
+    format!("no such counter: nothing is counted for {}\n", report["key"].as_str().unwrap_or_default())
+}
+
+/// Formats a [`CounterReport`](tollgate_server::CounterReport): the client with its plan and its ban, if it has one of
+/// them, then a table per counter, or one line if there is no counter.
+fn format_report(report: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut lines = String::new();
+    if let Some(plan) = report["plan"].as_object() {
+        lines += &format!("  plan         {} ({})\n", text(&plan["name"]), text(&plan["source"]));
+    }
+    if let Some(reason) = report["banned"].as_str() {
+        lines += &format!("  refused      {reason}\n");
+    }
+    if !lines.is_empty() {
+        lines = format!("{}\n{lines}", text(&report["key"]));
+    }
+    let counters: Vec<&Value> = report["counters"].as_array().into_iter().flatten().collect();
+    match counters.iter().any(|counter| exists(counter)) {
+        true => lines += &counters.into_iter().map(format_counter).collect::<String>(),
+        false => lines += &no_such_counter(report),
+    }
+    lines
+}
+
+/// Formats a counter of a report as a table. A wait of `null` is printed as `never`.
 fn format_counter(counter: &Value) -> String {
     let wait = |field: &str| match counter[field].as_u64() {
         Some(ms) => Wait::from_micros(ms.saturating_mul(1_000)),
@@ -104,16 +180,16 @@ fn format_counter(counter: &Value) -> String {
     };
     let text = |field: &str| counter[field].as_str().unwrap_or_default().to_owned();
     let heading = [text("rule"), text("name")].join(" ");
+    if !exists(counter) {
+        return format!("{}\n  limit        {}\n  no such counter\n", heading.trim_start(), text("limit"));
+    }
     let left = format!("{} of {}", counter["remaining"], counter["quota"]);
     let waits = ["retry_after_ms", "next_after_ms", "reset_after_ms"].map(wait);
     table(heading.trim_start(), &text("limit"), &left, waits)
 }
 
-/// Formats a limit status as a line of JSON, without `heading`, or as a table under `heading`. Both end with a newline.
-fn format_status(heading: &str, limit: &Limit, status: &LimitStatus, as_json: bool) -> String {
-    if as_json {
-        return format!("{}\n", to_json(limit, status));
-    }
+/// Formats a limit status as a table under `heading`.
+fn format_status(heading: &str, limit: &Limit, status: &LimitStatus) -> String {
     let left = format!("{} of {}", status.remaining, status.quota);
     table(heading, &limit.to_string(), &left, [status.retry_after, status.next_after, status.reset_after])
 }

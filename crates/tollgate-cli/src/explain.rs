@@ -1,17 +1,15 @@
 //! `tollgate explain`: shows which rules would apply to a request, and why.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use http::Request;
 use serde_json::{Value, json};
-use tollgate::rules::{PlanHash, PlanLookup};
 use tollgate::{Clock, SystemClock};
 use tollgate_server::Explanation;
 
 use crate::admin::Admin;
 use crate::arguments::Explain;
-use crate::store::{COMMAND_DEADLINE, MEMORY};
+use crate::store::{COMMAND_DEADLINE, MEMORY, plan_lookups};
 use crate::{Failure, configuration, output};
 
 /// Runs `tollgate explain`: prints which rules apply to a request, by the rules of a running instance or a
@@ -56,13 +54,11 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
     }
     let request = request.body(()).map_err(Failure::Request)?;
     let settings = &loaded.settings;
-    let store = match arguments.store.url() {
+    let store = match arguments.store.url()? {
         Some(url) if url != MEMORY => settings.redis()?,
         _ => None,
     };
-    let hash = store.clone().zip(settings.plan_hash.as_deref());
-    let plans = hash.map(|(store, name)| Arc::new(PlanHash::new(store, name).timeout(COMMAND_DEADLINE)));
-    let lookups: Vec<Arc<dyn PlanLookup>> = plans.into_iter().map(|plans| plans as Arc<dyn PlanLookup>).collect();
+    let lookups = store.as_ref().map(|store| plan_lookups(settings, store)).unwrap_or_default();
     let now = SystemClock::new().now();
     let mut explanation = Explanation::new(&loaded, &lookups, &request, arguments.peer, now, arguments.reveal).await;
     if let Some(store) = store {
@@ -112,6 +108,14 @@ fn format_explanation(explanation: &Value) -> String {
         if let Some(reason) = explanation[field].as_str() {
             line(label, reason.to_owned());
         }
+    }
+    if let Some(because) = explanation["verdict"]["because"].as_str() {
+        let verdict = match explanation["verdict"]["allowed"].as_bool() {
+            Some(true) => "allowed",
+            Some(false) => "refused",
+            None => "unknown",
+        };
+        line("verdict", format!("{verdict}: {because}"));
     }
     if let Some(what) = explanation["exempt"].as_str() {
         line("exempt", format!("by its {what}: nothing is counted"));
@@ -171,9 +175,10 @@ mod tests {
             let explanation = json!({ "rules": [{ "name": "all", "applies": true, "cost": 5, "limits": [limit] }] });
             assert!(format_explanation(&explanation).contains(expected), "{}", format_explanation(&explanation));
         }
-        let unknown = json!({ "counters_unknown": "the store did not answer (unreachable)" });
+        let unknown = json!({ "counters_unknown": "cannot reach the store redis://h:1: connection refused" });
         assert!(
-            format_explanation(&unknown).contains("unknown  remaining units: the store did not answer (unreachable)\n")
+            format_explanation(&unknown)
+                .contains("unknown  remaining units: cannot reach the store redis://h:1: connection refused\n")
         );
     }
 }

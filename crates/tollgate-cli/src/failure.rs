@@ -1,10 +1,12 @@
 //! Errors of the command, as reports for the terminal.
 
+use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use miette::{Diagnostic, MietteHandlerOpts};
+use tollgate::__io_reason;
 
 /// An error that ends a command with exit code 2. Its message is printed to standard error and contains no secret.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -25,11 +27,14 @@ pub(crate) enum Failure {
     Key(#[from] tollgate::KeyError),
     #[error(transparent)]
     Limit(#[from] tollgate::LimitTextError),
-    #[error("cannot read {}: {error}", .file.display())]
+    #[error("cannot read {}: {}", .file.display(), __io_reason(.error))]
     #[diagnostic(help("check the name and the permissions of the file"))]
     Unreadable { file: PathBuf, error: std::io::Error },
     #[error("{place}: {error}")]
     Token { place: String, error: tollgate_server::AdminTokenError },
+    #[error("{} contains no URL of a store", .file.display())]
+    #[diagnostic(help("write the URL into this file, such as redis://:PASSWORD@127.0.0.1:6379"))]
+    StoreUrlMissing { file: PathBuf },
     #[error("{place} contains no password for Redis clients")]
     #[diagnostic(help(
         "write the password into this file, or omit --resp-password-file to accept clients without a password"
@@ -43,11 +48,30 @@ pub(crate) enum Failure {
     #[error("the admin listener on {address} is reachable from other machines and needs a token")]
     #[diagnostic(help("set $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE, or listen on 127.0.0.1"))]
     AdminExposed { address: SocketAddr },
-    #[error("cannot listen on {address} for {listener}: {error}")]
+    #[error("the {listener} listener on {address} is reachable from other machines and requires no {secret}")]
+    #[diagnostic(help(
+        "set ${variable} or --{option} FILE, listen on 127.0.0.1, or accept every client with --insecure"
+    ))]
+    Exposed {
+        listener: &'static str,
+        address: SocketAddr,
+        secret: &'static str,
+        variable: &'static str,
+        option: &'static str,
+    },
+    #[error("cannot listen on {address} for {listener}: {}", __io_reason(.error))]
     #[diagnostic(help(
         "choose another address with --{listener} ADDRESS, or disable this listener with --{listener} off"
     ))]
     Listen { listener: &'static str, address: String, error: std::io::Error },
+    #[error("every listener is off, so there is nothing to serve{}", .admin.as_ref().map(|reason| format!(" (admin: {reason})")).unwrap_or_default())]
+    #[diagnostic(help("give an address for at least one of --http, --resp and --admin"))]
+    NothingToServe {
+        /// The reason why there is no admin listener, unless it was disabled.
+        admin: Option<String>,
+    },
+    #[error("invalid --{option} URL: the scheme is missing; did you mean {url}?")]
+    SchemeMissing { option: &'static str, url: String },
     #[error("invalid --admin URL: expected http or https, without user and password, such as http://127.0.0.1:9090")]
     #[diagnostic(help(
         "give the admin token in $TOLLGATE_ADMIN_TOKEN or with --admin-token-file FILE, not in the URL"
@@ -74,24 +98,75 @@ pub(crate) enum Failure {
     #[error("the memory store is empty in every new command, so there are no counters and no bans in it")]
     #[diagnostic(help("give the store with --store URL or --config FILE, or a running instance with --admin URL"))]
     NothingCounted,
+    #[error("no store was given, and the memory store is empty in every new command: every check would be allowed")]
+    #[diagnostic(help(
+        "give the store with --store URL or --config FILE, or --store memory to check without counters of others"
+    ))]
+    NothingKept,
+    /// A query of counters that selects none.
+    #[error("{0}")]
+    Counters(String),
+    #[error("--rule needs the configuration with that rule")]
+    #[diagnostic(help("give it with --config FILE, or a running instance with --admin URL"))]
+    RuleWithoutConfiguration,
     #[error("the subject is masked (***), so it identifies no client")]
     #[diagnostic(help("give the subject that `tollgate explain --reveal` prints, such as ip:203.0.113.9"))]
     MaskedSubject,
     #[cfg(feature = "otlp")]
     #[error("invalid --otlp URL: expected http or https, without user and password, such as http://127.0.0.1:4318")]
     OtlpUrl,
-    #[error("cannot write the output: {0}")]
+    #[error("cannot write the output: {}", __io_reason(.0))]
     Output(std::io::Error),
-    #[error("cannot start: {0}")]
+    #[error("cannot start: {}", __io_reason(.0))]
     Runtime(#[from] std::io::Error),
 }
 
-/// Sets the format of error reports: in colour if standard error is a terminal, and without wrapped lines, so that
-/// messages can be searched for.
+impl From<tollgate_server::CounterError> for Failure {
+    fn from(error: tollgate_server::CounterError) -> Failure {
+        match error {
+            tollgate_server::CounterError::Store(error) => Failure::StoreFailed(error),
+            other => Failure::Counters(other.to_string()),
+        }
+    }
+}
+
+/// Sets the format of error reports: in colour if [`has_colour`], and without wrapped lines, so that messages can be
+/// searched for. On a terminal without capabilities (`TERM=dumb`), reports are in ASCII.
 pub(crate) fn set_up_reports() {
-    let is_terminal = std::io::stderr().is_terminal();
+    let (term, no_color) = (std::env::var_os("TERM"), std::env::var_os("NO_COLOR"));
+    let has_colour = has_colour(std::io::stderr().is_terminal(), term.as_deref(), no_color.as_deref());
+    let is_dumb = term.as_deref() == Some(OsStr::new(DUMB));
     // This fails only if a hook is already set, which is not the case.
     let _ = miette::set_hook(Box::new(move |_| {
-        Box::new(MietteHandlerOpts::new().color(is_terminal).terminal_links(false).wrap_lines(false).build())
+        let options = MietteHandlerOpts::new().color(has_colour).terminal_links(false).wrap_lines(false);
+        Box::new(if is_dumb { options.unicode(false) } else { options }.build())
     }));
+}
+
+/// The value of `TERM` for a terminal that understands no control sequences.
+const DUMB: &str = "dumb";
+
+/// Returns whether reports are in colour: on a terminal that is not `dumb`, unless `NO_COLOR` is set and not empty.
+fn has_colour(is_terminal: bool, term: Option<&OsStr>, no_color: Option<&OsStr>) -> bool {
+    is_terminal && term != Some(OsStr::new(DUMB)) && no_color.is_none_or(OsStr::is_empty)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_are_in_colour_on_a_terminal_that_can_show_it_unless_no_color_is_set() {
+        for (is_terminal, term, no_color, expected) in [
+            (true, Some("xterm"), None, true),
+            (true, None, None, true),
+            (true, Some("xterm"), Some(""), true),
+            (true, Some("xterm"), Some("1"), false),
+            (true, Some("dumb"), None, false),
+            (false, Some("xterm"), None, false),
+        ] {
+            let [term, no_color] = [term, no_color].map(|value| value.map(OsStr::new));
+            assert_eq!(has_colour(is_terminal, term, no_color), expected, "{term:?} {no_color:?}");
+        }
+    }
 }

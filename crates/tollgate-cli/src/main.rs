@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use self::arguments::{Arguments, Command};
+use self::configuration::Validity;
 pub(crate) use self::failure::Failure;
 
 /// Used instead of the system's allocator, where the few dozen small allocations of an HTTP response are a tenth of its
@@ -29,8 +30,9 @@ pub(crate) use self::failure::Failure;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Exit code of a denied `check`. An allowed one, and every other command that succeeds, exits with 0.
-const DENIED: u8 = 1;
+/// Exit code of a denied `check`, of an `inspect` or `reset` of a counter that does not exist, and of
+/// `validate --deny-warnings` if there are warnings. Every other command that succeeds exits with 0.
+const NO: u8 = 1;
 /// Exit code of an error.
 const FAILED: u8 = 2;
 
@@ -56,16 +58,16 @@ fn print_usage(usage: clap::Error) -> Result<ExitCode, Failure> {
     Ok(if usage.use_stderr() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// Runs the subcommand and returns its exit code: 0, or 1 if `check` was denied, or 2 if `validate --json` found an
-/// error.
+/// Runs the subcommand and returns its exit code: 0; 1 if `check` was denied, `inspect` or `reset` found no counter, or
+/// `validate --deny-warnings` found a warning; 2 if `validate --json` found an error.
 ///
 /// Without a subcommand, prints the picture of `tollgate boundary`.
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
         Some(Command::Serve(serve)) => in_runtime(serve::serve(*serve))?,
         Some(Command::Explain(explain)) => in_runtime(explain::explain(explain))?,
-        Some(Command::Inspect(inspect)) => in_runtime(counters::inspect(inspect))?,
-        Some(Command::Reset(reset)) => in_runtime(counters::reset(reset))?,
+        Some(Command::Inspect(inspect)) => return in_runtime(counters::inspect(inspect)).map(exit_code),
+        Some(Command::Reset(reset)) => return in_runtime(counters::reset(reset)).map(exit_code),
         Some(Command::Ban(ban)) => in_runtime(ban::ban(ban))?,
         Some(Command::Unban(unban)) => in_runtime(ban::unban(unban))?,
         Some(Command::Script) => output::print(tollgate_redis::SCRIPT)?,
@@ -76,15 +78,20 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         }
         Some(Command::Boundary) | None => output::print(boundary::picture())?,
         Some(Command::Validate(validate)) => {
-            let usable = configuration::validate(&validate)?;
-            return Ok(if usable { ExitCode::SUCCESS } else { ExitCode::from(FAILED) });
+            return Ok(match configuration::validate(&validate)? {
+                Validity::Usable => ExitCode::SUCCESS,
+                Validity::WarningsDenied => ExitCode::from(NO),
+                Validity::Unusable => ExitCode::from(FAILED),
+            });
         }
-        Some(Command::Check(check)) => {
-            let allowed = in_runtime(counters::check(check))?;
-            return Ok(if allowed { ExitCode::SUCCESS } else { ExitCode::from(DENIED) });
-        }
+        Some(Command::Check(check)) => return in_runtime(counters::check(check)).map(exit_code),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the exit code of a command that answers yes or no: 0 for `true`, 1 for `false`.
+fn exit_code(answer: bool) -> ExitCode {
+    if answer { ExitCode::SUCCESS } else { ExitCode::from(NO) }
 }
 
 /// Creates a multi-threaded tokio runtime, blocks until `work` completes in it, and returns the result of `work`.

@@ -11,6 +11,7 @@ const TOKEN_VARIABLE: &str = "TOLLGATE_ADMIN_TOKEN";
 /// Maximum size of a file with a secret, since reading a device might never end.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 const PASSWORD_VARIABLE: &str = "TOLLGATE_RESP_PASSWORD";
+const HTTP_TOKEN_VARIABLE: &str = "TOLLGATE_HTTP_TOKEN";
 
 /// Reads the admin token from `file`, else from `TOLLGATE_ADMIN_TOKEN`.
 ///
@@ -22,6 +23,28 @@ const PASSWORD_VARIABLE: &str = "TOLLGATE_RESP_PASSWORD";
 pub(crate) fn admin_token(file: Option<&Path>) -> Result<Option<Token>, Failure> {
     let Some((place, text)) = read_secret(file, TOKEN_VARIABLE)? else { return Ok(None) };
     Token::given(&text).map(Some).map_err(|error| Failure::Token { place, error })
+}
+
+/// Reads the token of the HTTP listener from `file`, else from `TOLLGATE_HTTP_TOKEN`.
+///
+/// Returns `None` if there is no file and the variable is not set or empty.
+///
+/// # Errors
+/// As [`admin_token`].
+pub(crate) fn http_token(file: Option<&Path>) -> Result<Option<Token>, Failure> {
+    let Some((place, text)) = read_secret(file, HTTP_TOKEN_VARIABLE)? else { return Ok(None) };
+    Token::given(&text).map(Some).map_err(|error| Failure::Token { place, error })
+}
+
+/// Reads the URL of the store from `file`. White space around it is removed.
+///
+/// # Errors
+/// If the file cannot be read, is not UTF-8, or contains no URL.
+pub(crate) fn store_url(file: &Path) -> Result<String, Failure> {
+    match read_file(file)?.trim() {
+        "" => Err(Failure::StoreUrlMissing { file: file.to_owned() }),
+        url => Ok(url.to_owned()),
+    }
 }
 
 /// Reads the password of the RESP listener from `file`, else from `TOLLGATE_RESP_PASSWORD`.
@@ -48,14 +71,21 @@ pub(crate) fn resp_password(file: Option<&Path>) -> Result<Option<String>, Failu
 /// If the file cannot be read or is larger than [`FILE_BYTES_MAX`], or the text is not UTF-8.
 fn read_secret(file: Option<&Path>, variable: &str) -> Result<Option<(String, String)>, Failure> {
     if let Some(file) = file {
-        let read = tollgate::config::file::read(file, FILE_BYTES_MAX);
-        let text = read.and_then(|(bytes, _)| String::from_utf8(bytes).map_err(std::io::Error::other));
-        let text = text.map_err(|error| Failure::Unreadable { file: file.to_owned(), error })?;
-        return Ok(Some((file.display().to_string(), text)));
+        return Ok(Some((file.display().to_string(), read_file(file)?)));
     }
     match std::env::var(variable) {
         Ok(text) if !text.is_empty() => Ok(Some((format!("${variable}"), text))),
         Ok(_) | Err(VarError::NotPresent) => Ok(None),
         Err(VarError::NotUnicode(_)) => Err(Failure::NotText { variable: variable.to_owned() }),
     }
+}
+
+/// Reads the text of a file.
+///
+/// # Errors
+/// If the file cannot be read, is larger than [`FILE_BYTES_MAX`], or is not UTF-8.
+fn read_file(file: &Path) -> Result<String, Failure> {
+    let read = tollgate::config::file::read(file, FILE_BYTES_MAX);
+    let text = read.and_then(|(bytes, _)| String::from_utf8(bytes).map_err(std::io::Error::other));
+    text.map_err(|error| Failure::Unreadable { file: file.to_owned(), error })
 }

@@ -46,8 +46,8 @@ type Lookups = Vec<Arc<dyn PlanLookup>>;
 /// was given. Exits the process at a second SIGTERM or SIGINT.
 ///
 /// # Errors
-/// If an option, the configuration file, the certificate or a secret is invalid, a listener cannot be bound, or the
-/// admin listener can be reached from other machines and no token was given.
+/// If an option, the configuration file, the certificate or a secret is invalid, a listener cannot be bound, there is
+/// no listener, or a listener can be reached from other machines and no token or password was given for it.
 pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let signals = Signals::install()?;
     start_logs(&arguments.log);
@@ -82,6 +82,19 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let (admin, admin_disabled) = listen_admin(arguments.admin.as_deref(), token.is_some()).await?;
     let http = listen("http", &arguments.http).await?;
     let resp = listen("resp", &arguments.resp).await?;
+    let http_token = secrets::http_token(arguments.http_token_file.as_deref())?;
+    let resp_options = resp_options(&arguments)?;
+    if !arguments.insecure {
+        let is_protected = [http_token.is_some(), resp_options.password.is_some()];
+        for (socket, is_protected, secret) in
+            [(&http, is_protected[0], HTTP_SECRET), (&resp, is_protected[1], RESP_SECRET)]
+        {
+            refuse_exposed(socket.as_ref().filter(|_| !is_protected), secret)?;
+        }
+    }
+    if admin.is_none() && http.is_none() && resp.is_none() {
+        return Err(Failure::NothingToServe { admin: admin_disabled });
+    }
     let address = |socket: &Option<TcpListener>| socket.as_ref().map(TcpListener::local_addr).transpose();
     let addresses = Addresses { http: address(&http)?, resp: address(&resp)?, admin: address(&admin)? };
     let is_token_given = token.is_some();
@@ -93,7 +106,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let (engine, reloader) = rules(&arguments, loader, loaded, &limiter, (lookups, memory.shield_bytes), tls.clone());
     let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
-    let listeners = Listeners::default().http(http).resp(resp, resp_options(&arguments)?).admin(admin);
+    let listeners = Listeners::default().http(http).resp(resp, resp_options).admin(admin);
     let mut options = ServerOptions::new(limiter.clone())
         .bounds(bounds)
         .reloader(reloader.clone())
@@ -102,10 +115,15 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         .allowed_origins(arguments.allow_origin.clone())
         .admin_hosts(arguments.admin_host.clone())
         .token(token.clone());
+    let needs_http_token = http_token.is_some();
+    if let Some(token) = http_token {
+        options = options.http_token(token);
+    }
     let announcement = Announcement {
         addresses,
         is_shared: store.is_some(),
         is_encrypted: tls.is_some(),
+        needs_http_token,
         token: if is_token_given { AdminToken::Given } else { AdminToken::Generated(&token) },
         admin_disabled,
     };
@@ -285,6 +303,23 @@ async fn listen_admin(
         }
     }
     Ok((listener, None))
+}
+
+/// The secret of a listener: the names of the listener and the secret, of the variable and the option that set it.
+type ListenerSecret = [&'static str; 4];
+const HTTP_SECRET: ListenerSecret = ["http", "token", "TOLLGATE_HTTP_TOKEN", "http-token-file"];
+const RESP_SECRET: ListenerSecret = ["resp", "password", "TOLLGATE_RESP_PASSWORD", "resp-password-file"];
+
+/// Returns an error if other machines can reach the socket of a listener that requires no secret.
+fn refuse_exposed(
+    socket: Option<&TcpListener>,
+    [listener, secret, variable, option]: ListenerSecret,
+) -> Result<(), Failure> {
+    let Some(address) = socket.map(TcpListener::local_addr).transpose()? else { return Ok(()) };
+    match is_loopback(address.ip()) {
+        true => Ok(()),
+        false => Err(Failure::Exposed { listener, address, secret, variable, option }),
+    }
 }
 
 /// Logs the version of the store's server and warnings about its settings, or that it does not answer. Then reads every

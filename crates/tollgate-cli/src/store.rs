@@ -1,12 +1,15 @@
 //! The choice of the store by options and environment, and limiters on it for single commands.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate::config::Settings;
+use tollgate::rules::{PlanHash, PlanLookup};
 use tollgate::{Limiter, OnFailure};
+use tollgate_redis::RedisStore;
 
 use crate::arguments::{CountersChoice, StoreChoice};
-use crate::{Failure, configuration};
+use crate::{Failure, configuration, secrets};
 
 /// The name of the memory store.
 pub(crate) const MEMORY: &str = "memory";
@@ -14,24 +17,39 @@ pub(crate) const MEMORY: &str = "memory";
 pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
 impl StoreChoice {
-    /// Returns the store URL: `--store`, else `TOLLGATE_STORE`, else `REDIS_URL`, else `None`.
+    /// Returns the store URL: `--store`, else the content of `--store-file`, else `TOLLGATE_STORE`, else `REDIS_URL`, else
+    /// `None`.
     ///
     /// Empty variables are ignored. The URL is not checked.
-    pub(crate) fn url(&self) -> Option<String> {
+    ///
+    /// # Errors
+    /// If the file cannot be read or contains no URL.
+    pub(crate) fn url(&self) -> Result<Option<String>, Failure> {
+        if let Some(file) = &self.store_file {
+            return secrets::store_url(file).map(Some);
+        }
         let from = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        self.store.clone().or_else(|| from("TOLLGATE_STORE")).or_else(|| from("REDIS_URL"))
+        Ok(self.store.clone().or_else(|| from("TOLLGATE_STORE")).or_else(|| from("REDIS_URL")))
+    }
+
+    /// Returns whether `--store` contains a password, which other users can see in the list of processes.
+    pub(crate) fn shows_password(&self) -> bool {
+        self.store.as_ref().is_some_and(|url| url.contains('@'))
     }
 }
 
 impl CountersChoice {
-    /// Builds a limiter on the chosen store, which may be the memory store.
+    /// Builds a limiter on the chosen store for one check, whose counters stay in the store.
     ///
     /// If the store does not answer within [`COMMAND_DEADLINE`], decisions of this limiter fail.
     ///
     /// # Errors
-    /// If the URL of the store is invalid, or the configuration file cannot be used.
+    /// If the URL of the store is invalid, the configuration file cannot be used, or [`Failure::NothingKept`] if the
+    /// store is the memory store and `--store memory` was not given.
     pub(crate) fn limiter(&self) -> Result<Limiter, Failure> {
-        limiter(&self.settings()?)
+        let settings = self.settings()?;
+        let is_chosen = settings.is_shared() || self.store.store.as_deref() == Some(MEMORY);
+        if is_chosen { limiter(&settings) } else { Err(Failure::NothingKept) }
     }
 
     /// Builds a limiter like [`limiter`](CountersChoice::limiter), for a command that uses counters of other processes.
@@ -48,6 +66,23 @@ impl CountersChoice {
     fn settings(&self) -> Result<Settings, Failure> {
         configuration::settings(self.config.as_deref(), &configuration::loader(&self.store)?)
     }
+}
+
+/// Builds a limiter on the shared store of the settings, and the lookups of plans in that store.
+///
+/// # Errors
+/// If the URL of the store is invalid, or [`Failure::NothingCounted`] if it is the memory store.
+pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Vec<Arc<dyn PlanLookup>>), Failure> {
+    let store = settings.redis()?.ok_or(Failure::NothingCounted)?;
+    let lookups = plan_lookups(settings, &store);
+    let (builder, _) = settings.limiter_on(Some(store));
+    Ok((builder.deadline(COMMAND_DEADLINE).on_failure(OnFailure::Deny).build(), lookups))
+}
+
+/// Returns the lookup of plans in the Redis hash that the settings name, or nothing if they name none.
+pub(crate) fn plan_lookups(settings: &Settings, store: &RedisStore) -> Vec<Arc<dyn PlanLookup>> {
+    let hash = |name| Arc::new(PlanHash::new(store.clone(), name).timeout(COMMAND_DEADLINE)) as Arc<dyn PlanLookup>;
+    settings.plan_hash.as_deref().into_iter().map(hash).collect()
 }
 
 fn limiter(settings: &Settings) -> Result<Limiter, Failure> {

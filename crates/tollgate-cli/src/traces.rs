@@ -43,6 +43,9 @@ impl SpanExport {
     /// # Panics
     /// Outside a tokio runtime.
     pub(crate) fn new(endpoint: &str) -> Result<SpanExport, Failure> {
+        if let Some(url) = client::with_scheme(endpoint) {
+            return Err(Failure::SchemeMissing { option: "otlp", url });
+        }
         let url: Uri = format!("{}/v1/traces", endpoint.trim_end_matches('/')).parse().map_err(|_| Failure::OtlpUrl)?;
         if !client::is_http_url(&url) {
             return Err(Failure::OtlpUrl);

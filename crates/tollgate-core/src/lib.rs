@@ -73,6 +73,7 @@
 pub mod algorithm;
 mod check;
 mod decision;
+mod io_reason;
 mod key;
 mod limit;
 mod memory;
@@ -82,6 +83,8 @@ mod time;
 
 pub use check::{Check, CheckError, Cost, DEMANDS_MAX, Demand};
 pub use decision::{Decision, LimitStatus, LimitStatuses, Source, Wait};
+#[doc(hidden)]
+pub use io_reason::__io_reason;
 pub use key::{Key, KeyError, RuleScope, RuleScopeBuf, SUBJECT_BYTES_MAX, Scope, ScopeName, StateMachine};
 pub use limit::{
     Algorithm, Limit, LimitError, LimitTextError, QUOTA_MAX, SLIDING_EXACT_QUOTA_MAX, SLIDING_LOG_QUOTA_MAX,

@@ -93,6 +93,13 @@ pub trait Store: Send + Sync {
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
     }
 
+    /// Returns the address of the store for messages to operators, such as `redis://127.0.0.1:6379`, without secrets.
+    ///
+    /// The default implementation returns `None`: the store has no address.
+    fn address(&self) -> Option<String> {
+        None
+    }
+
     /// Completes when all answers that have already arrived have been delivered to their callers.
     ///
     /// Does not wait for answers that have not arrived. A caller awaits this after its deadline and then polls its call

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 /// Each module with the modules that it may import. A module may always import itself.
 /// `__names` is the macro of the module `names`.
-const LAYERS: [(&str, &[&str]); 9] = [
+const LAYERS: [(&str, &[&str]); 10] = [
     ("names", &["NameError"]),
+    ("io_reason", &[]),
     ("time", &[]),
     ("limit", &["__names", "time"]),
     ("key", &["limit"]),

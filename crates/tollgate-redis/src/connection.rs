@@ -21,7 +21,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{Instant, sleep};
-use tollgate_core::StoreErrorKind as Kind;
+use tollgate_core::{__io_reason as reason, StoreErrorKind as Kind};
 
 use crate::fault::Fault;
 use crate::reply::Reply;
@@ -239,19 +239,6 @@ impl Connection {
 /// Converts an I/O error before the first call to a fault of the kind `Unreachable`: nothing was executed.
 fn unreachable(error: io::Error) -> Fault {
     Fault::new(Kind::Unreachable, reason(&error))
-}
-
-/// Returns the reason of an I/O error without the number of the operating system's error: `connection refused`.
-///
-/// If the standard library has no name for an error of the operating system, the text is that of the system, with the
-/// number. Other errors have their own message.
-fn reason(error: &io::Error) -> String {
-    let kind = error.kind().to_string();
-    // The standard library has no name for some codes of the operating system, which has a text for each.
-    match error.raw_os_error() {
-        Some(_) if kind != "uncategorized error" => kind,
-        _ => error.to_string(),
-    }
 }
 
 async fn connect_tcp(endpoint: &Endpoint, tls: Option<&Tls>, until: Instant) -> Result<Box<dyn Stream>, Fault> {

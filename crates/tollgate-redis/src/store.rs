@@ -549,6 +549,11 @@ impl Store for RedisStore {
         })
     }
 
+    /// Returns the URL of the server, without user and password.
+    fn address(&self) -> Option<String> {
+        Some(self.0.endpoint.to_string())
+    }
+
     fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {
             let (done, is_done) = oneshot::channel();

@@ -23,7 +23,7 @@ mod with_rustls {
     use tokio_rustls::rustls::pki_types::pem::PemObject;
     use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
     use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
-    use tollgate_core::StoreErrorKind as Kind;
+    use tollgate_core::{__io_reason as reason, StoreErrorKind as Kind};
 
     use super::TlsError;
     use crate::connection::Stream;
@@ -76,7 +76,7 @@ mod with_rustls {
             let name = ServerName::try_from(host.to_owned())
                 .map_err(|_| fault("the host is not a valid name for a TLS certificate".into()))?;
             let stream = self.0.connect(name, tcp).await;
-            Ok(Box::new(stream.map_err(|error| fault(format!("the TLS handshake failed: {error}")))?))
+            Ok(Box::new(stream.map_err(|error| fault(format!("the TLS handshake failed: {}", reason(&error))))?))
         }
     }
 }

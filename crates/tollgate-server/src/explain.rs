@@ -13,7 +13,7 @@
 //!
 //! The values of subjects are masked (`ip:***`) by default.
 
-mod plan;
+pub(crate) mod plan;
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -21,12 +21,13 @@ use std::sync::Arc;
 
 use http::Request;
 use serde::Serialize;
-use tollgate::answer::Policy;
+use tollgate::answer::{Policies, Policy};
 use tollgate::config::{Loaded, RuleConditions};
 use tollgate::identity::{Caller, Identity, Origin};
-use tollgate::rules::{CompiledRule, LimitSetId, Mode, PlanLookup, RequestView};
+use tollgate::rules::{CompiledRule, LimitSetId, Mode, PlanLookup, RequestView, RuleSet};
 use tollgate::{
-    Check, CheckOptions, Cost, Decision, Demand, Key, Limit, Limiter, OnFailure, Scope, StoreErrorKind, Timestamp, Wait,
+    Check, CheckOptions, Cost, Decision, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, OnFailure, Scope,
+    Timestamp, Wait,
 };
 
 /// What the rules would do with a request, and why. Its JSON is the response of `/v1/explain`.
@@ -52,10 +53,23 @@ pub struct Explanation {
     pub exempt: Option<&'static str>,
     /// The caller's plan and its source. `None` if no rule has limits per plan.
     pub plan: Option<PlanExplanation>,
-    /// Why the counters are unknown. `None` unless the store was asked and did not answer.
+    /// Why the counters are unknown: the store's error, with its address. `None` unless the store was asked and did not
+    /// answer.
     pub counters_unknown: Option<String>,
+    /// What happens to the request as a whole, by what is known.
+    pub verdict: VerdictExplanation,
     /// All rules of the configuration, in the order of the file.
     pub rules: Vec<RuleExplanation>,
+}
+
+/// What happens to a request as a whole, and why.
+#[derive(Debug, Serialize)]
+#[non_exhaustive]
+pub struct VerdictExplanation {
+    /// Whether the request would be admitted. `None` if that depends on counters that were not read.
+    pub allowed: Option<bool>,
+    /// The reason, such as `search.per-minute of rule search denies it for 1200 ms`.
+    pub because: String,
 }
 
 /// The plan of a caller, and where it is assigned.
@@ -98,7 +112,7 @@ pub struct RuleExplanation {
 #[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct LimitExplanation {
-    /// The name of the limit.
+    /// The name of the limit, as clients see it in headers and bodies.
     pub name: String,
     /// The limit as text, such as `10/min`.
     pub limit: String,
@@ -163,7 +177,8 @@ impl Explanation {
             because.extend(exempt.map(|what| format!("the {what} is exempt")));
             explained.push(explain_rule(rule, limit_set, &identity, because, is_revealing));
         }
-        Explanation {
+        name_limits(&mut explained);
+        let mut explanation = Explanation {
             method: view.method().to_string(),
             // A path that may mean several has no normal form.
             path: if path.is_empty() { view.path().to_owned() } else { path.to_string() },
@@ -179,29 +194,57 @@ impl Explanation {
             exempt,
             plan,
             counters_unknown: None,
+            verdict: VerdictExplanation { allowed: None, because: String::new() },
             rules: explained,
+        };
+        explanation.verdict = explanation.conclude();
+        explanation
+    }
+
+    /// Reads the counters of the shield rules that apply, without charging them.
+    ///
+    /// Sets `remaining`, `would_allow` and `retry_after_ms` of their limits, and the verdict. `shield` is the store of
+    /// the [engine](tollgate::engine::Engine::shield) that decides the requests: each process has its own.
+    pub fn read_shields(&mut self, shield: &MemoryStore) {
+        for rule in self.rules.iter_mut().filter(|rule| rule.applies && rule.shield) {
+            for limit in &mut rule.limits {
+                let scope = Scope::rule(&rule.name, limit.policy.limit_name());
+                let Ok(key) = Key::scoped(&rule.subject, scope) else { continue };
+                let demands = denied_demands(*limit.policy.limit(), key, Cost::new(rule.cost));
+                let check = demands.as_ref().and_then(|demands| Check::new(demands).ok());
+                let decision = check.map(|check| shield.check(&check));
+                if let Some(status) = decision.as_ref().and_then(|decision| decision.limits.first()) {
+                    limit.set(status);
+                }
+            }
         }
+        self.verdict = self.conclude();
     }
 
     /// Reads the counters of the rules that apply, those in shadow mode included, without charging them.
     ///
-    /// Sets `remaining`, `would_allow` and `retry_after_ms` of the limits of these rules.
+    /// Sets `remaining`, `would_allow` and `retry_after_ms` of the limits of these rules, and the verdict.
     ///
-    /// Shield rules are skipped, because their counters are in the memory of other processes. If a subject is banned in
+    /// Shield rules are skipped: see [`read_shields`](Self::read_shields). If a subject is banned in
     /// the store, sets [`Explanation::banned`], unless it is set already, and leaves its counters unknown. If the store
     /// does not answer, sets [`Explanation::counters_unknown`] and stops.
     ///
     /// `limiter` must have the store that the rules count in. It decides one check per limit, each a denial that
     /// charges nothing; they appear in the limiter's statistics and are reported to its observers.
     pub async fn read_counters(&mut self, limiter: &Limiter) {
+        self.read_shared(limiter).await;
+        self.verdict = self.conclude();
+    }
+
+    async fn read_shared(&mut self, limiter: &Limiter) {
         for rule in self.rules.iter_mut().filter(|rule| rule.applies && !rule.shield) {
             for limit in &mut rule.limits {
-                let scope = Scope::rule(&rule.name, &limit.name);
+                let scope = Scope::rule(&rule.name, limit.policy.limit_name());
                 let Ok(key) = Key::scoped(&rule.subject, scope) else { continue };
                 let decision = match decision_for(limiter, *limit.policy.limit(), key, Cost::new(rule.cost)).await {
                     Ok(decision) => decision,
-                    Err(kind) => {
-                        self.counters_unknown = Some(format!("the store did not answer ({})", kind.as_str()));
+                    Err(reason) => {
+                        self.counters_unknown = Some(reason);
                         return;
                     }
                 };
@@ -209,17 +252,81 @@ impl Explanation {
                     self.banned.get_or_insert_with(|| banned_in_store(&rule.counts, ban));
                     break;
                 }
-                let Some(status) = decision.limits.first() else { continue };
-                limit.remaining = Some(status.remaining);
-                limit.would_allow = Some(status.allowed);
-                limit.retry_after_ms = if status.allowed { Some(0) } else { status.retry_after.as_millis_ceil() };
+                if let Some(status) = decision.limits.first() {
+                    limit.set(status);
+                }
             }
+        }
+    }
+
+    /// Returns what happens to the request, by the counters that were read.
+    fn conclude(&self) -> VerdictExplanation {
+        let verdict = |allowed, because: String| VerdictExplanation { allowed, because };
+        if let Some(reason) = &self.banned {
+            return verdict(Some(false), reason.clone());
+        }
+        if self.kill_switch {
+            return verdict(Some(true), "the kill switch is on".to_owned());
+        }
+        if let Some(what) = self.exempt {
+            return verdict(Some(true), format!("the {what} is exempt"));
+        }
+        let enforced = self.rules.iter().filter(|rule| rule.applies && rule.mode == Mode::Enforce.as_str());
+        let limits = enforced.flat_map(|rule| rule.limits.iter().map(move |limit| (rule, limit)));
+        // Shields are decided first. Of the others, the one with the longest wait decides when the request would pass.
+        let wait_ms = |limit: &LimitExplanation| limit.retry_after_ms.unwrap_or(u64::MAX);
+        let denying = limits.clone().filter(|(_, limit)| limit.would_allow == Some(false));
+        if let Some((rule, limit)) = denying.max_by_key(|(rule, limit)| (rule.shield, wait_ms(limit))) {
+            let wait = match limit.retry_after_ms {
+                Some(ms) => format!("denies it for {ms} ms"),
+                None => "never has room for this cost".to_owned(),
+            };
+            return verdict(Some(false), format!("{} of rule {} {wait}", limit.name, rule.name));
+        }
+        let mut limits = limits.peekable();
+        if limits.peek().is_none() {
+            return verdict(Some(true), "no enforced rule applies".to_owned());
+        }
+        match (limits.find(|(_, limit)| limit.would_allow.is_none()), &self.counters_unknown) {
+            (None, _) => verdict(Some(true), "every limit has room".to_owned()),
+            (Some((rule, _)), _) if rule.shield => {
+                let because = "the counters of shield {} are in the memory of each instance: ask one with --admin URL";
+                verdict(None, because.replace("{}", &rule.name))
+            }
+            (Some(_), Some(unknown)) => verdict(None, unknown.clone()),
+            (Some((rule, _)), None) => verdict(None, format!("the counters of rule {} were not read", rule.name)),
+        }
+    }
+}
+
+impl LimitExplanation {
+    /// Sets what a counter tells about the request.
+    fn set(&mut self, status: &LimitStatus) {
+        self.remaining = Some(status.remaining);
+        self.would_allow = Some(status.allowed);
+        self.retry_after_ms = if status.allowed { Some(0) } else { status.retry_after.as_millis_ceil() };
+    }
+}
+
+/// Gives the limits of the enforced rules that apply the names that the response to this request has.
+///
+/// They differ from the usual names only if the request matches rules that usually exclude each other.
+fn name_limits(rules: &mut [RuleExplanation]) {
+    for is_shield in [true, false] {
+        let is_shown = |rule: &&mut RuleExplanation| {
+            rule.applies && rule.shield == is_shield && rule.mode == Mode::Enforce.as_str()
+        };
+        let mut limits: Vec<&mut LimitExplanation> =
+            rules.iter_mut().filter(is_shown).flat_map(|rule| &mut rule.limits).collect();
+        let shown = Policies::new(limits.iter().map(|limit| limit.policy.clone()));
+        for (limit, policy) in limits.iter_mut().zip(shown.policies()) {
+            limit.name = policy.name().to_owned();
         }
     }
 }
 
 /// Returns a text such as `ip:*** is banned in the store for 60 s`; `for good` if the ban has no end.
-fn banned_in_store(subject: &str, ban: Wait) -> String {
+pub(crate) fn banned_in_store(subject: &str, ban: Wait) -> String {
     match ban.as_secs_ceil() {
         Some(seconds) => format!("{subject} is banned in the store for {seconds} s"),
         None => format!("{subject} is banned in the store for good"),
@@ -232,18 +339,22 @@ fn banned_in_store(subject: &str, ban: Wait) -> String {
 /// `limits[0]`, or `ban` if it is set. `count_denied` is ignored.
 ///
 /// # Errors
-/// If the store does not answer; `Protocol` if the check cannot be built.
-async fn decision_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<Decision, StoreErrorKind> {
-    let broken = StoreErrorKind::Protocol;
-    let one: Limit = "1/s".parse().map_err(|_| broken)?;
-    // The same subject, so that both counters are on one node of a cluster.
-    let denied = Demand::new(one, Key::new(key.subject()).map_err(|_| broken)?).cost(Cost::new(2));
-    // With `count_denied` the denial would be charged. The option does not select the counter.
-    let demands = [Demand::new(limit.with_count_denied(false), key).cost(cost), denied];
-    let check = Check::new(&demands).map_err(|_| broken)?;
+/// If the store does not answer, or the check cannot be built. The message names the store, and no client.
+async fn decision_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<Decision, String> {
+    let demands = denied_demands(limit, key, cost);
+    let check = demands.as_ref().and_then(|demands| Check::new(demands).ok()).ok_or("the check cannot be built")?;
     // A refundable check neither uses the deny cache nor fills it.
     let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable: true };
-    limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.kind())
+    limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.to_string())
+}
+
+/// Returns the demand of a request on `limit`, and one that is always denied. `None` if that one cannot be built.
+fn denied_demands(limit: Limit, key: Key<'_>, cost: Cost) -> Option<[Demand<'_>; 2]> {
+    let one: Limit = "1/s".parse().ok()?;
+    // The same subject, so that both counters are on one node of a cluster.
+    let denied = Demand::new(one, Key::new(key.subject()).ok()?).cost(Cost::new(2));
+    // With `count_denied` the denial would be charged. The option does not select the counter.
+    Some([Demand::new(limit.with_count_denied(false), key).cost(cost), denied])
 }
 
 fn explain_rule(
@@ -289,17 +400,22 @@ fn masked(subject: &str) -> String {
     subject.split('&').map(part).collect::<Vec<_>>().join("&")
 }
 
+/// Returns the ban of the configuration that is in force for the caller, as text; `None` if there is none.
+pub(crate) fn banned_in_configuration(rules: &RuleSet, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
+    rules.ban(identity, now).map(|ban| match (ban.reason(), ban.until()) {
+        (Some(reason), _) => format!("banned: {reason}"),
+        (None, Some(_)) => "banned for a time".to_owned(),
+        (None, None) => "banned".to_owned(),
+    })
+}
+
 /// Returns why the request is refused regardless of limits: a ban in the configuration, or a path that is too long.
 ///
 /// `None` if it is not, and always while the kill switch is on. Bans in the store are not considered.
 fn refused(loaded: &Loaded, request: &RequestView<'_>, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
     let rules = &loaded.rules;
-    if let Some(ban) = rules.ban(identity, now) {
-        return Some(match (ban.reason(), ban.until()) {
-            (Some(reason), _) => format!("banned: {reason}"),
-            (None, Some(_)) => "banned for a time".to_owned(),
-            (None, None) => "banned".to_owned(),
-        });
+    if let Some(ban) = banned_in_configuration(rules, identity, now) {
+        return Some(ban);
     }
     let is_too_long = request.path().len() > rules.path_bytes_max() && !rules.is_off();
     is_too_long.then(|| format!("the path has more than {} bytes", rules.path_bytes_max()))

@@ -35,6 +35,7 @@ pub use browser::{WebOrigin, WebOriginError};
 pub use explain::{Explanation, LimitExplanation, PlanExplanation, RuleExplanation};
 pub use listener::Listeners;
 pub use listeners::admin::is_loopback;
+pub use listeners::admin::keys::{CounterError, CounterQuery, CounterReport, CounterRules, CounterStatus, ResetReport};
 pub use listeners::admin::token::{AdminTokenError, Token};
 pub use memory_watch::watch_memory;
 pub use metrics::StoreTimes;

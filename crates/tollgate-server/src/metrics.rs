@@ -1,13 +1,14 @@
 //! `/metrics`: everything that is counted, read at each scrape.
 //!
 //! Nothing is kept twice. The engine, the limiter, the listeners and the reloader count what they do. A scrape reads
-//! their counters and writes OpenMetrics text, which Prometheus reads. `docs/metrics.md` explains each name; a test
-//! compares the two.
+//! their counters and writes OpenMetrics text, or the older text format of Prometheus (`metrics/format.rs`).
+//! `docs/metrics.md` explains each name; a test compares the two.
 //!
 //! **Labels are bounded and identify no caller.** Label values are names of rules (as many as the configuration has)
 //! and fixed words. No key, address or plan is a label: that would create a series per caller, and disclose callers to
 //! anyone who reads the metrics.
 
+mod format;
 mod histogram;
 mod listener_stats;
 mod store_times;
@@ -22,14 +23,12 @@ use prometheus_client::registry::Registry;
 use tollgate::engine::Engine;
 use tollgate::{DecisionOutcome, Limiter, LimiterStats, MemoryStore, OutcomeCount, Source};
 
+pub(crate) use self::format::MetricsFormat;
 use self::histogram::Snapshot;
 pub(crate) use self::listener_stats::{DecisionStats, ListenerStats, Rejection, SOURCES};
 pub use self::store_times::StoreTimes;
 use crate::readiness::Readiness;
 use crate::reload::Reloader;
-
-/// The content type of the response.
-pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The `rule` label of explicit checks. No rule can have this name.
 const EXPLICIT: &str = "";
@@ -63,13 +62,13 @@ impl Metrics {
         let _ = self.listeners.set(listeners);
     }
 
-    /// Returns the current values of all metrics as OpenMetrics text, or `None` if they cannot be encoded.
-    pub(crate) fn encode(self: &Arc<Self>) -> Option<String> {
+    /// Returns the current values of all metrics in this format, or `None` if they cannot be encoded.
+    pub(crate) fn encode(self: &Arc<Self>, format: MetricsFormat) -> Option<String> {
         let mut registry = Registry::with_prefix("tollgate");
         registry.register_collector(Box::new(Scrape(self.clone())));
         let mut encoded = String::with_capacity(8 * 1024);
         text::encode(&mut encoded, &registry).ok()?;
-        Some(encoded)
+        Some(format.convert(encoded))
     }
 
     fn listeners(&self) -> &[Arc<ListenerStats>] {

@@ -87,6 +87,10 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
     denied_headers["Retry-After"] = retry.clone();
     denied_headers["Cache-Control"] = header("`no-store`", json!({ "type": "string" }));
     let rejected = |description: &str| json!({ "description": description, "content": { "application/json": { "schema": problem } } });
+    let mut unauthenticated =
+        rejected("The listener requires a token, and `Authorization: Bearer` with that token is missing.");
+    unauthenticated["headers"] =
+        json!({ "WWW-Authenticate": header("The scheme: `Bearer`.", json!({ "type": "string" })) });
     let mut forbidden = rejected(
         "The key or the described caller is banned, or a browser sent the request for a web page whose origin is not allowed.",
     );
@@ -108,6 +112,7 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
             "content": { "application/json": { "schema": decision } },
         },
         "400": rejected("The body is invalid. The message says what is expected, also for a limit that is out of bounds."),
+        "401": unauthenticated,
         "403": forbidden,
         "405": not_allowed,
         "408": rejected("The body did not arrive in time."),

@@ -85,6 +85,7 @@ pub struct ServerOptions {
     pub(crate) tls: Option<Tls>,
     pub(crate) reloader: Reloader,
     pub(crate) token: Option<Token>,
+    pub(crate) http_token: Option<Token>,
     pub(crate) browsers: BrowserPolicy,
     readiness: Option<Readiness>,
     store_times: Arc<StoreTimes>,
@@ -101,6 +102,7 @@ impl ServerOptions {
             tls: None,
             reloader: Reloader::nothing(),
             token: None,
+            http_token: None,
             browsers: BrowserPolicy::default(),
             readiness: None,
             store_times: Arc::default(),
@@ -150,6 +152,14 @@ impl ServerOptions {
     #[must_use]
     pub fn token(self, token: Token) -> ServerOptions {
         ServerOptions { token: Some(token), ..self }
+    }
+
+    /// Sets the token that checks on HTTP listeners must have as `Authorization: Bearer`.
+    ///
+    /// Defaults to none: then every client can check. With a token, a check without it gets 401.
+    #[must_use]
+    pub fn http_token(self, token: Token) -> ServerOptions {
+        ServerOptions { http_token: Some(token), ..self }
     }
 
     /// Sets the observer whose durations of store calls `/metrics` reports. Defaults to one that records nothing.

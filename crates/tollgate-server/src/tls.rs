@@ -57,7 +57,7 @@ const FILE_BYTES_MAX: u64 = 1024 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// A file cannot be read.
-    #[error("cannot read {}: {error}", .file.display())]
+    #[error("cannot read {}: {}", .file.display(), tollgate::__io_reason(.error))]
     Unreadable {
         /// The file.
         file: PathBuf,

@@ -64,7 +64,7 @@ mod types;
 mod yaml;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use changes::{Changes, Part, PartKind};
 pub use compile::Settings;

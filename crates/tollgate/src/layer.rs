@@ -432,11 +432,10 @@ fn refuse<B>(
 ///
 /// `request` holds the request's headers.
 fn unknown_peer(request: &HeaderMap) -> Response<Bytes> {
-    const MESSAGE: &str = "the remote address of this request is unknown; the service must be served with connect info";
+    const MESSAGE: &str = "the remote address of this request is unknown; serve the application with \
+                           into_make_service_with_connect_info::<SocketAddr>() (connect info), or set RateLimitLayer::peer";
     let verdict = Verdict::Internal;
-    tracing::error!(
-        "the remote address of a request is unknown; serve with connect info, or set `RateLimitLayer::peer`"
-    );
+    tracing::error!("{MESSAGE}");
     if let Some(content_type) = grpc::content_type(request) {
         return grpc::refusal(verdict, MESSAGE, HeaderMap::new(), content_type);
     }

@@ -6,22 +6,25 @@
 //! ```
 //! use tollgate::{Limit, Limiter};
 //!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let limiter = Limiter::memory();
-//! let limit: Limit = "10/min".parse()?;
+//! #[tokio::main]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let limiter = Limiter::memory(); // or shared: Limiter::builder().url("redis://localhost")?.build()
+//!     let limit: Limit = "10/min".parse()?;
 //!
-//! let decision = limiter.check_key(&limit, "user:42").await?;
-//! assert!(decision.allowed());
-//! assert_eq!(decision.remaining(), Some(9));
-//! # Ok(())
-//! # }
+//!     let decision = limiter.check_key(&limit, "user:42").await?;
+//!     assert!(decision.allowed());
+//!     assert_eq!(decision.remaining(), Some(9));
+//!     Ok(())
+//! }
 //! ```
 //!
-//! `RateLimitLayer::per_ip("10/min")?` is a Tower layer that limits an HTTP service. `Rules` set limits by route, caller
-//! or plan, in code; `config::Config` reads the same rules from a file. An `engine::Engine` decides requests by them.
+//! The example needs `tokio` with the features `macros` and `rt-multi-thread`.
 //!
-//! The limits, the algorithms and the memory store are those of `tollgate-core`, re-exported here.
+//! `RateLimitLayer::per_ip("10/min")?` is a Tower layer that limits an HTTP service. `Rules` set limits by route, caller
+//! or plan, in code; `Config` and `Loader` read the same rules from a file. An `Engine` decides requests by them.
+//!
+//! The types of everyday use are at the root. The modules hold the rest. The limits, the algorithms and the memory store
+//! are those of `tollgate-core`, re-exported here.
 //!
 //! # Features
 //!
@@ -31,8 +34,8 @@
 //! |---|---|---|
 //! | `redis` | yes | counters on Redis and Valkey: `LimiterBuilder::url` |
 //! | `rules` | yes | limits by rules, in code or from a TOML file: `rules`, `config`, `identity`, `engine`, `answer` |
-//! | `jwt` | yes | users by verified JSON web tokens |
-//! | `yaml` | yes | configuration files in YAML |
+//! | `jwt` | – | users by verified JSON web tokens: `[jwt]` in a file, `Rules::jwt`, `identity::TokenVerifier` |
+//! | `yaml` | – | configuration files in YAML, besides TOML |
 //! | `schema` | – | the JSON schema of the configuration file, for editors: `Config::schema` |
 //! | `tower` | – | `RateLimitLayer` for any HTTP service |
 //! | `axum` | – | `RateLimitLayer::axum`, which finds the remote address of a connection where axum puts it |
@@ -62,22 +65,31 @@ pub mod observe;
 pub mod rules;
 mod ttl_cache;
 
+#[cfg(feature = "rules")]
+pub use config::{Config, Format, Loader};
 pub use counts::{DecisionCounts, DecisionOutcome, OutcomeCount};
+#[cfg(feature = "rules")]
+pub use engine::{Engine, Outcome, RequestOptions};
 pub use failure::{CheckKeyError, OnFailure, Unavailable};
 #[cfg(feature = "rules")]
-pub use identity::Subject;
+pub use identity::{ForwardingHeader, Networks, Subject, TrustedProxies};
 #[cfg(feature = "tower")]
 pub use layer::RateLimitLayer;
 #[cfg(feature = "redis")]
 pub use limiter::StoreUrlError;
 pub use limiter::{CheckOptions, EachDecision, Limiter, LimiterBuilder, LimiterStats, NotReady, PartialDecision};
+pub use observe::Observer;
 #[cfg(feature = "rules")]
-pub use rules::{Rule, Rules};
+pub use rules::{Plan, PlanLookup, PlanQuestion, RequestView, Rule, Rules};
+#[doc(hidden)]
+pub use tollgate_core::__io_reason;
 pub use tollgate_core::{
     Algorithm, Atomicity, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit,
-    LimitError, LimitStatus, LimitStatuses, LimitTextError, ManualClock, MemoryStore, NameError, RuleScope,
-    RuleScopeBuf, Scope, ScopeName, Source, StateMachine, Store, StoreError, StoreErrorKind, StoreFuture, SystemClock,
-    Timestamp, Wait,
+    LimitError, LimitStatus, LimitStatuses, LimitTextError, ManualClock, MemoryStore, MemoryStoreBuilder, NameError,
+    RuleScope, RuleScopeBuf, Scope, ScopeName, Source, StateMachine, Store, StoreError, StoreErrorKind, StoreFuture,
+    SystemClock, Timestamp, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis as redis;
+#[cfg(feature = "redis")]
+pub use tollgate_redis::RedisStore;

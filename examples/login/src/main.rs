@@ -18,7 +18,6 @@ use axum::Router;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use tokio::net::TcpListener;
-use tollgate::Limiter;
 use tollgate::config::Config;
 use tollgate::engine::Engine;
 use tollgate::layer::RateLimitLayer;
@@ -28,7 +27,7 @@ const CONFIGURATION: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tollgate.toml"
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let loaded = Config::load(CONFIGURATION)?;
-    let app = app(Engine::new(Limiter::memory(), loaded.rules));
+    let app = app(loaded.engine()?);
     let listener = TcpListener::bind("127.0.0.1:3002").await?;
     println!("listening on http://{}", listener.local_addr()?);
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;

@@ -15,7 +15,6 @@ use std::net::SocketAddr;
 use axum::Router;
 use axum::routing::get;
 use tokio::net::TcpListener;
-use tollgate::Limiter;
 use tollgate::config::Config;
 use tollgate::engine::Engine;
 use tollgate::layer::RateLimitLayer;
@@ -26,15 +25,20 @@ const CONFIGURATION: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tollgate.toml"
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let file = std::env::args().nth(1).unwrap_or_else(|| CONFIGURATION.to_owned());
-    let loaded = Config::load(file)?;
-    for finding in &loaded.findings {
-        eprintln!("{finding}");
-    }
-    let app = app(Engine::new(Limiter::memory(), loaded.rules));
+    let app = app(engine(&file)?);
     let listener = TcpListener::bind("127.0.0.1:3001").await?;
     println!("listening on http://{}", listener.local_addr()?);
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
+}
+
+/// Creates an engine with the rules and the store of a configuration file. Without `store`, the counters are in memory.
+fn engine(file: &str) -> Result<Engine, Box<dyn Error>> {
+    let loaded = Config::load(file)?;
+    for finding in &loaded.findings {
+        eprintln!("{}: {finding}", finding.severity());
+    }
+    Ok(loaded.engine()?)
 }
 
 /// Builds the service. Handlers need not know about plans: requests over a limit do not reach them.

@@ -15,7 +15,9 @@ use tollgate::engine::Engine;
 use tollgate::{Limiter, ManualClock, Timestamp};
 use tower::ServiceExt;
 
-use super::{CONFIGURATION, app};
+use tollgate_testkit::server::Server;
+
+use super::{CONFIGURATION, app, engine};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 9);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -36,13 +38,7 @@ impl Service {
     }
 
     async fn ask(&self, address: Ipv4Addr, key: Option<&str>) -> Response<Body> {
-        let mut request = Request::get("/v1/hello");
-        if let Some(key) = key {
-            request = request.header("x-api-key", key);
-        }
-        let mut request = request.body(Body::empty()).unwrap();
-        request.extensions_mut().insert(ConnectInfo(SocketAddr::from((address, 50_000))));
-        self.app.clone().oneshot(request).await.unwrap()
+        ask(&self.app, address, key).await
     }
 
     /// Sends requests until one is denied. Returns the number of admitted requests, and the denial.
@@ -55,6 +51,16 @@ impl Service {
         }
         panic!("served more than {at_most} times");
     }
+}
+
+async fn ask(app: &Router, address: Ipv4Addr, key: Option<&str>) -> Response<Body> {
+    let mut request = Request::get("/v1/hello");
+    if let Some(key) = key {
+        request = request.header("x-api-key", key);
+    }
+    let mut request = request.body(Body::empty()).unwrap();
+    request.extensions_mut().insert(ConnectInfo(SocketAddr::from((address, 50_000))));
+    app.clone().oneshot(request).await.unwrap()
 }
 
 fn header<'r>(response: &'r Response<Body>, name: &str) -> &'r str {
@@ -161,4 +167,27 @@ async fn an_unknown_key_is_counted_by_address() {
 async fn a_key_may_have_limits_of_its_own() {
     let (served, refusal) = Service::new().exhaust(Some("demo-special-key"), 900).await;
     assert_eq!((served, header(&refusal, "ratelimit-policy")), (900, r#""per-minute";q=900;w=60"#));
+}
+
+/// Two instances of the service whose file has a store share their counters.
+#[tokio::test]
+async fn the_store_of_the_file_is_used() {
+    let redis = Server::redis();
+    let directory = std::path::Path::new(CONFIGURATION).parent().unwrap();
+    let text = std::fs::read_to_string(CONFIGURATION).unwrap();
+    let keys_file = format!("keys_file = {:?}", directory.join("keys.toml").display().to_string());
+    let text = text.replace("keys_file = \"keys.toml\"", &keys_file);
+    // The deadline is long, so that a slow machine does not decide by the local share.
+    let text = format!("store = {:?}\ninstances = 2\ndeadline = \"10s\"\n{text}", redis.url());
+    let file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    let instance = || app(engine(file.path().to_str().unwrap()).unwrap());
+    let (one, other) = (instance(), instance());
+    for served in 0..30 {
+        let app = if served % 2 == 0 { &one } else { &other };
+        assert_eq!(ask(app, ADDRESS, None).await.status(), 200, "{served}");
+    }
+    for app in [&one, &other] {
+        assert_eq!(ask(app, ADDRESS, None).await.status(), 429, "the quota is shared");
+    }
 }

@@ -89,6 +89,8 @@ struct RateLimited {
     retry_after_ms: u64,
     #[schema(example = "per-minute")]
     policy: String,
+    #[schema(example = "shorten")]
+    rule: String,
 }
 
 /// Create a link

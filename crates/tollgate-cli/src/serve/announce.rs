@@ -28,6 +28,8 @@ pub(super) struct Announcement<'a> {
     pub(super) is_shared: bool,
     /// Whether a TLS certificate was given.
     pub(super) is_encrypted: bool,
+    /// Whether checks over HTTP need a token.
+    pub(super) needs_http_token: bool,
     pub(super) token: AdminToken<'a>,
     /// The reason why there is no admin listener; `None` if there is one or `--admin off` was given.
     pub(super) admin_disabled: Option<String>,
@@ -50,7 +52,11 @@ impl Announcement<'_> {
         if let Some(address) = self.addresses.http {
             let scheme = if self.is_encrypted { "https" } else { "http" };
             let check = r#"{"key":"user:42","limit":"10/min"}"#;
-            line("http", format_args!("{address}   try: curl -d '{check}' {scheme}://{address}/v1/check"));
+            let token = match self.needs_http_token {
+                true => "-H \"Authorization: Bearer $TOLLGATE_HTTP_TOKEN\" ",
+                false => "",
+            };
+            line("http", format_args!("{address}   try: curl {token}-d '{check}' {scheme}://{address}/v1/check"));
         }
         if let Some(address) = self.addresses.resp {
             let (ip, port) = (address.ip(), address.port());

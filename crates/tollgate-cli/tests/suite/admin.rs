@@ -83,9 +83,9 @@ fn an_unknown_request_is_refused_with_what_is_accepted() {
         ("GET", "/v1/keys?key=a", 400, "limit=10/min"),
         ("GET", "/v1/keys?key=a&limit=10/fortnight", 400, "us, ms, s, min"),
         ("GET", "/v1/keys?key=a&rule=shortn", 400, "shorten"),
-        ("GET", "/v1/keys?key=a&rule=api", 400, "--plan NAME"),
-        ("GET", "/v1/keys?key=a&rule=api&plan=gold", 400, "unknown plan"),
-        ("GET", "/v1/keys?key=a&rule=shorten&limit=week", 400, "no limit with this name"),
+        ("GET", "/v1/keys?key=user:a&rule=api", 400, "--plan NAME"),
+        ("GET", "/v1/keys?key=user:a&rule=api&plan=gold", 400, "unknown plan; expected one of "),
+        ("GET", "/v1/keys?key=user:a&rule=shorten&limit=week", 400, "no limit with this name"),
         ("DELETE", "/v1/keys?kye=a", 400, "unknown parameter"),
     ] {
         let answer = serving.operate(method, path);
@@ -148,10 +148,10 @@ fn counters_are_shown_and_reset_over_the_admin_api() {
     let statuses: Vec<u16> = (0..3).map(|_| serving.check(POSTED).status).collect();
     assert_eq!(statuses, [200, 200, 429]);
     let seen = serving.operate("GET", "/v1/keys?key=ip:203.0.113.9&rule=shorten").body;
-    assert!(seen.contains(r#""limit":"2/h","name":"main""#) && seen.contains(r#""remaining":0"#), "{seen}");
+    assert!(seen.contains(r#""name":"main","limit":"2/h""#) && seen.contains(r#""remaining":0"#), "{seen}");
     assert!(seen.contains(r#""remaining":98"#), "two units of the day are charged: {seen}");
     let one = serving.operate("DELETE", "/v1/keys?key=ip%3A203.0.113.9&rule=shorten&limit=main");
-    assert_eq!((one.status, one.body.as_str()), (200, r#"{"counters":1,"reset":true}"#));
+    assert_eq!((one.status, one.body.as_str()), (200, r#"{"key":"ip:203.0.113.9","reset":true,"counters":1}"#));
     assert_eq!(serving.check(POSTED).status, 200);
     let plan = serving.operate("GET", "/v1/keys?key=ip:203.0.113.9&rule=api&plan=pro");
     assert!(plan.body.contains(r#""quota":30"#), "{plan:?}");
@@ -160,7 +160,9 @@ fn counters_are_shown_and_reset_over_the_admin_api() {
     assert_eq!([serving.check(explicit).status, serving.check(explicit).status], [200, 429]);
     let seen = serving.operate("GET", "/v1/keys?key=user:42&limit=1/h");
     assert!(seen.body.contains(r#""remaining":0"#), "{seen:?}");
-    assert_eq!(serving.operate("DELETE", "/v1/keys?key=user:42&limit=1/h").status, 200);
+    let reset = || serving.operate("DELETE", "/v1/keys?key=user:42&limit=1/h").body;
+    assert_eq!(reset(), r#"{"key":"user:42","reset":true,"counters":1}"#);
+    assert_eq!(reset(), r#"{"key":"user:42","reset":false,"counters":0}"#);
     assert_eq!(serving.check(explicit).status, 200);
 }
 
@@ -171,7 +173,7 @@ fn rules_are_listed_with_their_decisions_and_without_keys() {
     let rules = serving.operate("GET", "/v1/rules").body;
     for phrase in [
         r#""name":"shorten""#,
-        r#""limits":{"default":[{"limit":"3/h","name":"per-hour"}],"pro":[{"limit":"30/h","name":"per-hour"}]}"#,
+        r#""limits":{"default":[{"limit":"3/h","name":"api.per-hour"}],"pro":[{"limit":"30/h","name":"api.per-hour"}]}"#,
         r#"{"mode":"enforce","source":"store","times":1,"verdict":"deny"}"#,
         r#"{"mode":"shadow","source":"store","times":1,"verdict":"deny"}"#,
     ] {
@@ -180,8 +182,8 @@ fn rules_are_listed_with_their_decisions_and_without_keys() {
     assert!(!rules.contains("planted"), "{rules}");
 }
 
-/// Parses all samples of an OpenMetrics text, by name and labels. Panics if the text is invalid or a family is not
-/// declared.
+/// Parses all samples of a metrics page in either format, by name and labels. Panics if the text is invalid or a family
+/// is not declared.
 fn samples(text: &str) -> BTreeMap<(String, BTreeMap<String, String>), f64> {
     let mut families: BTreeMap<&str, &str> = BTreeMap::new();
     let mut samples = BTreeMap::new();
@@ -223,14 +225,13 @@ fn samples(text: &str) -> BTreeMap<(String, BTreeMap<String, String>), f64> {
         let value: f64 = value.parse().unwrap_or_else(|_| panic!("a number: {line}"));
         assert!(samples.insert((name.to_owned(), labels), value).is_none(), "twice: {line}");
     }
-    panic!("the end marker is missing")
+    samples
 }
 
 #[test]
 fn every_metric_is_documented_and_every_documented_metric_exists() {
     let (serving, _dir) = with_rules();
     let answer = serving.visit("/metrics");
-    assert_eq!(answer.headers["content-type"], "application/openmetrics-text; version=1.0.0; charset=utf-8");
     let told: BTreeSet<String> = samples(&answer.body).into_keys().map(|(name, _)| name).collect();
     let told: BTreeSet<&str> = told
         .iter()
@@ -243,6 +244,97 @@ fn every_metric_is_documented_and_every_documented_metric_exists() {
         page.lines().filter(is_metric).filter_map(|line| line.strip_prefix("| `tollgate_")?.split('`').next());
     let documented: BTreeSet<String> = documented.map(|rest| format!("tollgate_{rest}")).collect();
     assert_eq!(documented.iter().map(String::as_str).collect::<BTreeSet<_>>(), told);
+}
+
+/// Starts an instance with these rules.
+fn with_text(rules: &str) -> (Serving, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    std::fs::write(&file, rules).unwrap();
+    (Serving::start(&["--config", file.to_str().unwrap()]), dir)
+}
+
+fn explained(serving: &Serving, method: &str, path: &str) -> String {
+    let token = [("TOLLGATE_ADMIN_TOKEN", "a-token-for-tests-only")];
+    let url = format!("http://{}", serving.admin);
+    let output =
+        command().envs(token).args(["explain", "--admin", &url, method, path, "--peer", "203.0.113.9"]).output();
+    String::from_utf8(output.unwrap().stdout).unwrap()
+}
+
+/// Clients and operators see one name of a limit: in headers, bodies, explanations, and counters.
+#[test]
+fn a_limit_has_one_name_everywhere() {
+    let (serving, _dir) = with_text(
+        r#"
+        [[rules]]
+        name = "all"
+        by = ["ip"]
+        limits = ["100/h"]
+        [[rules]]
+        name = "search"
+        match = { path = "/search" }
+        by = ["ip"]
+        limits = ["1/h"]
+        "#,
+    );
+    let search = r#"{"request":{"method":"GET","path":"/search","peer":"203.0.113.9"}}"#;
+    assert_eq!(serving.check(search).status, 200);
+    let denied = serving.check(search);
+    assert_eq!(denied.status, 429);
+    assert!(denied.headers["ratelimit"].starts_with(r#""all.per-hour";r=99;"#), "{denied:?}");
+    assert!(denied.headers["ratelimit-policy"].contains(r#""search.per-hour";q=1;w=3600"#), "{denied:?}");
+    assert!(denied.body.contains(r#"{"name":"search.per-hour","rule":"search","quota":1,"#), "{denied:?}");
+    let explained = explained(&serving, "GET", "/search");
+    assert!(explained.contains("verdict  refused: search.per-hour of rule search denies it for "), "{explained}");
+    assert!(explained.contains("  all.per-hour: 100/h, 99 left\n"), "{explained}");
+    for name in ["search.per-hour", "per-hour"] {
+        let path = format!("/v1/keys?key=ip:203.0.113.9&rule=search&limit={name}");
+        let seen = serving.operate("GET", &path);
+        assert!(
+            seen.body.contains(r#""name":"search.per-hour""#) && seen.body.contains(r#""remaining":0"#),
+            "{seen:?}"
+        );
+        assert_eq!(serving.operate("DELETE", &path).status, 200);
+        assert_eq!(serving.check(search).status, 200, "{name} was reset");
+    }
+}
+
+#[test]
+fn a_shield_is_explained_inspected_and_reset_in_its_instance() {
+    let (serving, _dir) = with_text("[[rules]]\nname = 'flood'\nstore = 'memory'\nlimits = ['2/h']\n");
+    let request = r#"{"request":{"method":"GET","path":"/","peer":"203.0.113.9"}}"#;
+    let counter = "/v1/keys?key=ip:203.0.113.9&rule=flood";
+    assert!(explained(&serving, "GET", "/").contains("verdict  allowed: every limit has room\n"));
+    assert!(serving.operate("GET", counter).body.contains(r#""remaining":2"#));
+    for status in [200, 200, 429] {
+        assert_eq!(serving.check(request).status, status);
+    }
+    let refused = explained(&serving, "GET", "/");
+    assert!(refused.contains("verdict  refused: per-hour of rule flood denies it for "), "{refused}");
+    assert!(refused.contains("per-hour: 2/h, 0 left: denied for "), "{refused}");
+    let seen = serving.operate("GET", counter);
+    assert!(seen.body.contains(r#""remaining":0"#) && seen.body.contains(r#""rule":"flood""#), "{seen:?}");
+    assert_eq!(serving.operate("DELETE", counter).status, 200);
+    assert_eq!(serving.check(request).status, 200, "the counter was reset");
+}
+
+/// Prometheus asks for OpenMetrics. A client that does not gets the older text format, which `promtool` reads.
+#[test]
+fn metrics_are_the_same_in_both_formats() {
+    let (serving, _dir) = with_rules();
+    let scrape = |accept: &str| {
+        let answer = Client::open(&serving.admin).ask("GET", "/metrics", &[("accept", accept)], "");
+        let series: BTreeSet<_> = samples(&answer.body).into_keys().collect();
+        (answer.headers["content-type"].clone(), answer.body, series)
+    };
+    let (content_type, open_metrics, series) = scrape("application/openmetrics-text;version=1.0.0,text/plain;q=0.5");
+    assert_eq!(content_type, "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    assert!(open_metrics.contains("# TYPE tollgate_decisions counter\n") && open_metrics.ends_with("\n# EOF\n"));
+    let (content_type, text, same_series) = scrape("*/*");
+    assert_eq!(content_type, "text/plain; version=0.0.4; charset=utf-8");
+    assert!(text.contains("# TYPE tollgate_decisions_total counter\n") && !text.contains("# EOF"), "{text}");
+    assert_eq!(same_series, series);
 }
 
 #[test]

@@ -44,12 +44,58 @@ fn an_error_exits_with_two_and_a_message_that_names_what_is_accepted() {
         (&["check", "k", "10/min", "--cost=-1"], "--cost"),
         (&["chekc"], "unrecognized subcommand"),
         (&["serve", "--http", "999.0.0.1:80"], "--http ADDRESS"),
+        (&["serve", "--http", ":8080"], "expected HOST:PORT, such as 127.0.0.1:8080 for this machine only"),
+        (&["serve", "--resp", "6380"], "expected HOST:PORT, such as 127.0.0.1:6380 for this machine only"),
+        (&["serve", "--admin", "localhost"], "expected HOST:PORT, such as 127.0.0.1:PORT"),
+        (&["serve", "--http", "off", "--resp", "off", "--admin", "off"], "every listener is off"),
+        (&["inspect", "k", "1/h", "--admin", "127.0.0.1:9090"], "did you mean http://127.0.0.1:9090?"),
+        (&["inspect", "k", "1/h", "--admin", "localhost:9090"], "did you mean http://localhost:9090?"),
+        (&["inspect", "k", "1/h", "--admin", "ann:hunter2@localhost:9090"], "without user and password"),
+        (
+            &["serve", "--http", "off", "--resp", "off", "--otlp", "127.0.0.1:4318"],
+            "did you mean http://127.0.0.1:4318?",
+        ),
+        (&["serve", "--admin-token-file", "absent"], "cannot read absent: no such file or directory"),
+        (&["validate", "absent.toml"], "cannot read absent.toml: no such file or directory"),
     ] {
         let output = tollgate(arguments);
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
         assert!(said.contains(phrase), "{arguments:?}: {said}");
         assert!(!said.contains("hunter2") && said.matches("127.0.0.1:1").count() <= 1, "{said}");
+        assert!(!said.contains("os error"), "{said}");
+    }
+}
+
+/// A failure of the store is printed once, with the address and the reason, by every command that uses the store.
+#[test]
+fn a_failure_of_the_store_is_printed_once_with_the_address_and_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    std::fs::write(&file, format!("instances = 1\n{RULES}")).unwrap();
+    let config = ["--config", file.to_str().unwrap()];
+    let redis = Server::redis();
+    let absent = format!("{}/99", redis.url().trim_end_matches('/'));
+    for (store, expected) in
+        [("redis://127.0.0.1:1", "connection refused"), (&absent, "the server does not have this database")]
+    {
+        let by_rule = ["inspect", "203.0.113.9", "--rule", "shorten"];
+        for arguments in [
+            &["check", "k", "1/h"][..],
+            &["inspect", "k", "1/h"],
+            &["reset", "k", "1/h"],
+            &["ban", "k"],
+            &["unban", "k"],
+            &[&by_rule[..], &config[..]].concat(),
+        ] {
+            let output = tollgate(&[arguments, &["--store", store]].concat());
+            let said = text(&output.stderr);
+            assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), String::new()), "{said}");
+            for phrase in [store, expected] {
+                assert_eq!(said.matches(phrase).count(), 1, "{arguments:?}: {phrase}: {said}");
+            }
+            assert!(!said.contains("os error") && !said.contains("forbidden"), "{said}");
+        }
     }
 }
 
@@ -101,7 +147,7 @@ fn serve_decides_requests_by_rules_and_a_broken_file_changes_nothing() {
     let serving = Serving::start(&["--config", file.to_str().unwrap()]);
     let statuses: Vec<bool> = (0..3).map(|_| serving.post(POSTED).starts_with("HTTP/1.1 200")).collect();
     assert_eq!(statuses, [true, true, false]);
-    assert!(serving.post(POSTED).contains(r#""limits":[{"name":"main","quota":2"#));
+    assert!(serving.post(POSTED).contains(r#""limits":[{"name":"main","rule":"shorten","quota":2"#));
     let other = POSTED.replace("POST", "GET");
     assert!(serving.post(&other).contains(r#"{"allowed":true,"source":"none","limits":[]}"#));
 

@@ -4,6 +4,7 @@
 use std::process::Output;
 
 use crate::serving::{Serving, command, ended};
+use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::Server;
 
 const RULES: &str = r#"
@@ -145,14 +146,17 @@ fn a_running_instance_explains_inspects_and_resets() {
     let seen = with_token(&["inspect", "ip:203.0.113.9", "--rule", "shorten", "--admin", &url]);
     assert!(out(&seen).contains("shorten main") && out(&seen).contains("0 of 2"), "{}{}", out(&seen), err(&seen));
     let reset = with_token(&["reset", "ip:203.0.113.9", "main", "--rule", "shorten", "--admin", &url, "--json"]);
-    assert_eq!((reset.status.code(), out(&reset).as_str()), (Some(0), "{\"reset\":true}\n"));
+    let report = "{\"counters\":1,\"key\":\"ip:203.0.113.9\",\"reset\":true}\n";
+    assert_eq!((reset.status.code(), out(&reset).as_str()), (Some(0), report), "{}", err(&reset));
     assert_eq!(serving.check(POSTED).status, 200);
 
     serving.check(r#"{"key":"user 42&x","limit":"5/min token-bucket"}"#);
     let seen = with_token(&["inspect", "user 42&x", "5/min token-bucket", "--admin", &url, "--json"]);
     assert!(out(&seen).contains(r#""remaining":4"#), "{}{}", out(&seen), err(&seen));
-    let plan = with_token(&["inspect", "ip:::1", "--rule", "api", "--plan", "pro", "--admin", &url]);
-    assert!(out(&plan).contains("30 of 30"), "{}{}", out(&plan), err(&plan));
+    serving.check(r#"{"request":{"method":"GET","path":"/api/x","peer":"::1"}}"#);
+    let plan = with_token(&["inspect", "::1", "--rule", "api", "--plan", "pro", "--admin", &url]);
+    let report = "ip:::/64\n  plan         pro (given)\napi per-hour\n  limit        30/h\n  remaining    29 of 30\n";
+    assert!(out(&plan).starts_with(report), "{}{}", out(&plan), err(&plan));
 }
 
 /// A header may have several lines. All of them are used, with a file and with an instance.
@@ -193,7 +197,8 @@ fn a_refusal_of_an_instance_exits_with_two_and_its_message() {
         (run(inspect("http://planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
         (with_token(&["inspect", "k", "1/fortnight", "--admin", &url]), "us, ms, s, min, h, day, week"),
         (with_token(&["explain", "GET", "/", "--admin", &url]), "start with --config FILE"),
-        (tollgate(&["inspect", "k", "--rule", "x"]), "--admin"),
+        (tollgate(&["inspect", "k", "--rule", "x"]), "--config FILE, or a running instance with --admin URL"),
+        (tollgate(&["reset", "k", "1/h", "--rule", "x", "--store", "redis://127.0.0.1:1"]), "--config FILE"),
         (tollgate(&["explain", "GET", "/"]), "--config"),
         (tollgate(&["explain", "--config", "absent.toml", "GET", "/"]), "absent.toml"),
         (tollgate(&["explain", "--config", "absent.toml", "GET", "/", "-H", "planted"]), "NAME: VALUE"),
@@ -221,10 +226,138 @@ fn inspect_reset_and_check_use_the_store_and_prefix_of_the_configuration() {
         out(&said) + &err(&said)
     };
     assert!(ask("inspect", &config).contains("6 of 10"), "{}", ask("inspect", &config));
-    assert!(ask("inspect", &["--store", &redis.url()]).contains("10 of 10"), "another prefix is another counter");
+    let other = tollgate(&["inspect", "user:42", "10/h", "--store", &redis.url()]);
+    let nothing = "no such counter: nothing is counted for user:42\n";
+    assert_eq!((other.status.code(), &*out(&other)), (Some(1), nothing), "another prefix is another counter");
     assert!(ask("check", &config).contains("5 of 10"));
     assert_eq!(ask("reset", &config), "the counter was reset\n", "no other output");
     assert!(serving.check(r#"{"key":"user:42","limit":"10/h"}"#).body.contains(r#""remaining":9"#));
+}
+
+/// The counters of a rule are found in the store of the configuration, for a client named in any way, without and with
+/// `anonymize`. The counter that denies is deleted.
+#[test]
+fn inspect_and_reset_use_the_counters_of_a_rule_in_the_store() {
+    const BY_ADDRESS: &[&str] = &["203.0.113.9", "ip:203.0.113.9"];
+    const BY_KEY: &[&str] = &["acme", "planted-key-of-acme", "api_key:#57ce8399c61a3dee7ba0700fcededd2a"];
+    let anonymize = "anonymize = { secret = \"planted-secret-of-32-characters!\", rotate = \"never\" }\n";
+    let by_key = r#"{"request":{"method":"GET","path":"/api/x","peer":"203.0.113.7","headers":{"x-api-key":"planted-key-of-acme"}}}"#;
+    for anonymize in ["", anonymize] {
+        let redis = Server::redis();
+        let (_dir, file) = rules_file();
+        let head = format!("store = \"{}\"\ninstances = 1\ndeadline = \"2s\"\n{anonymize}", redis.url());
+        std::fs::write(&file, format!("{head}{}", RULES.replace("30/h", "1/h"))).unwrap();
+        let serving = Serving::start(&["--config", &file]);
+        let admin = format!("http://{}", serving.admin);
+        for (rule, request, clients, left) in
+            [("shorten", POSTED, BY_ADDRESS, "0 of 2"), ("api", by_key, BY_KEY, "0 of 1")]
+        {
+            for client in clients {
+                for place in [["--config", &file], ["--admin", &admin]] {
+                    let run =
+                        |command: &str| with_token(&[&[command, client, "--rule", rule][..], &place[..]].concat());
+                    let is_text = |output: &Output, code: i32, text: &str| {
+                        let said = out(output) + &err(output);
+                        assert_eq!(output.status.code(), Some(code), "{client} {place:?}: {said}");
+                        assert!(said.contains(text) && !said.contains("planted"), "{client} {place:?}: {said}");
+                    };
+                    is_text(&run("inspect"), 1, "no such counter: nothing is counted for ");
+                    is_text(&run("reset"), 1, "no such counter: nothing is counted for ");
+                    while serving.check(request).status == 200 {}
+                    is_text(&run("inspect"), 0, left);
+                    is_text(&run("reset"), 0, "the counter was reset\n");
+                    // The instance caches the denial for up to a second.
+                    eventually("the request is allowed", || serving.check(request).status, |status| *status == 200);
+                    is_text(&run("reset"), 0, "the counter was reset\n");
+                }
+            }
+        }
+    }
+}
+
+/// `inspect` shows the plan and where it is assigned, and bans in the configuration and in the store.
+#[test]
+fn inspect_shows_the_plan_and_the_ban_of_a_client() {
+    let redis = Server::redis();
+    let (_dir, file) = rules_file();
+    let more = r#"
+[[keys]]
+key = "planted-key-of-globex"
+name = "globex"
+[[bans]]
+by = "ip"
+value = "198.51.100.0/24"
+reason = "scraper"
+[plan_sources]
+redis_hash = "tollgate:plans"
+"#;
+    let config = format!("store = \"{}\"\ninstances = 1\n{RULES}{more}", redis.url());
+    std::fs::write(&file, config).unwrap();
+    let inspect = |client: &str, rule: &str| {
+        let said = tollgate(&["inspect", client, "--rule", rule, "--config", &file]);
+        out(&said) + &err(&said)
+    };
+    for (client, rule, expected) in [
+        ("acme", "api", "  plan         pro (the API key)\nno such counter: "),
+        ("globex", "api", "  plan         default (default, because the Redis hash tollgate:plans assigns no other)\n"),
+        (
+            "203.0.113.9",
+            "api",
+            "ip:203.0.113.9\n  plan         anonymous (anonymous, because the caller has no known identity)\n",
+        ),
+        ("198.51.100.7", "shorten", "ip:198.51.100.7\n  refused      banned: scraper\nno such counter: "),
+    ] {
+        assert!(inspect(client, rule).contains(expected), "{client}: {}", inspect(client, rule));
+    }
+    // The output of `printf %s planted-key-of-globex | sha256sum`.
+    let field = "api_key:4b868c7c6c7d62fb93fb00e8825f1a1f2536099c83759aedeebef2ecb4fbafe2";
+    redis.command(&["HSET", "tollgate:plans", field, "pro"]);
+    assert!(
+        inspect("globex", "api").contains("plan         pro (the Redis hash tollgate:plans)\n"),
+        "{}",
+        inspect("globex", "api")
+    );
+    assert_eq!(tollgate(&["ban", "ip:203.0.113.9", "--for", "1h", "--config", &file]).status.code(), Some(0));
+    let said = inspect("203.0.113.9", "shorten");
+    assert!(said.contains("  refused      ip:203.0.113.9 is banned in the store for 3"), "{said}");
+    let said = tollgate(&["inspect", "ip:203.0.113.9", "10/h", "--store", &redis.url()]);
+    assert!(out(&said).contains("is banned in the store for 3"), "{}{}", out(&said), err(&said));
+}
+
+/// A store that does not answer is reported in one line with its address. Everything else is explained.
+#[test]
+fn explain_names_the_store_that_does_not_answer() {
+    let (_dir, file) = rules_file();
+    let store = ["--config", &file, "--store", "redis://:planted@127.0.0.1:1"];
+    let said = tollgate(&[&["explain", "POST", "/shorten", "--peer", "203.0.113.9"][..], &store[..]].concat());
+    let line = "  unknown  remaining units: cannot reach the store redis://127.0.0.1:1: connection refused\n";
+    assert!(out(&said).contains(line) && out(&said).contains("applies  shorten"), "{}{}", out(&said), err(&said));
+    assert!(!(out(&said) + &err(&said)).contains("planted"));
+}
+
+#[test]
+fn a_client_that_a_rule_does_not_count_is_refused() {
+    let redis = Server::redis();
+    let (_dir, file) = rules_file();
+    let two = "[[keys]]\nkey = \"planted-1\"\nname = \"twice\"\n[[keys]]\nkey = \"planted-2\"\nname = \"twice\"\n";
+    std::fs::write(&file, format!("instances = 1\n{RULES}{two}")).unwrap();
+    for (client, rule, phrase) in [
+        ("planted-unknown-key", "api", "unknown client; expected an address, an API key or the name of one"),
+        ("ip:***", "shorten", "the subject is masked"),
+        ("acme", "shorten", "the rule counts by ip; give the whole subject"),
+        ("twice", "api", "2 API keys have this name"),
+        ("203.0.113.9", "shortn", "unknown rule; expected one of shorten, api"),
+        ("user:42", "api", "add --plan NAME"),
+    ] {
+        for command in ["inspect", "reset"] {
+            if (command, client) == ("reset", "user:42") {
+                continue; // deletes the counters of all plans
+            }
+            let said = tollgate(&[command, client, "--rule", rule, "--config", &file, "--store", &redis.url()]);
+            assert_eq!((said.status.code(), &*out(&said)), (Some(2), ""), "{command} {client}: {}", err(&said));
+            assert!(err(&said).contains(phrase) && !err(&said).contains("planted"), "{client}: {}", err(&said));
+        }
+    }
 }
 
 #[test]
@@ -239,7 +372,37 @@ fn inspect_and_reset_refuse_the_memory_store() {
             }
         }
     }
-    assert_eq!(tollgate(&["check", "user:42", "10/h"]).status.code(), Some(0), "check may use the memory store");
+}
+
+/// Without a store, `check` would count in memory of its own and allow everything.
+#[test]
+fn check_needs_a_store_unless_memory_is_chosen() {
+    let (_dir, file) = rules_file();
+    let check = |more: &[&str]| tollgate(&[&["check", "user:42", "10/h"], more].concat());
+    for store in [&[][..], &["--config", &file]] {
+        let said = check(store);
+        assert_eq!((said.status.code(), &*out(&said)), (Some(2), ""), "{store:?}");
+        assert!(err(&said).contains("no store was given") && err(&said).contains("--store memory"), "{}", err(&said));
+    }
+    for variable in ["TOLLGATE_STORE", "REDIS_URL"] {
+        let said = command().args(["check", "user:42", "10/h"]).env(variable, "memory").output().unwrap();
+        assert_eq!(said.status.code(), Some(2), "{variable}");
+    }
+    let said = check(&["--store", "memory"]);
+    assert!(said.status.code() == Some(0) && out(&said).contains("9 of 10"), "{}{}", out(&said), err(&said));
+    assert_eq!(check(&["--store", "memory", "--cost", "11"]).status.code(), Some(1));
+    assert!(out(&tollgate(&["check", "--help"])).contains("--store memory"));
+}
+
+#[test]
+fn an_empty_key_is_refused() {
+    for arguments in
+        [&["check", "", "10/h"][..], &["inspect", "", "10/h"], &["reset", "", "10/h"], &["ban", ""], &["unban", ""]]
+    {
+        let said = tollgate(&[arguments, &["--store", "memory"]].concat());
+        assert_eq!((said.status.code(), &*out(&said)), (Some(2), ""), "{arguments:?}");
+        assert!(err(&said).contains("a value is required for '<"), "{arguments:?}: {}", err(&said));
+    }
 }
 
 /// `validate` and a reload reject every store URL that `serve` rejects at the start.
@@ -277,7 +440,7 @@ fn validate_prints_counts_and_the_first_error() {
     };
     assert!(validate(RULES).contains(" can be used: 2 rules, 3 plans\n"));
     let one = "[plans.default]\nlimits = [\"1/h\"]\n[[rules]]\nname = \"a\"\nlimits = \"plan\"\n";
-    assert!(validate(one).contains(" can be used: 1 rule, 1 plan\n"), "{}", validate(one));
+    assert!(validate(one).contains(" can be used: 1 rule, 1 plan, 1 warning\n"), "{}", validate(one));
     let said = validate(&RULES.replace("30/h", "0/h"));
     assert!(said.contains(" cannot be used: 1 error: invalid-limit: expected a quota"), "{said}");
 }
@@ -294,6 +457,47 @@ fn validate_prints_json() {
     let said = out(&bad);
     assert!(said.contains(r#""usable":false"#) && said.contains(r#""code":"invalid-limit""#), "{said}");
     assert!(said.contains(r#""line":3"#) && !said.contains("planted"), "{said}");
+}
+
+#[test]
+fn denied_warnings_exit_with_one_and_are_printed_as_warnings() {
+    let (_dir, file) = rules_file();
+    let validate = |text: &str, arguments: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        let output = tollgate(&[&["validate", &file], arguments].concat());
+        (output.status.code(), out(&output), err(&output))
+    };
+    let good = "[[rules]]\nname = \"a\"\nlimits = [\"10/min\"]\n";
+    let warned = "[[rules]]\nname = \"a\"\nlimits = [\"10/min\", \"1000/min\"]\n";
+    let advised = &format!("shadow = true\n{good}");
+    let broken = &format!("instances = 0\n{warned}");
+    let deny: &[&str] = &["--deny-warnings"];
+    for (text, arguments, code) in [
+        (good, deny, 0),
+        (warned, &[][..], 0),
+        (warned, deny, 1),
+        (warned, &["--deny-warnings", "--json"], 1),
+        (warned, &["--json"], 0),
+        (broken, deny, 2),
+        (broken, &["--deny-warnings", "--json"], 2),
+    ] {
+        let said = validate(text, arguments);
+        assert_eq!(said.0, Some(code), "{arguments:?} {said:?}");
+    }
+    let (_, printed, said) = validate(warned, deny);
+    assert!(said.starts_with("Warning: redundant-limit\n"), "{said}");
+    assert!(printed.contains(" can be used: 1 rule, 0 plans, 1 warning\n"), "{printed}");
+    let (_, _, said) = validate(broken, deny);
+    assert!(said.contains("\nWarning: redundant-limit\n") && said.contains("\nError: invalid-value\n"), "{said}");
+    let (code, _, said) = validate(advised, deny);
+    assert!(code == Some(0) && said.starts_with("Advice: shadow-on\n"), "{code:?} {said}");
+}
+
+#[test]
+fn the_example_of_all_settings_is_valid_as_it_stands() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.toml");
+    let output = tollgate(&["validate", file, "--deny-warnings"]);
+    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
 }
 
 #[test]

@@ -19,7 +19,8 @@ const TOKEN: &str = "a-token-for-tests-only";
 /// Returns the command `tollgate` without the environment variables that configure it.
 pub(crate) fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    for variable in ["TOLLGATE_STORE", "REDIS_URL", "TOLLGATE_ADMIN_TOKEN", "TOLLGATE_RESP_PASSWORD", "TOLLGATE_LOG"] {
+    let secrets = ["TOLLGATE_ADMIN_TOKEN", "TOLLGATE_RESP_PASSWORD", "TOLLGATE_HTTP_TOKEN"];
+    for variable in secrets.into_iter().chain(["TOLLGATE_STORE", "REDIS_URL", "TOLLGATE_LOG"]) {
         command.env_remove(variable);
     }
     command

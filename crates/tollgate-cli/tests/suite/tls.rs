@@ -194,7 +194,7 @@ fn unusable_tls_files_are_named_before_anything_is_served() {
     other.issue(2);
     let (certificate, key, absent) = (authority.path("cert.pem"), authority.path("key.pem"), authority.path("absent"));
     for (certificate, key, phrase) in [
-        (&absent, &key, "absent: No such file or directory"),
+        (&absent, &key, "absent: no such file or directory"),
         (&key, &key, "key.pem holds no certificate"),
         (&certificate, &certificate, "cert.pem holds no private key"),
         (&certificate, &other.path("key.pem"), "cannot be used together"),

@@ -70,7 +70,7 @@ fn each_decision_is_a_span_that_does_not_identify_the_caller() {
 fn decisions_are_made_while_the_collector_is_unavailable_and_an_invalid_url_is_rejected() {
     let serving = Serving::start(&["--otlp", "http://127.0.0.1:1"]);
     (0..20).for_each(|_| assert_eq!(serving.check(r#"{"key":"a","limit":"100/h"}"#).status, 200));
-    for url in ["planted", "http://ann:planted@127.0.0.1:1"] {
+    for url in ["ann:planted@127.0.0.1:1", "http://ann:planted@127.0.0.1:1"] {
         let refused = crate::serving::ended(
             crate::serving::command()
                 .args(["serve", "--http", "off", "--resp", "off", "--admin", "off", "--otlp", url]),

@@ -62,9 +62,9 @@ fn serve_continues_when_its_log_disk_is_full() {
 /// Returns commands that print, and the exit code of each.
 fn printing(config: &str) -> Vec<(Vec<&str>, i32)> {
     vec![
-        (vec!["check", "k", "1/h"], 0),
-        (vec!["check", "k", "1/h", "--json"], 0),
-        (vec!["check", "k", "1/h", "--cost", "2"], 1),
+        (vec!["check", "k", "1/h", "--store", "memory"], 0),
+        (vec!["check", "k", "1/h", "--store", "memory", "--json"], 0),
+        (vec!["check", "k", "1/h", "--store", "memory", "--cost", "2"], 1),
         (vec!["script"], 0),
         (vec!["boundary"], 0),
         (vec!["completions", "bash"], 0),

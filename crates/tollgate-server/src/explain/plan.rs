@@ -26,7 +26,7 @@ pub(super) fn question<B>(loaded: &Loaded, request: &Request<B>, peer: IpAddr, n
 /// The plan is `None` if no rule has limits per plan.
 ///
 /// `looked_up` is the result of the plan lookups; `None` if none was asked.
-pub(super) fn resolve(
+pub(crate) fn resolve(
     loaded: &Loaded,
     looked_up: Option<LimitSetId>,
     identity: &Identity<'_>,

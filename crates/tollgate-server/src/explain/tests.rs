@@ -192,3 +192,78 @@ async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
         assert_eq!(read().await, (Some(true), Some(0)), "{limit}");
     }
 }
+
+async fn verdict_of(text: &str, method: &str, engine: Option<&Engine>) -> (Option<bool>, String) {
+    let loaded = Config::from_text(text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
+    let request = request(method, "/", &[]);
+    let mut explanation = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
+    if let Some(engine) = engine {
+        explanation.read_counters(engine.limiter()).await;
+        explanation.read_shields(engine.shield());
+    }
+    (explanation.verdict.allowed, explanation.verdict.because)
+}
+
+#[tokio::test]
+async fn the_verdict_is_that_of_all_rules_together() {
+    const TEXT: &str = "[[rules]]\nname = 'flood'\nstore = 'memory'\nlimits = ['3/h']\n\
+                        [[rules]]\nname = 'post'\nmatch.methods = 'POST'\nby = ['ip']\nlimits = ['1/h']\n\
+                        [[rules]]\nname = 'trial'\nmode = 'shadow'\nby = ['ip']\nlimits = ['1/h']\n";
+    let loaded = Config::from_text(TEXT, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
+    let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
+    let limiter = Limiter::builder().clock(clock.clone()).build();
+    let engine = Engine::on_clock(limiter, loaded.rules, Vec::new(), clock);
+    let said = |allowed, because: &str| (allowed, because.to_owned());
+    let send = async |method: &str| {
+        let request = request(method, "/", &[]);
+        matches!(
+            engine.check(&RequestView::of(&request), HERE.into(), RequestOptions::default()).await,
+            Outcome::Admitted(_)
+        )
+    };
+    let elsewhere = "the counters of shield flood are in the memory of each instance: ask one with --admin URL";
+    assert_eq!(verdict_of(TEXT, "POST", None).await, said(None, elsewhere));
+    assert_eq!(verdict_of(TEXT, "POST", Some(&engine)).await, said(Some(true), "every limit has room"));
+    assert!(send("POST").await);
+    let denied = said(Some(false), "post.per-hour of rule post denies it for 3600000 ms");
+    assert_eq!(verdict_of(TEXT, "POST", Some(&engine)).await, denied);
+    assert!(!send("POST").await);
+    // The shadow rule has no room left, and the shield has.
+    assert_eq!(verdict_of(TEXT, "GET", Some(&engine)).await, said(Some(true), "every limit has room"));
+    while send("GET").await {}
+    let shielded = said(Some(false), "flood.per-hour of rule flood denies it for 3600000 ms");
+    assert_eq!(verdict_of(TEXT, "GET", Some(&engine)).await, shielded);
+    assert_eq!(verdict_of(TEXT, "POST", Some(&engine)).await, shielded, "the shield is decided first");
+
+    let one = "[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['1/h']\n";
+    let unread = said(None, "the counters of rule all were not read");
+    assert_eq!(verdict_of(one, "GET", None).await, unread);
+    for (text, expected) in [
+        ("[[rules]]\nname = 'a'\nmode = 'shadow'\nlimits = ['1/h']\n", said(Some(true), "no enforced rule applies")),
+        (&format!("kill_switch = true\n{one}"), said(Some(true), "the kill switch is on")),
+        (&format!("exempt.paths = '/'\n{one}"), said(Some(true), "the path is exempt")),
+        (&format!("bans = [{{ by = 'ip', value = '203.0.113.9' }}]\n{one}"), said(Some(false), "banned")),
+    ] {
+        assert_eq!(verdict_of(text, "GET", None).await, expected, "{text}");
+    }
+}
+
+/// A rule that is added qualifies the names of another one, whose counters continue.
+#[tokio::test]
+async fn a_limit_that_gets_a_qualified_name_keeps_its_counter() {
+    let old = "[[rules]]\nname = 'old'\nby = ['ip']\nlimits = ['9/h']\n";
+    let text = format!("{old}[[rules]]\nname = 'new'\nby = ['ip']\nlimits = ['5/h']\n");
+    let [old, both] = [old, &text].map(|text| Config::from_text(text, Format::Toml).unwrap().rules);
+    let engine = Engine::new(Limiter::memory(), old);
+    let request = request("GET", "/", &[]);
+    let send = async || {
+        let checked = engine.check(&RequestView::of(&request), HERE.into(), RequestOptions::default()).await;
+        let Outcome::Admitted(permit) = checked else { panic!("refused") };
+        let names = permit.policies().unwrap().policies().map(|policy| policy.name().to_owned());
+        let left = permit.decision().unwrap().limits.iter().map(|status| status.remaining);
+        names.zip(left).collect::<Vec<_>>()
+    };
+    assert_eq!(send().await, [("per-hour".to_owned(), 8)]);
+    engine.reload(both);
+    assert_eq!(send().await, [("old.per-hour".to_owned(), 7), ("new.per-hour".to_owned(), 4)]);
+}

@@ -21,7 +21,7 @@
 //! tokens waits for its responses (`auth_guard.rs`).
 
 mod bans;
-mod keys;
+pub(crate) mod keys;
 mod rules;
 pub(crate) mod token;
 
@@ -30,15 +30,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
 use tokio::time::Instant;
 use tollgate::engine::Engine;
 use tollgate::{Clock, Limiter, SystemClock};
 
-use self::token::Token;
-use crate::auth_guard::{Attempt, AuthGuard};
+use self::token::{AuthError, Token};
+use crate::auth_guard::AuthGuard;
 use crate::browser::BrowserPolicy;
 use crate::explain::Explanation;
 use crate::listener::{BoxError, ConnectionContext, Listener, Role, ServeFuture, ServerState};
@@ -46,13 +46,15 @@ use crate::listeners::http::connection::{self, OVER_LIMIT_RESPONSE, json, method
 use crate::listeners::http::foreign_origin;
 use crate::listeners::http::general::{ResponseBody, full_body};
 use crate::listeners::http::request::CheckRequest;
-use crate::metrics::{self, ListenerStats, Metrics, Rejection};
+use crate::metrics::{ListenerStats, Metrics, MetricsFormat, Rejection};
 use crate::readiness::Readiness;
 use crate::reload::{ReloadError, Reloader, findings_json, parts_json};
 use crate::stream::ClientStream;
 
 /// The longest time that a client has to send a complete request header, even if `Bounds::http_idle` is longer.
 const IDLE_MAX: Duration = Duration::from_secs(10);
+/// The message for a client whose address has too many attempts waiting.
+pub(crate) const TOO_MANY_ATTEMPTS: &str = "too many failed attempts from this address, try again later";
 /// The most bytes of a body: enough for all headers of a request to explain.
 const BODY_BYTES_MAX: usize = 256 * 1024;
 
@@ -175,13 +177,13 @@ impl AdminListener {
     /// The answer is 405 if the method is neither GET nor HEAD. Returns `None` for all other paths.
     fn answer_public<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
         let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
-        let answer: fn(&AdminListener) -> Response<Bytes> = match request.uri().path() {
-            "/healthz" => |_| json(StatusCode::OK, &serde_json::json!({ "alive": true })),
-            "/readyz" => AdminListener::readyz,
+        let answer: fn(&AdminListener, &HeaderMap) -> Response<Bytes> = match request.uri().path() {
+            "/healthz" => |_, _| json(StatusCode::OK, &serde_json::json!({ "alive": true })),
+            "/readyz" => |listener, _| listener.readyz(),
             "/metrics" => AdminListener::metrics,
             _ => return None,
         };
-        Some(if is_get { answer(self) } else { method_not_allowed("GET, HEAD") })
+        Some(if is_get { answer(self, request.headers()) } else { method_not_allowed("GET, HEAD") })
     }
 
     async fn answer_authenticated<B>(&self, request: Request<B>) -> Response<Bytes>
@@ -212,32 +214,20 @@ impl AdminListener {
         }
     }
 
-    /// Checks the bearer token of a request.
+    /// Checks the bearer token of a request; see [`token::authenticate`].
     ///
     /// `Err` is the response: 401 if the token is missing or wrong or the server has none, 429 if 16 attempts of `peer`
     /// are waiting already.
-    ///
-    /// A wrong token and an attempt answered with 429 are counted, and some are logged; a missing token is not. After
-    /// five failures of `peer`, answers are delayed by up to 1 s, even for the right token; see [`AuthGuard::attempt`].
     async fn authenticate(&self, headers: &HeaderMap, peer: IpAddr) -> Result<(), Response<Bytes>> {
-        let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
-        let bearer = authorization
-            .and_then(|value| value.split_at_checked(7))
-            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
-        // A request without a token is not a guess.
-        let Some(((_, given), token)) = bearer.zip(self.token.as_ref()) else { return Err(unauthorized()) };
-        let attempt =
-            self.auth_guard.attempt(self.stats.name, peer, &self.stats.auth_failures, || token.matches(given));
-        match attempt.await {
-            Attempt::Right => Ok(()),
-            Attempt::Wrong => Err(unauthorized()),
-            Attempt::Refused => {
-                let message = "too many failed attempts from this address, try again later";
-                let mut response = problem(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", message);
+        let checked = token::authenticate(self.token.as_ref(), headers, peer, &self.auth_guard, &self.stats).await;
+        checked.map_err(|error| match error {
+            AuthError::Unauthenticated => unauthorized("expected Authorization: Bearer and the admin token", "admin"),
+            AuthError::TooManyAttempts => {
+                let mut response = problem(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", TOO_MANY_ATTEMPTS);
                 response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-                Err(response)
+                response
             }
-        }
+        })
     }
 
     fn readyz(&self) -> Response<Bytes> {
@@ -245,12 +235,13 @@ impl AdminListener {
         json(status, &self.readiness.to_json())
     }
 
-    fn metrics(&self) -> Response<Bytes> {
-        let Some(text) = self.metrics.encode() else {
+    fn metrics(&self, headers: &HeaderMap) -> Response<Bytes> {
+        let format = MetricsFormat::negotiate(headers);
+        let Some(text) = self.metrics.encode(format) else {
             return problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the metrics cannot be encoded");
         };
         let mut response = Response::new(Bytes::from(text));
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
         response
     }
 
@@ -289,6 +280,9 @@ impl AdminListener {
         let mut explanation =
             Explanation::new(&loaded, lookups, &described, peer, self.clock.now(), is_revealing).await;
         explanation.read_counters(&self.limiter).await;
+        if let Some(engine) = self.reloader.engine() {
+            explanation.read_shields(engine.shield());
+        }
         json(StatusCode::OK, &explanation)
     }
 
@@ -320,9 +314,10 @@ impl AdminListener {
     }
 }
 
-fn unauthorized() -> Response<Bytes> {
-    let message = "expected Authorization: Bearer and the admin token";
+/// Returns the 401 response to a request without the token of the listener with this name.
+pub(crate) fn unauthorized(message: &str, listener: &str) -> Response<Bytes> {
     let mut response = problem(StatusCode::UNAUTHORIZED, "unauthenticated", message);
-    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"tollgate admin\""));
+    let realm = HeaderValue::try_from(format!("Bearer realm=\"tollgate {listener}\""));
+    response.headers_mut().extend(realm.into_iter().map(|realm| (WWW_AUTHENTICATE, realm)));
     response
 }

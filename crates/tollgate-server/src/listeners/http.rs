@@ -3,6 +3,10 @@
 //! One JSON request, one JSON decision, with the headers that a limited service would send. A denial is 429 with the
 //! decision as its body, so that a caller can go by the status alone. A ban is 403, whether it is in the configuration
 //! or in the store.
+//!
+//! If the listener has a token, a check needs it as `Authorization: Bearer`. Without it, the response is 401, also for a
+//! client that has guessed too often: 429 always means that a limit denies. Such a listener does not use the
+//! fast path (`fast_path.rs`), which reads no headers.
 
 pub(crate) mod connection;
 mod fast_path;
@@ -34,8 +38,11 @@ use self::connection::{OVER_LIMIT_RESPONSE, method_not_allowed, problem, read_bo
 use self::general::{ResponseBody, full_body};
 use self::policy_cache::PolicyCache;
 use self::request::{CheckRequest, CheckRequestError, ExplicitCheck};
+use crate::auth_guard::AuthGuard;
 use crate::browser::BrowserPolicy;
 use crate::listener::{BoxError, ConnectionContext, Listener, ServeFuture, ServerState};
+use crate::listeners::admin::token::{AuthError, Token, authenticate};
+use crate::listeners::admin::{TOO_MANY_ATTEMPTS, unauthorized};
 use crate::metrics::{DecisionStats, ListenerStats, Rejection};
 use crate::openapi;
 use crate::stream::ClientStream;
@@ -53,6 +60,8 @@ pub(crate) struct HttpListener {
     browsers: BrowserPolicy,
     policies: Arc<PolicyCache>,
     idle: Duration,
+    /// The token that checks must have, and the guard against guesses. `None` accepts checks without a token.
+    auth: Option<(Token, Arc<AuthGuard>)>,
 }
 
 impl Listener for HttpListener {
@@ -64,8 +73,8 @@ impl Listener for HttpListener {
         OVER_LIMIT_RESPONSE
     }
 
-    fn serve(self: Arc<Self>, stream: ClientStream, _: SocketAddr, context: ConnectionContext) -> ServeFuture {
-        Box::pin(async move { self.serve_stream(stream, context).await })
+    fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
+        Box::pin(async move { self.serve_stream(stream, peer.ip(), context).await })
     }
 }
 
@@ -82,6 +91,7 @@ impl HttpListener {
             browsers: BrowserPolicy::default(),
             policies: Arc::default(),
             idle,
+            auth: None,
         }
     }
 
@@ -92,16 +102,47 @@ impl HttpListener {
             engine: options.engine.clone(),
             decisions: shared.decisions.clone(),
             browsers: options.browsers.clone(),
+            stats: ListenerStats::new("http", &[Rejection::Origin], options.http_token.is_some()),
+            auth: options.http_token.clone().map(|token| (token, shared.auth_guard.clone())),
             ..HttpListener::new(options.limiter.clone(), options.bounds.http_idle)
         }
     }
 
-    /// Serves one connection until it ends, with the fast path for plain checks; see [`connection::serve`].
-    pub(crate) async fn serve_stream<S>(&self, stream: S, context: ConnectionContext) -> Result<(), BoxError>
+    /// Serves one connection until it ends; see [`connection::serve`].
+    ///
+    /// Plain checks take the fast path, unless the listener has a token, which the fast path does not read.
+    pub(crate) async fn serve_stream<S>(
+        &self,
+        stream: S,
+        peer: IpAddr,
+        context: ConnectionContext,
+    ) -> Result<(), BoxError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        connection::serve(stream, self.idle, context, Some(self), |request| self.answer(request)).await
+        let fast_path = self.auth.is_none().then_some(self);
+        let handler = |request| self.answer_authenticated(request, peer);
+        connection::serve(stream, self.idle, context, fast_path, handler).await
+    }
+
+    /// Answers one request as [`answer`](Self::answer) does, but a request to `/v1/check` only with the token.
+    ///
+    /// Without it, the response is 401.
+    async fn answer_authenticated<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        // The other paths have the same response for every client.
+        if let Some((token, guard)) = self.auth.as_ref().filter(|_| request.uri().path() == "/v1/check") {
+            let message = match authenticate(Some(token), request.headers(), peer, guard, &self.stats).await {
+                Ok(()) => return self.answer(request).await,
+                Err(AuthError::Unauthenticated) => "expected Authorization: Bearer and the token of this listener",
+                Err(AuthError::TooManyAttempts) => TOO_MANY_ATTEMPTS,
+            };
+            return unauthorized(message, "http").map(full_body);
+        }
+        self.answer(request).await
     }
 
     /// Answers one request: a check (`POST /v1/check`), or GET or HEAD of `/openapi.json` or `/docs`.
@@ -202,6 +243,11 @@ impl HttpListener {
         HttpListener { engine: Some(engine), ..self }
     }
 
+    /// Sets the token that checks must have.
+    pub(crate) fn with_token(self, token: Token) -> HttpListener {
+        HttpListener { auth: Some((token, Arc::default())), ..self }
+    }
+
     /// Sets the policy that decides which web pages may send requests.
     pub(crate) fn with_browsers(self, browsers: BrowserPolicy) -> HttpListener {
         HttpListener { browsers, ..self }
@@ -236,6 +282,10 @@ fn decision_body(decision: &Decision, policies: Option<&Policies>) -> Bytes {
     let limits = policies.into_iter().flat_map(Policies::policies).zip(&decision.limits);
     for (index, (policy, status)) in limits.enumerate() {
         json.raw(if index == 0 { "{\"name\":\"" } else { ",{\"name\":\"" }).raw(policy.name());
+        if let Some(rule) = policy.rule() {
+            // The name of a rule has no characters that JSON escapes.
+            json.raw("\",\"rule\":\"").raw(rule);
+        }
         json.raw("\",\"quota\":").number(Some(status.quota.into()));
         json.raw(",\"window_ms\":").number(Some(policy.limit().window_us().div_ceil(1_000)));
         json.raw(",\"remaining\":").number(Some(status.remaining.into()));

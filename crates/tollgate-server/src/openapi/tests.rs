@@ -9,13 +9,16 @@ use http::{Method, Request};
 use http_body_util::{BodyExt, Empty};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use tollgate::Limiter;
+
 use super::schemas::tests::regex;
 use super::*;
 use crate::budget::{EvictingBudget, Receiving};
 use crate::listener::ConnectionContext;
+use crate::listeners::admin::token::Token;
 use crate::listeners::http::HttpListener;
 use crate::listeners::http::request::CheckRequest;
-use crate::listeners::http::test_support::{UnreachableStore, described, listener_with_rules};
+use crate::listeners::http::test_support::{IDLE, PEER, UnreachableStore, described, listener_with_rules};
 
 /// Validates a value against a schema of the document.
 ///
@@ -117,7 +120,7 @@ async fn send(listener: Arc<HttpListener>, receive_bytes: usize, request: &str) 
     let (_stage, context) = ConnectionContext::unshared();
     let receiving = Receiving::new(EvictingBudget::new(receive_bytes, Arc::default()));
     tokio::spawn(async move {
-        drop(listener.serve_stream(server, ConnectionContext { receiving, ..context }).await);
+        drop(listener.serve_stream(server, PEER, ConnectionContext { receiving, ..context }).await);
     });
     client.write_all(request.as_bytes()).await.unwrap();
     let mut received = String::new();
@@ -176,6 +179,11 @@ async fn all_responses() -> Vec<Received> {
         assert_eq!(response.status, status, "{path}: {response:?}");
         all.push(response);
     }
+    let token = Token::given("a-token-for-tests-only").unwrap();
+    let listener = Arc::new(HttpListener::new(Limiter::memory(), IDLE).with_token(token));
+    let unauthenticated = send(listener, ENOUGH, &post("", one)).await;
+    assert_eq!(unauthenticated.status, "401", "{unauthenticated:?}");
+    all.push(unauthenticated);
     let unfinished = post("", &" ".repeat(50_000));
     let overloaded = send(listener_with_rules(None), 1, &unfinished[..20_000]).await;
     assert_eq!(overloaded.status, "503", "{overloaded:?}");

@@ -176,6 +176,8 @@ struct RefusalFields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     upgrade_url: Option<&'a str>,
@@ -189,6 +191,7 @@ impl<'a> RefusalFields<'a> {
             retry_after: refusal.retry_after_secs(),
             retry_after_ms: refusal.retry_after_ms(),
             policy: policy.map(Policy::name),
+            rule: policy.and_then(Policy::rule),
             plan: policy.and_then(Policy::plan),
             upgrade_url: policy.and_then(Policy::upgrade_url),
         }

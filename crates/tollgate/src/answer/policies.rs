@@ -75,7 +75,8 @@ struct Exposed([[Option<HeaderValue>; 2]; 2]);
 impl Policies {
     /// Combines the policies of a check: one per limit, in the order of the check.
     ///
-    /// If an earlier policy has the same name, a number is appended (`per-minute-2`), so that clients can tell them apart.
+    /// Policies of rules that have the same name are qualified by their rules (`search.per-minute`). If an earlier policy
+    /// still has the same name, a number is appended (`per-minute-2`), so that clients can tell them apart.
     pub fn new<P: Into<Arc<Policy>>>(policies: impl IntoIterator<Item = P>) -> Policies {
         let policies = with_distinct_names(policies.into_iter().map(Into::into).collect());
         let draft = policies.iter().find_map(|policy| policy.styles().draft());
@@ -373,9 +374,15 @@ fn advertise(draft: IetfDraft, policies: &[Arc<Policy>]) -> Option<HeaderValue> 
     HeaderValue::try_from(texts.join(", ")).ok().filter(|value| !value.is_empty())
 }
 
-/// Makes the names of policies unique: appends to each name that an earlier policy has the smallest number, from 2, that
-/// no other name has.
+/// Makes the names of policies unique: qualifies equal names of limits that belong to rules, then appends to each name
+/// that an earlier policy has the smallest number, from 2, that no other name has.
 fn with_distinct_names(mut policies: Vec<Arc<Policy>>) -> Vec<Arc<Policy>> {
+    let is_repeated =
+        |policy: &Arc<Policy>| policies.iter().filter(|other| other.name() == policy.name()).nth(1).is_some();
+    let repeated: SmallVec<[bool; 8]> = policies.iter().map(is_repeated).collect();
+    for (policy, _) in policies.iter_mut().zip(repeated).filter(|(_, is_repeated)| *is_repeated) {
+        *policy = Arc::new(policy.qualified());
+    }
     for index in 1..policies.len() {
         let is_taken =
             |name: &str| policies.iter().enumerate().any(|(at, policy)| at != index && policy.name() == name);

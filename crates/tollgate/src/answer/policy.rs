@@ -1,6 +1,7 @@
 //! A policy: a limit with everything that responses report about it and that is the same for all requests.
 
 use std::fmt;
+use std::sync::Arc;
 
 use http::HeaderValue;
 use tollgate_core::Limit;
@@ -25,7 +26,11 @@ use super::style::Styles;
 /// ```
 #[derive(Clone)]
 pub struct Policy {
+    /// The name that clients see.
     name: Box<str>,
+    /// The name of the limit within its rule, which is part of the counter's key.
+    limit_name: Box<str>,
+    rule: Option<Arc<str>>,
     limit: Limit,
     plan: Option<Box<str>>,
     upgrade_url: Option<Box<str>>,
@@ -76,6 +81,8 @@ impl Policy {
     fn named(name: &str, limit: Limit) -> Policy {
         Policy {
             name: name.into(),
+            limit_name: name.into(),
+            rule: None,
             limit,
             plan: None,
             upgrade_url: None,
@@ -83,6 +90,12 @@ impl Policy {
             format: BodyFormat::default(),
             rendered: Rendered::new(name, &limit),
         }
+    }
+
+    /// Sets the name of the rule that the limit belongs to. It appears in the bodies of refusals. Defaults to none.
+    #[must_use]
+    pub fn with_rule(self, rule: impl Into<Arc<str>>) -> Policy {
+        Policy { rule: Some(rule.into()), ..self }
     }
 
     /// Sets the name of the plan that the limit belongs to. It appears in the bodies of refusals. Defaults to none.
@@ -112,14 +125,40 @@ impl Policy {
         Policy { format, ..self }
     }
 
-    /// Returns a copy with another name, which must match `[a-z0-9-]+`.
+    /// Returns a copy with another name for clients, which must have no characters that a header would have to escape.
     pub(super) fn renamed(&self, name: &str) -> Policy {
         Policy { name: name.into(), rendered: Rendered::new(name, &self.limit), ..self.clone() }
     }
 
-    /// Returns the name that clients see.
+    /// Returns a copy whose name for clients is qualified by its rule: `search.per-minute`. Returns an unchanged copy
+    /// without a rule.
+    ///
+    /// A limit's own name has no dot, so two limits never have the same qualified name.
+    pub(crate) fn qualified(&self) -> Policy {
+        match &self.rule {
+            Some(rule) => self.renamed(&format!("{rule}.{}", self.limit_name)),
+            None => self.clone(),
+        }
+    }
+
+    /// Returns the name that clients see, and operators in explanations and counters.
+    ///
+    /// It is the name of the limit, or the names of the rule and the limit (`search.per-minute`) if a rule that may
+    /// apply to the same requests has a limit of this name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the name of the limit within its rule, without the name of the rule.
+    ///
+    /// It is part of the key of the rule's counter: see [`Scope::Rule`](tollgate_core::Scope::Rule).
+    pub fn limit_name(&self) -> &str {
+        &self.limit_name
+    }
+
+    /// Returns the name of the rule that the limit belongs to, or `None` if none was set.
+    pub fn rule(&self) -> Option<&str> {
+        self.rule.as_deref()
     }
 
     /// Returns the limit.
@@ -159,6 +198,7 @@ impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Policy")
             .field("name", &self.name)
+            .field("rule", &self.rule)
             .field("limit", &format_args!("{}", self.limit))
             .field("plan", &self.plan)
             .field("upgrade_url", &self.upgrade_url)

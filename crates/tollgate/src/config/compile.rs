@@ -9,6 +9,7 @@ mod expect;
 mod keys;
 mod limits;
 mod matches;
+mod policy_names;
 mod rules;
 mod settings;
 mod tokens;
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub(crate) use self::keys::KeysFile;
+pub(crate) use self::limits::NamedLimit;
 pub use self::settings::Settings;
 
 use super::changes::Changes;
@@ -90,9 +92,12 @@ impl Compiler<'_> {
         self.note_in(&source, finding);
     }
 
-    /// Adds a finding whose span is in `source`, such as the keys file.
+    /// Adds a finding whose span is in `source`, such as the keys file. Ignores one that is not
+    /// [certain](Source::is_certain).
     pub(crate) fn note_in(&mut self, source: &Arc<Source>, finding: Finding) {
-        self.findings.push(finding.with_source(source));
+        if source.is_certain(finding.span().unwrap_or_default()) {
+            self.findings.push(finding.with_source(source));
+        }
     }
 
     /// Returns the value of `Ok`. For `Err`, adds an error with this code and span, and returns `None`.

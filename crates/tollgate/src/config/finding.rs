@@ -60,13 +60,14 @@ macro_rules! codes {
 
             /// Returns whether findings with this code are certain even if parts of the file could not be read.
             ///
-            /// `false` for warnings and advice, and for errors about something that is missing, such as an unknown
-            /// plan: it may be in the part that could not be read.
+            /// `false` for warnings and advice; for errors about something that is missing, such as an unknown plan,
+            /// which may be in the part that could not be read; and for rules that match too many requests without
+            /// the conditions that could not be read.
             pub(crate) fn holds_in_partly_read_file(self) -> bool {
-                use Code::{DefaultPlanMissing, ExpectationUnmet, PlansMissing, SecretMissing, UnknownPlan};
-                let is_absence =
-                    matches!(self, DefaultPlanMissing | ExpectationUnmet | PlansMissing | SecretMissing | UnknownPlan);
-                self.severity() == Severity::Error && !is_absence
+                use Code::{DefaultPlanMissing, ExpectationUnmet, PlansMissing, TooManyLimits, UnknownPlan};
+                let may_change =
+                    matches!(self, DefaultPlanMissing | ExpectationUnmet | PlansMissing | TooManyLimits | UnknownPlan);
+                self.severity() == Severity::Error && !may_change
             }
         }
     };

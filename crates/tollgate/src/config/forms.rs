@@ -31,10 +31,14 @@ impl<T: FromNode> FromNode for OneOrMany<T> {
             Value::List(items) => items,
             _ => std::slice::from_ref(node),
         };
-        reader.all(items).map(OneOrMany)
+        reader.list(items).map(OneOrMany)
     }
 
     fn absent() -> Option<Self> {
+        Some(OneOrMany::default())
+    }
+
+    fn stand_in() -> Option<Self> {
         Some(OneOrMany::default())
     }
 }
@@ -76,12 +80,12 @@ impl<'l, T> IntoIterator for &'l OptionalList<T> {
     }
 }
 
-/// Reads a list. Entries with errors are noted and left out, so that the others are still checked.
+/// Reads a list. Entries that cannot be read are noted and left out, so that the others are still checked.
 impl<T: FromNode> FromNode for OptionalList<T> {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
         match &node.value {
             Value::List(items) => {
-                Some(OptionalList(Some(items.iter().filter_map(|item| reader.whole(item)).collect())))
+                Some(OptionalList(Some(items.iter().filter_map(|item| T::from_node(item, reader)).collect())))
             }
             _ => reader.wrong_type(node, "a list"),
         }
@@ -120,6 +124,10 @@ impl FromNode for Secret {
             Value::Text(text) => Some(Secret::new(text)),
             _ => reader.wrong_type(node, "a string"),
         }
+    }
+
+    fn stand_in() -> Option<Secret> {
+        Some(Secret::default())
     }
 }
 
@@ -177,6 +185,10 @@ impl FromNode for Limits {
             [only] if matches!(&**only, LimitEntry::Text(text) if text == "plan") => Limits::Plan,
             _ => Limits::Own(list),
         })
+    }
+
+    fn stand_in() -> Option<Limits> {
+        Some(Limits::default())
     }
 }
 

@@ -3,11 +3,13 @@
 mod overlap;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use tollgate_core::Limit;
 
-use super::compile::{Compiler, LintInput, Settings};
+use super::compile::{Compiler, LintInput, NamedLimit, Settings};
 use super::finding::{Code, Finding};
+use super::source::Source;
 use super::span::Span;
 use super::types::{Config, MatchTable, RuleTable};
 use crate::identity::{ApiKeys, Subject};
@@ -171,7 +173,6 @@ fn rules(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'
     for ((table, rule), conditions) in config.rules.iter().zip(&parts.rules).zip(conditions) {
         unreachable_rule(table, conditions, input, note);
         subjects(config, table, rule, parts, note);
-        redundant_limits(table, rule, note);
         // Rules that differ in one of these cannot be merged into one.
         let settings = (rule.mode, rule.is_shield, rule.charge, rule.cost, rule.on_failure, rule.is_by_plan());
         let answer = (table.headers.as_deref(), &table.body);
@@ -245,25 +246,25 @@ fn policies(rule: &CompiledRule) -> impl Iterator<Item = Limit> + '_ {
     lists.iter().flatten().map(|policy| *policy.limit())
 }
 
-fn redundant_limits(table: &RuleTable, rule: &CompiledRule, note: &mut Note<'_>) {
-    let RuleLimits::Own(policies) = &rule.limits else { return };
-    for (place, policy) in policies.iter().enumerate() {
-        let never_decides = |(other_place, other): &(usize, &std::sync::Arc<crate::answer::Policy>)| {
-            *other_place != place
-                && always_denies_first(other.limit(), policy.limit())
-                // Of two equal limits the second is redundant.
-                && !(*other_place > place && always_denies_first(policy.limit(), other.limit()))
-        };
-        if let Some((_, other)) = policies.iter().enumerate().find(never_decides) {
+impl Compiler<'_> {
+    /// Adds a warning for each limit of a list that never denies, because another limit of the list always denies first.
+    ///
+    /// `owner` names the rule, plan or key to which the list belongs. `span` is that of the list in `source`.
+    pub(super) fn check_redundancy(&mut self, limits: &[NamedLimit], owner: &str, span: Span, source: &Arc<Source>) {
+        for (place, limit) in limits.iter().enumerate() {
+            let never_decides = |(other_place, other): &(usize, &NamedLimit)| {
+                *other_place != place
+                    && always_denies_first(&other.limit, &limit.limit)
+                    // Of two equal limits the second is redundant.
+                    && !(*other_place > place && always_denies_first(&limit.limit, &other.limit))
+            };
+            let Some((_, other)) = limits.iter().enumerate().find(never_decides) else { continue };
             let message = format!(
-                "`{}` ({}) of `{}` never denies, because `{}` ({}) always denies first",
-                policy.name(),
-                policy.limit(),
-                *table.name,
-                other.name(),
-                other.limit()
+                "`{}` ({}) of {owner} never denies, because `{}` ({}) always denies first",
+                limit.name, limit.limit, other.name, other.limit
             );
-            note(Code::RedundantLimit, table.limits.span(), message, "remove it, or check which one is intended");
+            let finding = Finding::new(Code::RedundantLimit, message);
+            self.note_in(source, finding.help("remove it, or check which one is intended").at(span));
         }
     }
 }

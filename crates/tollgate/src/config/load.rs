@@ -10,7 +10,7 @@ use super::file;
 use super::finding::{Code, Finding, Report};
 use super::forms::{AnonymizeEntry, Secret};
 use super::mask::mask;
-use super::read::{FromNode, Reader};
+use super::read::{FromNode, ReadResult, Reader};
 use super::source::Source;
 use super::span::Spanned;
 use super::toml;
@@ -18,6 +18,7 @@ use super::tree::SyntaxError;
 use super::types::Config;
 #[cfg(feature = "yaml")]
 use super::yaml;
+use crate::__io_reason;
 #[cfg(feature = "redis")]
 use crate::engine::Engine;
 use crate::identity::{Identity, Networks};
@@ -339,7 +340,7 @@ impl Loader {
         if self.is_reload && std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
             return Err(fail("it is not a regular file, so it cannot be read again".to_owned()));
         }
-        let (bytes, metadata) = file::read(path, file::BYTES_MAX).map_err(|error| fail(error.to_string()))?;
+        let (bytes, metadata) = file::read(path, file::BYTES_MAX).map_err(|error| fail(__io_reason(&error)))?;
         let text = String::from_utf8(bytes).map_err(|_| fail("it is not UTF-8 text".to_owned()))?;
         Ok((text, metadata))
     }
@@ -407,8 +408,8 @@ pub(crate) fn read<T: FromNode>(name: &str, text: &str, format: Format) -> (Opti
         Ok(root) => {
             let mut reader = Reader::new(text);
             let value = T::from_node(&root, &mut reader);
-            let (errors, shown) = reader.finish();
-            (value, Source::masked(name, text, mask(text, &root, &shown)), errors)
+            let ReadResult { errors, shown, partly_read } = reader.finish();
+            (value, Source::masked(name, text, mask(text, &root, &shown), partly_read), errors)
         }
         Err(errors) => {
             let finding = |error: SyntaxError| Finding::new(Code::Syntax, error.message).at(error.span);

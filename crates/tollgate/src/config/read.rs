@@ -27,6 +27,14 @@ pub(crate) trait FromNode: Sized {
     fn absent() -> Option<Self> {
         None
     }
+
+    /// Returns a value for a required field that is missing or cannot be read, so that the rest of its table is still
+    /// checked. Defaults to `None`: without this field, the table is left out.
+    ///
+    /// Its span is unknown, so findings about it are left out (see [`Source::is_certain`](super::source::Source)).
+    fn stand_in() -> Option<Self> {
+        None
+    }
 }
 
 /// An enum whose values are written in the file as one of a few names.
@@ -50,12 +58,26 @@ pub(crate) struct Reader<'t> {
     text: &'t str,
     errors: Vec<Finding>,
     shown: Vec<Span>,
+    partly_read: Vec<Span>,
+}
+
+/// What a [`Reader`] collected.
+pub(crate) struct ReadResult {
+    /// The errors, in the order in which they were found.
+    pub(crate) errors: Vec<Finding>,
+    /// The spans that reports may quote.
+    pub(crate) shown: Vec<Span>,
+    /// The spans of the tables that have an error: some of their fields have a default or a stand-in instead of their
+    /// value.
+    pub(crate) partly_read: Vec<Span>,
 }
 
 /// A table whose fields are being read, returned by [`Reader::table`].
 pub(crate) struct Fields<'n> {
     entries: &'n [Entry],
     span: Span,
+    /// The number of errors of the file before this table.
+    errors_before: usize,
     /// The known fields that are similar to an unknown one. They are probably misspelt, so they are not reported as
     /// missing.
     misspelt: Vec<&'static str>,
@@ -64,12 +86,12 @@ pub(crate) struct Fields<'n> {
 impl<'t> Reader<'t> {
     /// Creates a reader for a tree that was parsed from `text`.
     pub(crate) fn new(text: &'t str) -> Reader<'t> {
-        Reader { text, errors: Vec::new(), shown: Vec::new() }
+        Reader { text, errors: Vec::new(), shown: Vec::new(), partly_read: Vec::new() }
     }
 
-    /// Returns the errors in the order in which they were found, and the spans that reports may quote.
-    pub(crate) fn finish(self) -> (Vec<Finding>, Vec<Span>) {
-        (self.errors, self.shown)
+    /// Returns the errors, the spans that reports may quote, and the tables that could be read only in part.
+    pub(crate) fn finish(self) -> ReadResult {
+        ReadResult { errors: self.errors, shown: self.shown, partly_read: self.partly_read }
     }
 
     /// Adds the error that a node does not have the type `expected`, such as `a string`. Returns `None`, for the caller
@@ -146,6 +168,7 @@ impl<'t> Reader<'t> {
             // The header of a table in TOML, whose names were all known.
             self.show_text(node.span, written);
         }
+        let errors_before = self.errors.len();
         let mut misspelt = Vec::new();
         for Entry { key, key_span, .. } in entries {
             if known.contains(&key.as_str()) {
@@ -164,13 +187,13 @@ impl<'t> Reader<'t> {
             };
             self.errors.push(finding.at(*key_span));
         }
-        Some(Fields { entries, span: node.span, misspelt })
+        Some(Fields { entries, span: node.span, errors_before, misspelt })
     }
 
     /// Reads the field `name` of a table. Returns `absent` if the table does not have it, or if it cannot be read.
     ///
     /// If `absent` is `None`, the field is required: adds an error if the table does not have it, unless an unknown
-    /// field has a similar name. A value that cannot be read adds its own error. `name` must be among the known fields
+    /// field has a similar name; and returns the [stand-in](FromNode::stand_in) of its type, if there is one. A value that cannot be read adds its own error. `name` must be among the known fields
     /// that were passed to [`Reader::table`].
     pub(crate) fn field<T: FromNode>(
         &mut self,
@@ -179,26 +202,29 @@ impl<'t> Reader<'t> {
         absent: Option<T>,
     ) -> Option<T> {
         if let Some(entry) = fields.entries.iter().find(|entry| entry.key == name) {
-            return T::from_node(&entry.node, self).or(absent);
+            return T::from_node(&entry.node, self).or(absent).or_else(T::stand_in);
         }
         if absent.is_none() && !fields.misspelt.contains(&name) {
             let finding = Finding::new(Code::MissingField, format!("missing field `{name}`"));
             self.errors.push(finding.help(format!("add `{name}` to this table")).at(fields.span));
         }
-        absent
+        absent.or_else(T::stand_in)
     }
 
-    /// Reads a value. Returns `None` if any part of it has an error, which is added to the reader.
-    pub(crate) fn whole<T: FromNode>(&mut self, node: &Node) -> Option<T> {
-        let before = self.errors.len();
-        let value = T::from_node(node, self);
-        value.filter(|_| self.errors.len() == before)
+    /// Ends the reading of a table, all of whose fields were read. Records the table as partly read if it has an error.
+    pub(crate) fn end_table(&mut self, fields: &Fields<'_>) {
+        if self.errors.len() > fields.errors_before {
+            self.partly_read.push(fields.span);
+        }
     }
 
-    /// Reads all values of a list, also after an error. Returns `None` if any of them has an error.
-    pub(crate) fn all<T: FromNode>(&mut self, nodes: &[Node]) -> Option<Vec<T>> {
-        let values: Vec<Option<T>> = nodes.iter().map(|node| self.whole(node)).collect();
-        values.into_iter().collect()
+    /// Reads the values of a list. Those that cannot be read are noted and left out, so that the others are still
+    /// checked.
+    ///
+    /// Returns `None` if there are values and none of them can be read: an empty list would mean something else.
+    pub(crate) fn list<T: FromNode>(&mut self, nodes: &[Node]) -> Option<Vec<T>> {
+        let values: Vec<T> = nodes.iter().filter_map(|node| T::from_node(node, self)).collect();
+        (nodes.is_empty() || !values.is_empty()).then_some(values)
     }
 }
 
@@ -223,6 +249,10 @@ impl FromNode for String {
             Value::Text(text) => Some(text.clone()),
             _ => reader.wrong_type(node, "a string"),
         }
+    }
+
+    fn stand_in() -> Option<String> {
+        Some(String::new())
     }
 }
 
@@ -281,7 +311,7 @@ impl<T: FromNode> FromNode for Option<T> {
 impl<T: FromNode> FromNode for Vec<T> {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Vec<T>> {
         match &node.value {
-            Value::List(items) => reader.all(items),
+            Value::List(items) => reader.list(items),
             _ => reader.wrong_type(node, "a list"),
         }
     }
@@ -291,14 +321,14 @@ impl<T: FromNode> FromNode for Vec<T> {
     }
 }
 
-/// Reads a table with free names. Entries with errors are noted and left out.
+/// Reads a table with free names. Entries that cannot be read are noted and left out.
 impl<T: FromNode> FromNode for BTreeMap<Spanned<String>, T> {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
         let Value::Table(entries) = &node.value else { return reader.wrong_type(node, "a table") };
         let mut map = BTreeMap::new();
         for Entry { key, key_span, node } in entries {
             reader.show_text(*key_span, key);
-            if let Some(value) = reader.whole(node) {
+            if let Some(value) = T::from_node(node, reader) {
                 map.insert(Spanned::new(key.clone(), *key_span), value);
             }
         }
@@ -317,6 +347,10 @@ impl<T: FromNode> FromNode for Spanned<T> {
 
     fn absent() -> Option<Spanned<T>> {
         T::absent().map(Spanned::from)
+    }
+
+    fn stand_in() -> Option<Spanned<T>> {
+        T::stand_in().map(Spanned::from)
     }
 }
 
@@ -338,6 +372,7 @@ macro_rules! tables {
                 use $crate::config::read::tables;
                 let fields = reader.table(node, &[$(tables!(@name $field $($name)?)),*])?;
                 $(let $field = reader.field(&fields, tables!(@name $field $($name)?), tables!(@absent $($required)?));)*
+                reader.end_table(&fields);
                 // Every field was read, with its errors, before a missing one ends the reading of the table.
                 Some($table { $($field: $field?),* })
             }

@@ -18,18 +18,26 @@ pub(crate) struct Source {
     masked: Option<String>,
     /// The name of the value whose span starts at this index. Empty for a file.
     values: Vec<String>,
+    /// The spans of the tables of a file that could be read only in part.
+    partly_read: Vec<Span>,
 }
 
 impl Source {
     /// Creates the source of a file that was parsed. Reports quote `masked`, in which every byte has the position that
-    /// it has in `text`.
-    pub(crate) fn masked(name: &str, text: &str, masked: String) -> Source {
-        Source { masked: Some(masked), ..Source::unquoted(name, text) }
+    /// it has in `text`. `partly_read` are the spans of the tables that have an error.
+    pub(crate) fn masked(name: &str, text: &str, masked: String, partly_read: Vec<Span>) -> Source {
+        Source { masked: Some(masked), partly_read, ..Source::unquoted(name, text) }
     }
 
     /// Creates the source of a file that could not be parsed. Reports give lines and columns, and quote nothing.
     pub(crate) fn unquoted(name: &str, text: &str) -> Source {
-        Source { name: name.to_owned(), text: Secret::new(text), masked: None, values: Vec::new() }
+        Source {
+            name: name.to_owned(),
+            text: Secret::new(text),
+            masked: None,
+            values: Vec::new(),
+            partly_read: Vec::new(),
+        }
     }
 
     /// Creates the source of a configuration that was built in code, for which reports use `name`.
@@ -43,6 +51,14 @@ impl Source {
     /// span.
     pub(crate) fn value(&self, span: Span) -> Option<&str> {
         self.values.get(span.start).filter(|_| !span.is_unknown()).map(String::as_str)
+    }
+
+    /// Returns whether a finding with this span is certain, although parts of the file may not have been read.
+    ///
+    /// If there are such parts, a finding without a place may be about a default or a stand-in for a value that could
+    /// not be read. A finding about a whole table that was read in part may be about a field that is not missing.
+    pub(crate) fn is_certain(&self, span: Span) -> bool {
+        self.partly_read.is_empty() || !(span.is_unknown() || self.partly_read.contains(&span))
     }
 
     /// Returns whether reports may quote the masked text: it is a file that was parsed.

@@ -1,4 +1,4 @@
-mod example;
+pub(crate) mod example;
 mod findings;
 mod mutated;
 mod reload;

@@ -126,7 +126,7 @@ impl PlannedRule<'_> {
     fn limits(&self) -> impl ExactSizeIterator<Item = PlannedLimit> {
         self.rule.policies(self.limit_set).iter().map(|policy| PlannedLimit {
             limit: *policy.limit(),
-            scope: RuleScopeBuf::new(self.rule.name().clone(), policy.name()),
+            scope: RuleScopeBuf::new(self.rule.name().clone(), policy.limit_name()),
             subject: self.subject,
             policy: policy.clone(),
             cost: self.rule.cost(),

@@ -27,7 +27,7 @@ use super::api_key::{ApiKey, ApiKeys, KeyDigest, KeySource, KnownKey, bearer_tok
 use super::jwt::TokenVerifier;
 use super::proxies::TrustedProxies;
 use super::single_value;
-use super::subject::{PartLabel, PartValue, SubjectKey, SubjectWriter};
+use super::subject::{PartLabel, PartValue, SubjectKey, SubjectWriter, anonymize_subject};
 use super::subject_kind::{Subject, Subjects};
 #[cfg(not(feature = "jwt"))]
 use super::user::TokenVerifier;
@@ -135,6 +135,33 @@ impl Identifier {
     /// Returns the trusted proxies.
     pub fn proxies(&self) -> &TrustedProxies {
         &self.proxies
+    }
+
+    /// Returns which API keys identify a caller.
+    pub fn api_keys(&self) -> ApiKeys {
+        self.api_keys
+    }
+
+    /// Returns the subject under which a request is counted at `now`, given its subject without an anonymizer.
+    ///
+    /// With an anonymizer, the value of each part becomes its pseudonym, except for paths. A value that is a pseudonym
+    /// already stays as it is. Without an anonymizer, returns `plain`. For tools that look up the counters of a client.
+    ///
+    /// ```
+    /// use tollgate::Timestamp;
+    /// use tollgate::identity::{Anonymizer, Identifier, Rotate};
+    ///
+    /// let anonymizer = Anonymizer::new(b"0123456789abcdef0123456789abcdef", Rotate::Never)?;
+    /// let identifier = Identifier::new().with_anonymizer(anonymizer);
+    /// let stored = identifier.stored_subject("ip:203.0.113.9", Timestamp::ZERO);
+    /// assert_eq!(stored, "ip:~560d3fd0d7a48210199386cf6d74b484");
+    /// # Ok::<(), tollgate::identity::SecretError>(())
+    /// ```
+    pub fn stored_subject(&self, plain: &str, now: Timestamp) -> String {
+        match &self.anonymizer {
+            Some(anonymizer) => anonymize_subject(plain, &anonymizer.salt(now)),
+            None => plain.to_owned(),
+        }
     }
 
     /// Returns whether identities depend on the time: tokens are verified or subjects are anonymized.
@@ -278,10 +305,20 @@ impl<'r> Identity<'r> {
         found.as_ref().map(|(digest, known)| (*digest, known))
     }
 
+    /// Sets the API key of the request, in place of the one in its headers. The key source is not asked.
+    ///
+    /// For tools that know a key only by its digest, and look up what holds for its owner.
+    #[must_use]
+    pub fn with_api_key(self, digest: KeyDigest, known: KnownKey) -> Identity<'r> {
+        Identity { api_key: OnceCell::from(Some((digest, known))), ..self }
+    }
+
     /// Returns the digests of all API keys in the request, known or not: one per line of the key header and per bearer
-    /// token.
+    /// token, and the one that [`with_api_key`](Identity::with_api_key) has set.
     pub(crate) fn sent_key_digests(&self) -> impl Iterator<Item = KeyDigest> + '_ {
-        ApiKey::all_from_headers(self.origin.headers, &self.identifier.api_key_header).map(|key| key.digest())
+        let set = self.api_key.get().and_then(Option::as_ref).map(|(digest, _)| *digest);
+        let sent = ApiKey::all_from_headers(self.origin.headers, &self.identifier.api_key_header);
+        sent.map(|key| key.digest()).chain(set)
     }
 
     /// Returns whether a key that the key source does not know identifies a caller: only with [`ApiKeys::Any`].

@@ -9,8 +9,9 @@
 //! unsigned claims are never parsed. `exp` is required: a token that never expires is a password. Times are compared
 //! with the `now` argument; no clock is read.
 //!
-//! The signature is checked by the pure Rust backend of `jsonwebtoken`, which is named explicitly. Its process-wide
-//! default is not used: another crate in the same program may have installed a different one, or none.
+//! **Cryptography.** Signatures are checked by `ring`, which TLS uses too. `key.rs` reads the keys.
+
+mod key;
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,17 +19,12 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use jsonwebtoken::crypto::rust_crypto::DEFAULT_PROVIDER;
-use jsonwebtoken::{Algorithm, DecodingKey};
 use serde_json::{Map, Value};
 use tollgate_core::Timestamp;
 
+use self::key::SignatureKey;
 use super::user::{TOKEN_BYTES_MAX, TokenError, User};
 
-/// Minimum length of an HS256 secret. RFC 7518 forbids keys shorter than the digest.
-const HS256_SECRET_BYTES_MIN: usize = 32;
-/// Minimum size of an RSA modulus for RS256, as RFC 7518 requires.
-const RSA_MODULUS_BYTES_MIN: usize = 2048 / 8;
 /// Maximum length of a token's subject. A token with a longer one is rejected.
 const SUBJECT_BYTES_MAX: usize = 1024;
 
@@ -59,8 +55,7 @@ pub struct TokenKeyError {
 /// ```
 #[derive(Clone)]
 pub struct TokenVerifier {
-    algorithm: Algorithm,
-    key: DecodingKey,
+    key: SignatureKey,
     issuer: Option<String>,
     audience: Option<String>,
     plan_claim: Option<String>,
@@ -73,53 +68,28 @@ impl TokenVerifier {
     /// # Errors
     /// Fails if the secret is shorter than 32 bytes, or if it is a PEM file (use RS256 or ES256 for those).
     pub fn hs256(secret: &[u8]) -> Result<TokenVerifier, TokenKeyError> {
-        let accepted = "HS256 takes a secret of at least 32 bytes";
-        if secret.trim_ascii_start().starts_with(b"-----BEGIN") {
-            let problem = "the secret is a PEM file: anyone who knows the public key could sign tokens with it";
-            return Err(TokenKeyError { problem, accepted });
-        }
-        if secret.len() < HS256_SECRET_BYTES_MIN {
-            return Err(TokenKeyError { problem: "the secret is too short", accepted });
-        }
-        Ok(TokenVerifier::new(Algorithm::HS256, DecodingKey::from_secret(secret)))
+        SignatureKey::hs256(secret).map(TokenVerifier::new)
     }
 
     /// Creates a verifier for RS256 tokens, with the issuer's public key in PEM form.
     ///
     /// # Errors
-    /// Fails if this is not an RSA public key of at least 2,048 bits.
+    /// Fails if this is not an RSA public key of 2,048 to 8,192 bits. A certificate or a private key is refused.
     pub fn rs256(public_key_pem: &[u8]) -> Result<TokenVerifier, TokenKeyError> {
-        let error = |problem| TokenKeyError {
-            problem,
-            accepted: "RS256 takes an RSA public key of at least 2048 bits, as PEM (BEGIN PUBLIC KEY)",
-        };
-        let key = DecodingKey::from_rsa_pem(public_key_pem).map_err(|_| error("expected an RSA public key"))?;
-        let (modulus, _) = key
-            .try_get_as_bytes()
-            .and_then(|der| (DEFAULT_PROVIDER.key_utils.rsa_pub_components_from_public_key)(der))
-            .map_err(|_| error("expected an RSA public key"))?;
-        if modulus.len() < RSA_MODULUS_BYTES_MIN {
-            return Err(error("the key is too short"));
-        }
-        Ok(TokenVerifier::new(Algorithm::RS256, key))
+        SignatureKey::rs256(public_key_pem).map(TokenVerifier::new)
     }
 
     /// Creates a verifier for ES256 tokens, with the issuer's public key in PEM form.
     ///
     /// # Errors
-    /// Fails if this is not a public key on the curve P-256.
+    /// Fails if this is not a public key on the curve P-256, with an uncompressed point (as OpenSSL writes it by
+    /// default). A certificate or a private key is refused.
     pub fn es256(public_key_pem: &[u8]) -> Result<TokenVerifier, TokenKeyError> {
-        let error = TokenKeyError {
-            problem: "expected a public key on the curve P-256",
-            accepted: "ES256 takes an EC public key, as PEM (BEGIN PUBLIC KEY)",
-        };
-        let key = DecodingKey::from_ec_pem(public_key_pem).map_err(|_| error.clone())?;
-        (DEFAULT_PROVIDER.verifier_factory)(&Algorithm::ES256, &key).map_err(|_| error)?;
-        Ok(TokenVerifier::new(Algorithm::ES256, key))
+        SignatureKey::es256(public_key_pem).map(TokenVerifier::new)
     }
 
-    fn new(algorithm: Algorithm, key: DecodingKey) -> TokenVerifier {
-        TokenVerifier { algorithm, key, issuer: None, audience: None, plan_claim: None, leeway_us: 60_000_000 }
+    fn new(key: SignatureKey) -> TokenVerifier {
+        TokenVerifier { key, issuer: None, audience: None, plan_claim: None, leeway_us: 60_000_000 }
     }
 
     /// Requires that the claim `iss` equals `issuer`. By default `iss` is not checked.
@@ -176,17 +146,14 @@ impl TokenVerifier {
         let parts: Vec<&[u8]> = token.splitn(4, |&byte| byte == b'.').collect();
         let [header, claims, signature] = parts[..] else { return Err(TokenError::Malformed) };
         let object = decode_object(header)?;
-        if object.get("alg").and_then(Value::as_str) != Some(algorithm_name(self.algorithm))
-            || object.contains_key("crit")
-        {
+        if object.get("alg").and_then(Value::as_str) != Some(self.key.algorithm()) || object.contains_key("crit") {
             return Err(TokenError::Algorithm);
         }
         let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| TokenError::Malformed)?;
         let signed = &token[..header.len() + 1 + claims.len()];
-        (DEFAULT_PROVIDER.verifier_factory)(&self.algorithm, &self.key)
-            .map_err(|_| TokenError::Signature)?
-            .verify(signed, &signature)
-            .map_err(|_| TokenError::Signature)?;
+        if !self.key.is_signed(signed, &signature) {
+            return Err(TokenError::Signature);
+        }
         decode_object(claims)
     }
 
@@ -227,20 +194,11 @@ impl TokenVerifier {
 impl fmt::Debug for TokenVerifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TokenVerifier")
-            .field("algorithm", &algorithm_name(self.algorithm))
+            .field("algorithm", &self.key.algorithm())
             .field("issuer", &self.issuer)
             .field("audience", &self.audience)
             .field("plan_claim", &self.plan_claim)
             .finish_non_exhaustive()
-    }
-}
-
-fn algorithm_name(algorithm: Algorithm) -> &'static str {
-    match algorithm {
-        Algorithm::HS256 => "HS256",
-        Algorithm::RS256 => "RS256",
-        Algorithm::ES256 => "ES256",
-        _ => unreachable!("a verifier is created for one of these three"),
     }
 }
 

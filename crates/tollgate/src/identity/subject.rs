@@ -178,6 +178,25 @@ impl<'s> SubjectWriter<'s> {
     }
 }
 
+/// Returns `plain`, a subject that was written without a salt, as it is written with this salt.
+///
+/// Values that are pseudonyms already are kept.
+pub(crate) fn anonymize_subject(plain: &str, salt: &Salt) -> String {
+    let anonymize = |part: &str| {
+        // A kind contains no `:`, except the one before the name of a header or cookie.
+        let colon = if part.starts_with("header:") || part.starts_with("cookie:") { 1 } else { 0 };
+        let Some((at, _)) = part.match_indices(':').nth(colon) else { return part.to_owned() };
+        let (label, value) = (&part[..at], &part[at + 1..]);
+        let (mark, value) = value.strip_prefix('!').map_or(("", value), |value| ("!", value));
+        let is_public = label == "path" && mark.is_empty();
+        match is_public || value.starts_with('~') {
+            true => part.to_owned(),
+            false => format!("{label}:{mark}~{}", salt.pseudonym(label, value.as_bytes())),
+        }
+    };
+    plain.split('&').map(anonymize).collect::<Vec<_>>().join("&")
+}
+
 fn write_value(value: PartValue<'_>, bytes: &mut SubjectBytes) {
     match value {
         // Contains only digits, letters, `.`, `:` and `/`, none of which is escaped.

@@ -353,10 +353,14 @@ impl Shared {
         // In a runtime without timers, making one panics.
         let timer = catch_unwind(|| sleep(deadline)).ok()?;
         let answer = AssertUnwindSafe(answer_by(timer, &*self.store, call)).catch_unwind();
-        Some(async {
+        Some(async move {
             match answer.await {
                 Ok(Some(answer)) => answer,
-                Ok(None) => Err(StoreError::new(Kind::TimedOut, "the store did not answer within the deadline")),
+                Ok(None) => {
+                    let store = self.store.address().map_or("the store".to_owned(), |url| format!("the store {url}"));
+                    let message = format!("{store} did not answer within the deadline of {deadline:?}");
+                    Err(StoreError::new(Kind::TimedOut, message))
+                }
                 Err(_panic) => Err(StoreError::new(Kind::Protocol, "the store panicked")),
             }
         })

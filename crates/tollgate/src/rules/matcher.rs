@@ -97,6 +97,29 @@ impl Conditions {
         Some(Conditions { methods, paths, hosts, headers })
     }
 
+    /// Returns whether a request can meet both conditions, by what [`Conditions::intersection`] considers.
+    ///
+    /// Any number of paths and hosts is compared, each with each; [`Conditions::comparisons_with`] is their number.
+    /// Methods are ignored if `has_several_methods`, because a request may then have several.
+    pub(crate) fn can_meet(&self, other: &Conditions, has_several_methods: bool) -> bool {
+        fn overlap<T>(one: &[T], other: &[T], intersect: impl Fn(&T, &T) -> bool) -> bool {
+            one.is_empty() || other.is_empty() || one.iter().any(|one| other.iter().any(|other| intersect(one, other)))
+        }
+        let are_equal = |(name, mine): (&HeaderText, &HeaderCondition)| match (mine, other.headers.get(name)) {
+            (HeaderCondition::Equals(mine), Some(HeaderCondition::Equals(theirs))) => mine == theirs,
+            _ => true,
+        };
+        (has_several_methods || self.methods.intersection(other.methods) != MethodSet::NONE)
+            && self.headers.iter().all(are_equal)
+            && overlap(&self.hosts, &other.hosts, |one, other| one.intersection(other).is_some())
+            && overlap(&self.paths, &other.paths, |one, other| one.intersection(other).is_some())
+    }
+
+    /// Returns the largest number of comparisons that [`Conditions::can_meet`] makes.
+    pub(crate) fn comparisons_with(&self, other: &Conditions) -> usize {
+        1 + self.paths.len() * other.paths.len() + self.hosts.len() * other.hosts.len()
+    }
+
     /// Returns whether the headers of a request meet all header conditions. Other conditions are not considered.
     fn headers_match(&self, headers: &HeaderMap) -> bool {
         self.headers.iter().all(|(name, condition)| {

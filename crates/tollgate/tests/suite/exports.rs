@@ -142,6 +142,25 @@ fn features(attributes: &str) -> Vec<String> {
 }
 
 #[test]
+fn types_that_the_guide_imports_are_at_the_crate_root() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let listed = fs::read_to_string(root.join("exports.txt")).unwrap();
+    let at_root: BTreeSet<&str> = listed.lines().filter_map(|line| line.split(' ').next()).collect();
+    let repository = root.join("../..");
+    let guide = fs::read_dir(repository.join("docs/guide")).unwrap().map(|page| page.unwrap().path());
+    let mut imported = BTreeSet::new();
+    for page in guide.chain([repository.join("README.md")]) {
+        let text = fs::read_to_string(&page).unwrap();
+        let imports = text.lines().filter_map(|line| line.strip_prefix("use tollgate::")?.strip_suffix(';'));
+        imported.extend(imports.flat_map(leaves));
+    }
+    assert!(imported.len() > 20, "only {imported:?}: are imports written differently?");
+    let missing: Vec<&String> =
+        imported.iter().filter(|name| !at_root.contains(format!("tollgate::{name}").as_str())).collect();
+    assert!(missing.is_empty(), "not at the root of the crate: {missing:?}");
+}
+
+#[test]
 fn every_form_of_an_export_is_read() {
     let source = r#"
 //! pub struct Documented;

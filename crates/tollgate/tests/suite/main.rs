@@ -7,6 +7,7 @@ mod exports;
 mod faults;
 mod guide;
 mod layer;
+mod manifests;
 mod observers;
 mod plan_hash;
 mod round_trips;

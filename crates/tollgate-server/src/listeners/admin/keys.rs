@@ -2,15 +2,21 @@
 //!
 //! ```text
 //!   ?key=user:42&limit=10/min                      the counter of explicit checks
-//!   ?key=ip:203.0.113.9&rule=shorten               all counters of a rule, for the subject that `explain` shows
-//!   ?key=ip:203.0.113.9&rule=api&plan=pro          those of a rule with limits per plan
-//!   ?key=api_key:#5e88…&rule=api                   the same for an API key with a plan or limits of its own
-//!   ?key=ip:203.0.113.9&rule=shorten&limit=main    one of them, by the name of the limit
+//!   ?key=203.0.113.9&rule=shorten                  all counters of a rule, for the client at this address
+//!   ?key=acme&rule=api                             for the API key with this name, or for an API key itself
+//!   ?key=user:42&rule=api&plan=pro                 for a subject that `explain` shows, with limits per plan
+//!   ?key=203.0.113.9&rule=shorten&limit=main       one of them, by the name of the limit
 //! ```
 //!
-//! **Which limits apply to a caller** is decided as for a request: by the API key in the subject, if that has a plan or
-//! limits of its own, else by the `plan` parameter. A reset does not depend on it. It deletes every counter that the
-//! rule can have for the subject under any plan, so that it never reports success and leaves the counter that denies.
+//! **Which limits apply to a caller** is decided as for a request: by the API key or the address, and the plan lookups.
+//! If these do not determine the plan, the `plan` parameter does. A reset does not depend on it. It deletes every
+//! counter that the rule can have for the subject under any plan, so that it never reports success and leaves the
+//! counter that denies.
+//!
+//! **A counter exists** while something is counted in it: until its `reset_after`, its state differs from that of a
+//! counter that was never used. A key whose state is that of an unused counter may still be in the store for a while.
+
+mod client;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,31 +24,132 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use percent_encoding::percent_decode_str;
-use serde_json::{Value, json};
+use serde::Serialize;
 use tollgate::answer::Policy;
 use tollgate::config::Loaded;
-use tollgate::rules::{CompiledRule, LimitSetId, RuleSet};
-use tollgate::{Demand, Key, Limit, LimitStatus, Scope};
+use tollgate::engine::Engine;
+use tollgate::rules::{CompiledRule, LimitSetId, PlanLookup, PlanQuestion};
+use tollgate::{
+    Clock, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, Scope, StoreError, StoreErrorKind, SystemClock,
+    Timestamp, Wait,
+};
 
+use self::client::Client;
 use super::AdminListener;
+use crate::explain::{PlanExplanation, banned_in_configuration, banned_in_store, plan};
 use crate::listeners::http::connection::{json, problem};
 
-/// The parameters of a query to `/v1/keys`.
-#[derive(Default)]
-struct KeyQuery {
-    key: Vec<u8>,
-    /// The text of a limit such as `10/min`, or with `rule` the name of one of its limits.
-    limit: Option<String>,
-    rule: Option<String>,
-    plan: Option<String>,
+/// Selects counters of one key or client: the parameters of a query to `/v1/keys`.
+#[derive(Clone, Default)]
+pub struct CounterQuery {
+    /// The key of explicit checks. With `rule`, a client: an address, an API key, the name of a key, or a subject.
+    pub key: Vec<u8>,
+    /// The text of a limit such as `10/min`. With `rule`, the name of one of its limits; `None` for all of them.
+    pub limit: Option<String>,
+    /// The name of a rule; `None` for explicit checks.
+    pub rule: Option<String>,
+    /// The plan of the client, for a rule with limits per plan. Needed only if nothing else determines it.
+    pub plan: Option<String>,
+}
+
+/// The rules by which a [`CounterQuery`] finds the counters of a rule.
+#[derive(Clone, Copy)]
+pub struct CounterRules<'r> {
+    /// The configuration with the rules.
+    pub loaded: &'r Loaded,
+    /// The sources of plans that the configuration does not assign.
+    pub lookups: &'r [Arc<dyn PlanLookup>],
+    /// The store with the counters of shield rules, in the process that decides the requests. `None` in other processes,
+    /// which cannot read these counters.
+    pub shield: Option<&'r MemoryStore>,
+}
+
+/// Counters, as [`CounterQuery::inspect`] found them. Its JSON is the response of `GET /v1/keys`.
+#[derive(Debug, Serialize)]
+#[non_exhaustive]
+pub struct CounterReport {
+    /// The key, or the subject under which the rule counts the client. Bytes that are not UTF-8 are replaced.
+    pub key: String,
+    /// The client's plan and its source. `None` unless the rule has limits per plan.
+    pub plan: Option<PlanExplanation>,
+    /// Why the client is refused regardless of its counters: a ban in the configuration or in the store. `None` if it is
+    /// not banned.
+    pub banned: Option<String>,
+    /// The counters, in the order of the limits.
+    pub counters: Vec<CounterStatus>,
+}
+
+/// One counter of a [`CounterReport`]. Times are in milliseconds, rounded up; `None` means never.
+#[derive(Debug, Serialize)]
+#[non_exhaustive]
+pub struct CounterStatus {
+    /// The rule; `None` for explicit checks.
+    pub rule: Option<String>,
+    /// The name of the limit.
+    pub name: String,
+    /// The limit as text, such as `10/min`.
+    pub limit: String,
+    /// Whether there is such a counter: something is counted in it.
+    pub exists: bool,
+    /// Always `true`, since a counter is read with a cost of 0.
+    pub allowed: bool,
+    /// The quota of the limit.
+    pub quota: u32,
+    /// The units that are left.
+    pub remaining: u32,
+    /// The time until one unit is admitted.
+    pub retry_after_ms: Option<u64>,
+    /// The time until one more unit comes back.
+    pub next_after_ms: Option<u64>,
+    /// The time until nothing is counted any more.
+    pub reset_after_ms: Option<u64>,
+}
+
+/// The result of [`CounterQuery::reset`]. Its JSON is the response of `DELETE /v1/keys`.
+#[derive(Debug, Serialize)]
+#[non_exhaustive]
+pub struct ResetReport {
+    /// The key, or the subject under which the rule counts the client. Bytes that are not UTF-8 are replaced.
+    pub key: String,
+    /// Whether at least one counter existed and was deleted.
+    pub reset: bool,
+    /// The number of counters that existed and were deleted.
+    pub counters: usize,
+}
+
+/// The error of a [`CounterQuery`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CounterError {
+    /// The query selects no counter. The message says what is wrong and what is accepted.
+    #[error("{0}")]
+    Invalid(String),
+    /// The store failed. Of a reset, some counters may be deleted already.
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 /// One counter of a key: of a rule's limit, or of explicit checks.
 struct CounterRef {
     /// `None` for explicit checks.
     rule: Option<String>,
+    /// The name that clients see, such as `per-minute`, or `search.per-minute`.
     name: String,
+    /// The name of the limit within its rule, which selects the counter.
+    limit_name: String,
     limit: Limit,
+}
+
+/// The counters that a query selects of one key.
+struct Selected<'r> {
+    key: Vec<u8>,
+    plan: Option<PlanExplanation>,
+    /// The ban in the configuration, as text.
+    banned: Option<String>,
+    /// At least one.
+    counters: Vec<CounterRef>,
+    /// The store with the counters; `None` for that of the limiter.
+    shield: Option<&'r MemoryStore>,
 }
 
 /// The counters that a query selects of a rule with limits per plan.
@@ -58,194 +165,297 @@ enum Selection {
 ///
 /// The answer is 400 if the query is invalid, and 503 if the store fails.
 pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<Bytes> {
-    let (key, counters) = match select(listener, query, Selection::Applying) {
-        Ok(selected) => selected,
-        Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
+    let query = match CounterQuery::parse(query) {
+        Ok(query) => query,
+        Err(message) => return bad_request(&message),
     };
-    let mut statuses = Vec::with_capacity(counters.len());
-    for counter in &counters {
-        let status = match counter.demand(&key) {
-            Ok(demand) => listener.limiter.inspect(&demand).await,
-            Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string()),
-        };
-        match status {
-            Ok(status) => statuses.push(counter.to_json(&status)),
-            Err(error) => return unavailable(&error),
-        }
+    let loaded = listener.reloader.loaded();
+    match query.inspect(&listener.limiter, rules_of(listener, loaded.as_deref())).await {
+        Ok(report) => json(StatusCode::OK, &report),
+        Err(error) => failed(&error),
     }
-    json(StatusCode::OK, &json!({ "key": String::from_utf8_lossy(&key), "counters": statuses }))
 }
 
-/// Deletes the counters that the query selects, of all plans, and answers with their number: 1 for a limit without a
-/// rule. Counters that do not exist count, too.
+/// Deletes the counters that the query selects, of all plans, and answers with the number of those that existed.
 ///
-/// Limits with the same name share a counter. Logs the number.
-///
-/// The answer is 400 if the query is invalid, and 503 if the store fails; some counters may then be deleted already.
+/// Logs the number. The answer is 400 if the query is invalid, and 503 if the store fails; some counters may then be
+/// deleted already.
 pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Bytes> {
-    let (key, counters) = match select(listener, query, Selection::All) {
-        Ok(selected) => selected,
-        Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
+    let query = match CounterQuery::parse(query) {
+        Ok(query) => query,
+        Err(message) => return bad_request(&message),
     };
-    for counter in &counters {
-        let deleted = match counter.demand(&key) {
-            Ok(demand) => listener.limiter.reset(&demand).await,
-            Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string()),
-        };
-        if let Err(error) = deleted {
-            return unavailable(&error);
+    let loaded = listener.reloader.loaded();
+    match query.reset(&listener.limiter, rules_of(listener, loaded.as_deref())).await {
+        Ok(report) => {
+            tracing::info!(counters = report.counters, "the operator reset counters");
+            json(StatusCode::OK, &report)
         }
+        Err(error) => failed(&error),
     }
-    // Limits of one name share the counter. Each was reset, because the deny cache is keyed by the limit.
-    let names: HashSet<&str> = counters.iter().map(|counter| &*counter.name).collect();
-    tracing::info!(counters = names.len(), "the operator reset counters");
-    json(StatusCode::OK, &json!({ "reset": true, "counters": names.len() }))
 }
 
-/// Returns the 503 response to a request for which the store failed.
-pub(super) fn unavailable(error: &tollgate::StoreError) -> Response<Bytes> {
-    let message = format!("the store did not answer ({})", error.kind().as_str());
-    problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &message)
+fn rules_of<'r>(listener: &'r AdminListener, loaded: Option<&'r Loaded>) -> Option<CounterRules<'r>> {
+    let engine = listener.reloader.engine();
+    let lookups = engine.map(Engine::lookups).unwrap_or_default();
+    loaded.map(|loaded| CounterRules { loaded, lookups, shield: engine.map(Engine::shield) })
+}
+
+fn bad_request(message: &str) -> Response<Bytes> {
+    problem(StatusCode::BAD_REQUEST, "bad_request", message)
+}
+
+fn failed(error: &CounterError) -> Response<Bytes> {
+    match error {
+        CounterError::Invalid(message) => bad_request(message),
+        CounterError::Store(error) => unavailable(error),
+    }
+}
+
+/// Returns the 503 response to a request for which the store failed. Its message has the address of the store.
+pub(super) fn unavailable(error: &StoreError) -> Response<Bytes> {
+    problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &error.to_string())
 }
 
 impl CounterRef {
-    fn demand<'a>(&'a self, key: &'a [u8]) -> Result<Demand<'a>, tollgate::KeyError> {
+    fn demand<'a>(&'a self, key: &'a [u8]) -> Result<Demand<'a>, CounterError> {
         let scope = match &self.rule {
-            Some(rule) => Scope::rule(rule, &self.name),
+            Some(rule) => Scope::rule(rule, &self.limit_name),
             None => Scope::Explicit,
         };
-        Ok(Demand::new(self.limit, Key::scoped(key, scope)?))
+        let key = Key::scoped(key, scope).map_err(|error| CounterError::Invalid(error.to_string()))?;
+        Ok(Demand::new(self.limit, key))
     }
 
-    fn to_json(&self, status: &LimitStatus) -> Value {
-        json!({
-            "rule": self.rule,
-            "name": self.name,
-            "limit": self.limit.to_string(),
-            "allowed": status.allowed,
-            "quota": status.quota,
-            "remaining": status.remaining,
-            "retry_after_ms": status.retry_after.as_millis_ceil(),
-            "next_after_ms": status.next_after.as_millis_ceil(),
-            "reset_after_ms": status.reset_after.as_millis_ceil(),
+    fn into_status(self, status: &LimitStatus) -> CounterStatus {
+        CounterStatus {
+            exists: status.reset_after != Wait::ZERO,
+            allowed: status.allowed,
+            quota: status.quota,
+            remaining: status.remaining,
+            retry_after_ms: status.retry_after.as_millis_ceil(),
+            next_after_ms: status.next_after.as_millis_ceil(),
+            reset_after_ms: status.reset_after.as_millis_ceil(),
+            limit: self.limit.to_string(),
+            rule: self.rule,
+            name: self.name,
+        }
+    }
+}
+
+impl Selected<'_> {
+    /// Reads a counter, without changing it.
+    async fn inspect(&self, limiter: &Limiter, counter: &CounterRef) -> Result<LimitStatus, CounterError> {
+        let demand = counter.demand(&self.key)?;
+        match self.shield {
+            Some(shield) => Ok(shield.inspect(&demand)),
+            None => Ok(limiter.inspect(&demand).await?),
+        }
+    }
+
+    /// Deletes a counter.
+    async fn reset(&self, limiter: &Limiter, counter: &CounterRef) -> Result<(), CounterError> {
+        let demand = counter.demand(&self.key)?;
+        match self.shield {
+            Some(shield) => shield.reset(&demand),
+            None => limiter.reset(&demand).await?,
+        }
+        Ok(())
+    }
+}
+
+impl CounterQuery {
+    /// Reads the selected counters, without changing them.
+    ///
+    /// For a rule with limits per plan, those of the client's plan; `lookups` are asked for it if necessary. `rules` are
+    /// not needed for explicit checks.
+    ///
+    /// # Errors
+    /// If the query selects no counter, or the store fails.
+    pub async fn inspect(
+        &self,
+        limiter: &Limiter,
+        rules: Option<CounterRules<'_>>,
+    ) -> Result<CounterReport, CounterError> {
+        let mut selected = self.select(rules, Selection::Applying).await?;
+        let key = String::from_utf8_lossy(&selected.key).into_owned();
+        if selected.banned.is_none() {
+            selected.banned = match limiter.ban_of(&selected.key).await {
+                Ok(ban) => ban.map(|ban| banned_in_store(&key, ban)),
+                // The store has no bans.
+                Err(error) if error.kind() == StoreErrorKind::Forbidden => None,
+                Err(error) => return Err(error.into()),
+            };
+        }
+        let mut statuses = Vec::with_capacity(selected.counters.len());
+        for counter in std::mem::take(&mut selected.counters) {
+            let status = selected.inspect(limiter, &counter).await?;
+            statuses.push(counter.into_status(&status));
+        }
+        Ok(CounterReport { key, plan: selected.plan, banned: selected.banned, counters: statuses })
+    }
+
+    /// Deletes the selected counters, for a rule with limits per plan those of all plans.
+    ///
+    /// # Errors
+    /// If the query selects no counter, or the store fails. Some counters may be deleted already in the second case.
+    pub async fn reset(&self, limiter: &Limiter, rules: Option<CounterRules<'_>>) -> Result<ResetReport, CounterError> {
+        let selected = self.select(rules, Selection::All).await?;
+        // Limits of one name share a counter, and a limit with a short window may find nothing in it.
+        let mut existing = HashSet::new();
+        for counter in &selected.counters {
+            let status = selected.inspect(limiter, counter).await?;
+            existing.extend((status.reset_after != Wait::ZERO).then_some(&*counter.limit_name));
+        }
+        // Each is reset, because the deny cache is keyed by the limit.
+        for counter in &selected.counters {
+            selected.reset(limiter, counter).await?;
+        }
+        let key = String::from_utf8_lossy(&selected.key).into_owned();
+        Ok(ResetReport { key, reset: !existing.is_empty(), counters: existing.len() })
+    }
+
+    /// Returns the counters that the query selects, under the key of the client.
+    async fn select<'r>(
+        &self,
+        rules: Option<CounterRules<'r>>,
+        selection: Selection,
+    ) -> Result<Selected<'r>, CounterError> {
+        let invalid = |message: &str| CounterError::Invalid(message.to_owned());
+        match (&self.rule, &self.limit) {
+            (None, Some(limit)) => {
+                let limit: Limit = limit.parse().map_err(|error| CounterError::Invalid(format!("limit: {error}")))?;
+                let name = Policy::of(limit).name().to_owned();
+                let counters = vec![CounterRef { rule: None, limit_name: name.clone(), name, limit }];
+                Ok(Selected { key: self.key.clone(), plan: None, banned: None, counters, shield: None })
+            }
+            (Some(rule), _) => {
+                let missing = "this instance has no rules; start with --config FILE";
+                let rules = rules.ok_or_else(|| invalid(missing))?;
+                self.select_of_rule(rules, rule, selection).await.map_err(CounterError::Invalid)
+            }
+            (None, None) => Err(invalid("expected ?key=…&limit=10/min, or ?key=…&rule=NAME")),
+        }
+    }
+
+    /// Returns the counters of the rule named `rule` that the query selects. `Err` says why it selects none.
+    async fn select_of_rule<'r>(
+        &self,
+        CounterRules { loaded, lookups, shield }: CounterRules<'r>,
+        rule: &str,
+        selection: Selection,
+    ) -> Result<Selected<'r>, String> {
+        let rules = &loaded.rules;
+        let Some(rule) = rules.rules().iter().find(|known| &**known.name() == rule) else {
+            let names: Vec<&str> = rules.rules().iter().map(|known| &**known.name()).collect();
+            return Err(format!("unknown rule; expected one of {}", names.join(", ")));
+        };
+        let shield = shield.filter(|_| rule.is_shield());
+        if rule.is_shield() && shield.is_none() {
+            let message = "the counters of a shield rule are in the memory of the instance that saw the request; add \
+                           --admin URL to ask that instance";
+            return Err(message.to_owned());
+        }
+        let now = SystemClock::new().now();
+        let (client, key) = Client::read(rules, rule, &self.key, now)?;
+        let limits = match (rule.is_by_plan(), selection) {
+            (false, _) => Some((rules.default_limit_set(false), None)),
+            (true, Selection::All) => self.named_limit_set(loaded).map(|_| None)?,
+            (true, Selection::Applying) => {
+                let question = unassigned(loaded, rule, client, now);
+                let looked_up = match question {
+                    Some(question) if !lookups.is_empty() => Some(rules.look_up_limit_set(&question, lookups).await),
+                    _ => None,
+                };
+                let (limit_set, plan) = self.limit_set(loaded, rule, client, looked_up, now)?;
+                Some((limit_set, Some(plan)))
+            }
+        };
+        let (policies, plan): (Vec<&Arc<Policy>>, _) = match limits {
+            Some((limit_set, plan)) => (rule.policies(limit_set).iter().collect(), plan),
+            None => (rule.policies_of_all().collect(), None),
+        };
+        let mut seen = HashSet::new();
+        let mut counters = Vec::new();
+        for policy in policies {
+            let is_selected =
+                self.limit.as_ref().is_none_or(|name| policy.name() == name || policy.limit_name() == name);
+            let limit = *policy.limit();
+            if is_selected && seen.insert((policy.limit_name(), limit)) {
+                let (name, limit_name) = (policy.name().to_owned(), policy.limit_name().to_owned());
+                counters.push(CounterRef { rule: Some(rule.name().to_string()), name, limit_name, limit });
+            }
+        }
+        match counters.is_empty() {
+            true => Err("the rule has no limit with this name".to_owned()),
+            false => {
+                let banned =
+                    client.identity(rules, now).and_then(|identity| banned_in_configuration(rules, &identity, now));
+                Ok(Selected { key, plan, banned, counters, shield })
+            }
+        }
+    }
+
+    /// Returns the set of limits of the plan that the query names, or `None` if it names none.
+    fn named_limit_set(&self, loaded: &Loaded) -> Result<Option<LimitSetId>, String> {
+        let Some(plan) = &self.plan else { return Ok(None) };
+        let rules = &loaded.rules;
+        rules.limit_set_named(plan).map(Some).ok_or_else(|| {
+            let names: Vec<&str> = rules.plans().iter().map(|plan| &**plan.name()).collect();
+            format!("unknown plan; expected one of {}", names.join(", "))
         })
     }
-}
 
-/// Returns the key of a query, and the counters that it selects, at least one.
-///
-/// With `rule`, `limit` is the name of one of its limits; without, it is the text of a limit. `Err` is the message of
-/// the 400 response.
-fn select(listener: &AdminListener, query: &str, selection: Selection) -> Result<(Vec<u8>, Vec<CounterRef>), String> {
-    let query = KeyQuery::parse(query)?;
-    let counters = match (&query.rule, &query.limit) {
-        (None, Some(limit)) => {
-            let limit: Limit = limit.parse().map_err(|error| format!("limit: {error}"))?;
-            vec![CounterRef { rule: None, name: Policy::of(limit).name().to_owned(), limit }]
-        }
-        (Some(rule), _) => {
-            let loaded = listener.reloader.loaded().ok_or("this instance has no rules; start with --config FILE")?;
-            counters_of_rule(&loaded, rule, &query, selection)?
-        }
-        (None, None) => return Err("expected ?key=…&limit=10/min, or ?key=…&rule=NAME".to_owned()),
-    };
-    Ok((query.key, counters))
-}
-
-/// Returns the counters of the rule named `rule` that a query selects, at least one.
-///
-/// `Err` is the message of the 400 response: the rule is unknown or a shield, it has no limit with the name in `limit`,
-/// or [`limit_set`] fails.
-fn counters_of_rule(
-    loaded: &Loaded,
-    rule: &str,
-    query: &KeyQuery,
-    selection: Selection,
-) -> Result<Vec<CounterRef>, String> {
-    let rules = &loaded.rules;
-    let Some(rule) = rules.rules().iter().find(|known| &**known.name() == rule) else {
-        let names: Vec<&str> = rules.rules().iter().map(|known| &**known.name()).collect();
-        return Err(format!("unknown rule; expected one of {}", names.join(", ")));
-    };
-    if rule.is_shield() {
-        return Err(
-            "the counters of a shield rule are in the memory of the instance that saw the request, and cannot be read"
-                .to_owned(),
-        );
-    }
-    let limit_set = limit_set(rules, rule, query, selection)?;
-    let policies: Vec<&Arc<Policy>> = match limit_set {
-        Some(limit_set) => rule.policies(limit_set).iter().collect(),
-        None => rule.policies_of_all().collect(),
-    };
-    let mut seen = HashSet::new();
-    let mut counters = Vec::new();
-    for policy in policies {
-        let is_selected = query.limit.as_ref().is_none_or(|name| policy.name() == name);
-        let limit = *policy.limit();
-        if is_selected && seen.insert((policy.name(), limit)) {
-            let name = policy.name().to_owned();
-            counters.push(CounterRef { rule: Some(rule.name().to_string()), name, limit });
-        }
-    }
-    match counters.is_empty() {
-        true => Err("the rule has no limit with this name".to_owned()),
-        false => Ok(counters),
-    }
-}
-
-/// Returns the set of limits of `rule` whose counters are selected, or `None` if those of all sets are.
-///
-/// For a rule with limits of its own, returns any set, and ignores the plan of the query.
-///
-/// `Err` is the message of the 400 response: the plan of the query is unknown, is missing, or is not the plan of the
-/// API key.
-fn limit_set(
-    rules: &RuleSet,
-    rule: &CompiledRule,
-    query: &KeyQuery,
-    selection: Selection,
-) -> Result<Option<LimitSetId>, String> {
-    if !rule.is_by_plan() {
-        return Ok(Some(rules.default_limit_set(false)));
-    }
-    let named = match &query.plan {
-        Some(plan) => Some(rules.limit_set_named(plan).ok_or("unknown plan")?),
-        None => None,
-    };
-    if selection == Selection::All {
-        return Ok(None);
-    }
-    let Some(of_key) = limit_set_of_key(rules, &query.key) else {
-        let missing = "this rule has limits per plan: add --plan NAME (in a request: plan=NAME)";
-        return named.map(Some).ok_or_else(|| missing.to_owned());
-    };
-    let plan = rules.plan(of_key).map(|plan| &**plan.name()).unwrap_or_default();
-    match &query.plan {
-        Some(named) if named != plan => Err(format!("this key's plan is {plan}")),
-        _ => Ok(Some(of_key)),
-    }
-}
-
-/// Returns the set of limits of the API key in `subject`.
-///
-/// `None` if the subject contains no known key, or the key has neither a plan nor limits of its own.
-fn limit_set_of_key(rules: &RuleSet, subject: &[u8]) -> Option<LimitSetId> {
-    let parts = std::str::from_utf8(subject).ok()?.split('&');
-    let half = parts.filter_map(|part| part.strip_prefix("api_key:#")).next()?;
-    // A subject contains half of the digest.
-    let half = (half.len() == 32).then(|| u128::from_str_radix(half, 16).ok())??.to_be_bytes();
-    let (_, entry) = rules.keys().find(|(digest, _)| digest.as_bytes().starts_with(&half))?;
-    entry.limit_set()
-}
-
-impl KeyQuery {
-    /// Parses a percent-encoded query. `+` is a space, and the last of repeated parameters counts.
+    /// Returns the set of limits that applies to the client in a rule with limits per plan, and the client's plan.
     ///
-    /// `Err` is the message of the 400 response: a parameter is unknown, `key` is missing, or another one is not UTF-8.
-    /// The values are not checked otherwise.
-    fn parse(text: &str) -> Result<KeyQuery, String> {
-        let mut query = KeyQuery::default();
+    /// `looked_up` is the result of the plan lookups; `None` if none was asked.
+    ///
+    /// # Errors
+    /// If the plan of the query is unknown, is missing, or is not the plan of the client.
+    fn limit_set(
+        &self,
+        loaded: &Loaded,
+        rule: &CompiledRule,
+        client: Client,
+        looked_up: Option<LimitSetId>,
+        now: Timestamp,
+    ) -> Result<(LimitSetId, PlanExplanation), String> {
+        let rules = &loaded.rules;
+        let named = self.named_limit_set(loaded)?;
+        let explained = |limit_set: LimitSetId, source: &'static str| {
+            let name = rules.plan(limit_set).map(|plan| plan.name().to_string()).unwrap_or_default();
+            (limit_set, PlanExplanation { name, source: source.into() })
+        };
+        let identity = client.identity(rules, now).filter(|_| client.determines_plan(rule));
+        let Some(identity) = identity else {
+            let missing = "this rule has limits per plan: add --plan NAME (in a request: plan=NAME)";
+            return named.map(|named| explained(named, "given")).ok_or_else(|| missing.to_owned());
+        };
+        let is_assigned = rules.limit_set(&identity).is_some();
+        let (limit_set, plan) = plan::resolve(loaded, looked_up, &identity);
+        let plan = plan.unwrap_or_else(|| explained(limit_set, "the rules").1);
+        match (&self.plan, named) {
+            (Some(given), _) if is_assigned && *given != plan.name => {
+                let what = if matches!(client, Client::Key(_)) { "key" } else { "address" };
+                Err(format!("this {what}'s plan is {}", plan.name))
+            }
+            (Some(given), Some(named)) if *given != plan.name => Ok(explained(named, "given")),
+            _ => Ok((limit_set, plan)),
+        }
+    }
+}
+
+/// Returns the question about the client's plan that lookups are to answer; `None` if the configuration assigns it, or
+/// the client does not determine it.
+fn unassigned(loaded: &Loaded, rule: &CompiledRule, client: Client, now: Timestamp) -> Option<PlanQuestion> {
+    let identity = client.identity(&loaded.rules, now).filter(|_| client.determines_plan(rule))?;
+    loaded.rules.limit_set(&identity).is_none().then(|| PlanQuestion::about(&identity))
+}
+
+impl CounterQuery {
+    /// Parses a percent-encoded query. `Err` is the message of the 400 response.
+    fn parse(text: &str) -> Result<CounterQuery, String> {
+        let mut query = CounterQuery::default();
         let mut has_key = false;
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -276,14 +486,14 @@ mod tests {
 
     #[test]
     fn a_query_is_decoded_and_unknown_parameters_are_rejected() {
-        let query = KeyQuery::parse("key=user%3A42%00%ff&limit=10/min+token-bucket%20burst=3").unwrap();
+        let query = CounterQuery::parse("key=user%3A42%00%ff&limit=10/min+token-bucket%20burst=3").unwrap();
         assert_eq!(query.key, b"user:42\0\xff");
         assert_eq!(query.limit.as_deref(), Some("10/min token-bucket burst=3"));
         for (query, phrase) in
             [("", "key="), ("limit=1/s", "key="), ("key=a&kye=b", "unknown parameter"), ("key=a&rule=%ff", "UTF-8")]
         {
-            assert!(KeyQuery::parse(query).is_err_and(|message| message.contains(phrase)), "{query}");
+            assert!(CounterQuery::parse(query).is_err_and(|message| message.contains(phrase)), "{query}");
         }
-        assert!(KeyQuery::parse("key=").is_ok_and(|query| query.key.is_empty()), "a key may be empty");
+        assert!(CounterQuery::parse("key=").is_ok_and(|query| query.key.is_empty()), "a key may be empty");
     }
 }

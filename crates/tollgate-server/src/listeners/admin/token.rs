@@ -1,13 +1,20 @@
-//! The token of the admin API.
+//! The bearer tokens of the admin API and of the HTTP listener.
 
+use std::net::IpAddr;
+
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue};
 use subtle::ConstantTimeEq;
+
+use crate::auth_guard::{Attempt, AuthGuard};
+use crate::metrics::ListenerStats;
 
 /// The fewest characters of a token. A shorter one could be guessed.
 const CHARACTERS_MIN: usize = 16;
 /// The random bytes of a generated token.
 const GENERATED_BYTES: usize = 24;
 
-/// The bearer token that requests to the admin API must have. `Debug` does not show it.
+/// The bearer token that requests to the admin API or to the HTTP listener must have. `Debug` does not show it.
 #[derive(Clone)]
 pub struct Token(String);
 
@@ -15,13 +22,13 @@ pub struct Token(String);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AdminTokenError {
     /// The token is too short; the field is its length.
-    #[error("an admin token has at least {CHARACTERS_MIN} characters, this one has {0}")]
+    #[error("a token has at least {CHARACTERS_MIN} characters, this one has {0}")]
     Short(usize),
     /// The token contains a character that a bearer token cannot contain.
-    #[error("an admin token is made of visible ASCII characters, without spaces")]
+    #[error("a token is made of visible ASCII characters, without spaces")]
     Characters,
     /// No token can be generated, because the system provides no random bytes.
-    #[error("cannot generate an admin token: the system provides no random bytes")]
+    #[error("cannot generate a token: the system provides no random bytes")]
     Random,
 }
 
@@ -61,6 +68,42 @@ impl Token {
     /// Returns whether `given` equals this token. Takes the same time for all values of the same length.
     pub(crate) fn matches(&self, given: &[u8]) -> bool {
         self.0.as_bytes().ct_eq(given).into()
+    }
+}
+
+/// The reason why a request is rejected before it is handled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AuthError {
+    /// The token is missing or wrong, or the listener has none.
+    Unauthenticated,
+    /// 16 attempts of the client's address are waiting already. The token was not checked.
+    TooManyAttempts,
+}
+
+/// Checks the bearer token of a request of the client at `peer`.
+///
+/// A wrong token and too many attempts are counted, and some are logged; a missing token is not. After five failures of
+/// `peer`, the result is delayed by up to 1 s, even for the right token; see [`AuthGuard::attempt`].
+///
+/// # Errors
+/// If the request is to be rejected.
+pub(crate) async fn authenticate(
+    token: Option<&Token>,
+    headers: &HeaderMap,
+    peer: IpAddr,
+    guard: &AuthGuard,
+    stats: &ListenerStats,
+) -> Result<(), AuthError> {
+    let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+    let bearer = authorization
+        .and_then(|value| value.split_at_checked(7))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
+    // A request without a token is not a guess.
+    let Some(((_, given), token)) = bearer.zip(token) else { return Err(AuthError::Unauthenticated) };
+    match guard.attempt(stats.name, peer, &stats.auth_failures, || token.matches(given)).await {
+        Attempt::Right => Ok(()),
+        Attempt::Wrong => Err(AuthError::Unauthenticated),
+        Attempt::Refused => Err(AuthError::TooManyAttempts),
     }
 }
 

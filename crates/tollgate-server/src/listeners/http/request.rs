@@ -103,14 +103,31 @@ fn present_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Cow
 /// A value that is read from a JSON object only. A plain struct would also accept an array of its fields.
 struct Object<T>(T);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+/// Describes an [`Object`] in the error message for other JSON values.
+trait Describe {
+    const DESCRIPTION: &'static str;
+}
+
+impl Describe for CheckBody<'_> {
+    const DESCRIPTION: &'static str = "an object with key and limit, with checks, or with request";
+}
+
+impl Describe for CheckEntry<'_> {
+    const DESCRIPTION: &'static str = "an object with key and limit, and cost if it is not 1";
+}
+
+impl Describe for DescribedRequest<'_> {
+    const DESCRIPTION: &'static str = "an object with method, path and peer, and headers if there are any";
+}
+
+impl<'de, T: Deserialize<'de> + Describe> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct ObjectVisitor<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+        impl<'de, T: Deserialize<'de> + Describe> Visitor<'de> for ObjectVisitor<T> {
             type Value = Object<T>;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an object with key and limit, and cost if it is not 1")
+                f.write_str(T::DESCRIPTION)
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
@@ -343,6 +360,7 @@ mod tests {
             ("", "EOF"),
             ("[]", "expected an object with key and limit"),
             (r#"{"checks":[["a","1/s"]]}"#, "expected an object with key and limit"),
+            (r#"{"request":["GET","/"]}"#, "expected an object with method, path and peer"),
             ("{}", "expected one of {\"key\""),
             (r#"{"key":"a"}"#, "expected one of {\"key\""),
             (r#"{"key":"a","limit":"1/s","checks":[]}"#, "expected one of"),

@@ -34,8 +34,12 @@ fn source_schema(_: &mut SchemaGenerator) -> Schema {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "LimitStatus")]
 pub(crate) struct LimitBody {
-    /// The name of the rule's limit, or a name derived from the window.
+    /// The name of the rule's limit, as in the headers, or a name derived from the window.
     pub(crate) name: String,
+    /// The rule to which the limit belongs. Absent in checks of a key and a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = not_null)]
+    pub(crate) rule: Option<String>,
     /// The units per window.
     pub(crate) quota: u32,
     /// The window in milliseconds, rounded up.
@@ -61,6 +65,11 @@ pub(crate) struct LimitBody {
 /// `required` alone would exclude null.
 fn or_null(schema: &mut Schema) {
     schema.insert("type".to_owned(), serde_json::json!(["integer", "null"]));
+}
+
+/// Changes the schema of an optional string to exclude null, for a field that is absent without a value.
+fn not_null(schema: &mut Schema) {
+    schema.insert("type".to_owned(), serde_json::json!("string"));
 }
 
 /// The reason why there is no decision.

@@ -1,5 +1,6 @@
 //! Listeners with rules, for tests.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use tollgate::{
 use super::HttpListener;
 
 pub(crate) const IDLE: Duration = Duration::from_secs(60);
+/// The address of the clients.
+pub(crate) const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9));
 
 /// Returns a clock that stands still, at a time in 2023.
 pub(crate) fn clock() -> Arc<ManualClock> {

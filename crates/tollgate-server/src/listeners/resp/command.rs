@@ -184,7 +184,7 @@ pub(crate) fn is_http(buffer: &[u8], args: &Args) -> bool {
 }
 
 /// The error reply to [`RespCommand::Unknown`].
-pub(crate) const UNKNOWN: &str = "ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, CLIENT, COMMAND or QUIT";
+pub(crate) const UNKNOWN: &str = "ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, SELECT, CLIENT, COMMAND, INFO or QUIT";
 const CHECK_USAGE: &str = "TOLLGATE.CHECK key limit [COST n]";
 const THROTTLE_USAGE: &str = "CL.THROTTLE key max_burst count period [quantity]";
 

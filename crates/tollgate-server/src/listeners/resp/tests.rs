@@ -116,11 +116,42 @@ async fn extreme_and_malformed_arguments_are_answered_with_what_is_expected() {
     connection.exchange(b"PING\r\n", "+PONG\r\n").await;
 }
 
+#[test]
+fn the_error_and_the_documentation_name_every_command() {
+    let commands = [
+        ("TOLLGATE.CHECK", "TOLLGATE.CHECK k 10/min COST 2"),
+        ("TOLLGATE.PEEK", "TOLLGATE.PEEK k 10/min"),
+        ("TOLLGATE.RESET", "TOLLGATE.RESET k 10/min"),
+        ("CL.THROTTLE", "CL.THROTTLE k 1 1 1"),
+        ("PING", "PING"),
+        ("ECHO", "ECHO a"),
+        ("HELLO", "HELLO 3"),
+        ("AUTH", "AUTH a"),
+        ("SELECT", "SELECT 0"),
+        ("CLIENT", "CLIENT ID"),
+        ("COMMAND", "COMMAND"),
+        ("INFO", "INFO"),
+        ("QUIT", "QUIT"),
+    ];
+    let documented = include_str!("../../../../../docs/serve.md");
+    for (name, example) in commands {
+        let line = format!("{example}\r\n");
+        let mut args = Args::default();
+        parse(line.as_bytes(), &mut args).unwrap();
+        let command = parse_command(line.as_bytes(), &args, &mut LimitCache::default()).unwrap();
+        assert!(!matches!(command, RespCommand::Unknown), "{name}");
+        assert!(documented.contains(&format!("`{name}")), "{name} is not in docs/serve.md");
+    }
+    let listed = UNKNOWN.split_once("expected ").unwrap().1.replace(" or ", ", ");
+    assert_eq!(listed.split(", ").collect::<Vec<_>>(), commands.map(|(name, _)| name));
+    assert!(documented.contains("`TOLLGATE.CHECK key limit [COST n]`"));
+}
+
 #[tokio::test]
 async fn a_pipeline_of_checks_and_other_commands_is_answered_in_order() {
     let mut connection = open(RespOptions::default());
     let pipeline = b"TOLLGATE.CHECK a 1/min\r\nPING\r\nTOLLGATE.CHECK a 1/min\r\nTOLLGATE.RESET a 1/min\r\nTOLLGATE.CHECK a 1/min\r\n*1\r\n$8\r\nNONSENSE\r\nECHO hi\r\n";
-    let error = "-ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, CLIENT, COMMAND or QUIT\r\n";
+    let error = "-ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, SELECT, CLIENT, COMMAND, INFO or QUIT\r\n";
     let expected = [
         numbers([1, 1, 0, 0, 60_000]),
         "+PONG\r\n".to_owned(),

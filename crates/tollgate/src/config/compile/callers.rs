@@ -87,22 +87,33 @@ impl Compiler<'_> {
         fields: SecretFields<'_>,
         span: Span,
     ) -> Option<(Secret, Span)> {
-        let fail = |compiler: &mut Self, code: Code, message: String, at: Span| {
-            let help = format!("give it as one of {}", names.join(", "));
-            compiler.note(Finding::new(code, message).help(help).at(at));
+        let fail = |compiler: &mut Self, message: String, help: String, at: Span| {
+            compiler.note(Finding::new(Code::SecretMissing, message).help(help).at(at));
             None
         };
+        let [in_file, in_variable, in_other_file] = names;
         match (fields.text, fields.variable, fields.file) {
             (Some(text), None, None) => Some(((**text).clone(), text.span())),
             (None, Some(name), None) => match self.loader.variable(name.reveal()) {
                 Some(value) => Some((Secret::new(value), name.span())),
                 None => {
                     // A user may have written the secret itself instead of the name of its variable.
-                    let message = match looks_like_variable(name.reveal()) {
-                        true => format!("the environment variable `{}` is not set", name.reveal()),
-                        false => format!("the environment variable that `{}` names is not set", names[1]),
+                    let (message, help) = match looks_like_variable(name.reveal()) {
+                        true => {
+                            let variable = name.reveal();
+                            let help =
+                                format!("set it, for example with `export {variable}=…`, and not to an empty text");
+                            (format!("the environment variable `{variable}` is not set"), help)
+                        }
+                        false => {
+                            let help = format!(
+                                "`{in_variable}` is the name of a variable, such as TOLLGATE_SECRET: set that variable; \
+                                 for the value itself, use `{in_file}`"
+                            );
+                            (format!("the environment variable that `{in_variable}` names is not set"), help)
+                        }
                     };
-                    fail(self, Code::SecretMissing, message, name.span())
+                    fail(self, message, help, name.span())
                 }
             },
             (None, None, Some(name)) => match self.loader.read_text(&self.loader.path(name)) {
@@ -117,8 +128,15 @@ impl Compiler<'_> {
                     None
                 }
             },
-            (None, None, None) => fail(self, Code::SecretMissing, format!("{what} is required"), span),
-            _ => fail(self, Code::SecretMissing, format!("{what} is given in several ways"), span),
+            (None, None, None) => {
+                let help = format!("add one of `{in_file}`, `{in_variable}` and `{in_other_file}`");
+                fail(self, format!("{what} is required"), help, span)
+            }
+            _ => {
+                let help =
+                    format!("keep one of `{in_file}`, `{in_variable}` and `{in_other_file}`, and remove the others");
+                fail(self, format!("{what} is given in several ways"), help, span)
+            }
         }
     }
 

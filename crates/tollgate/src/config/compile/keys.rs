@@ -24,13 +24,15 @@ pub(crate) struct KeysFile {
     pub(crate) keys: Vec<Spanned<ApiKeyTable>>,
     /// The text of the file, to compare with that of a reload.
     pub(crate) text: Secret,
+    /// Whether every value of the file could be read.
+    is_whole: bool,
 }
 
 impl FromNode for KeysFile {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<KeysFile> {
         let fields = reader.table(node, &["keys"])?;
         let keys = reader.field(&fields, "keys", None)?;
-        Some(KeysFile { keys, text: Secret::default() })
+        Some(KeysFile { keys, ..KeysFile::default() })
     }
 }
 
@@ -138,6 +140,7 @@ impl Compiler<'_> {
             let upgrade_url = table.upgrade_url.as_ref().map(|url| url.as_str().into());
             limit_sets.plans.push(CompiledPlan { name: name.as_str().into(), upgrade_url });
             let limits = self.limits(&table.limits, &source);
+            self.check_redundancy(&limits, &format!("plan `{}`", **name), table.limits.span(), &source);
             limit_sets.limits.push((place, limits));
         }
         limit_sets
@@ -176,8 +179,8 @@ impl Compiler<'_> {
         }
         let expect = config.expect.as_ref().and_then(|expect| expect.keys.as_ref());
         let keys_file = config.keys_file.as_ref().map(|name| self.keys_file(name));
-        // The number of keys in a keys file that cannot be read is unknown.
-        if !matches!(keys_file, Some(None)) {
+        // The number of keys in a keys file that cannot be read as a whole is unknown.
+        if keys_file.as_ref().is_none_or(|file| file.as_ref().is_some_and(|(file, _)| file.is_whole)) {
             let in_file = keys_file.iter().flatten().map(|(file, _)| file.keys.len()).sum::<usize>();
             self.check_count(expect, config.keys.len() + in_file, "key");
         }
@@ -225,7 +228,8 @@ impl Compiler<'_> {
         let (file, source, errors) = load::read::<KeysFile>(&shown, &text, format);
         let is_whole = errors.is_empty();
         self.findings.extend(errors);
-        file.filter(|_| is_whole).map(|file| (KeysFile { text: Secret::new(text), ..file }, source))
+        let file = KeysFile { text: Secret::new(text), is_whole, ..file? };
+        Some((file, source))
     }
 
     fn key(
@@ -262,7 +266,11 @@ impl Compiler<'_> {
             let help = "omit them to use those of the plan; for a key without limits, set `exempt = true`";
             self.note_in(source, finding.help(help).at(list.span()));
         }
-        let own = table.limits.as_ref().map(|list| self.limits(list, source));
+        let own = table.limits.as_ref().map(|list| {
+            let limits = self.limits(list, source);
+            self.check_redundancy(&limits, "this key", list.span(), source);
+            limits
+        });
         let plan = place.map(|place| limit_sets.plans[place].name.clone());
         if let Some(plan) = &plan
             && !limit_sets.assigned.contains(plan)

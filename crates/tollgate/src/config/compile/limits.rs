@@ -1,6 +1,7 @@
 //! Compiles limits and their names.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tollgate_core::{Limit, LimitError};
 
@@ -122,9 +123,11 @@ impl Compiler<'_> {
         window: &Spanned<String>,
         source: &Arc<Source>,
     ) -> Option<Limit> {
-        let time = self.time_in(window, source)?;
-        let limit = Limit::new(**quota, time);
+        let time = self.time_in(window, source);
+        // Without a valid window, the quota is still checked.
+        let limit = Limit::new(**quota, time.unwrap_or(Duration::from_secs(1)));
         let mut limit = self.accept_limit(limit, quota.span(), window.span(), source)?;
+        time?;
         if let Some(algorithm) = &table.algorithm {
             let by_algorithm = limit.with_algorithm(**algorithm);
             limit = self.accept_limit(by_algorithm, algorithm.span(), window.span(), source)?;

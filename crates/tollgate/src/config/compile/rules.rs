@@ -9,6 +9,7 @@ use tollgate_core::{Algorithm, Cost};
 use super::Compiler;
 use super::keys::LimitSets;
 use super::limits::NamedLimit;
+use super::policy_names;
 use crate::answer::{BodyFormat, Policy, Styles};
 use crate::config::finding::{Code, Finding};
 use crate::config::forms::Limits;
@@ -53,6 +54,7 @@ impl Compiler<'_> {
         }
         let overrides = &config.method_override_headers;
         let overrides: Vec<HeaderName> = overrides.iter().filter_map(|name| self.header_name(name)).collect();
+        policy_names::qualify(&mut rules, &conditions, &config.rules, !overrides.is_empty());
         let mut matcher = Matcher::new(names.clone(), overrides.clone());
         let mut shields = Matcher::new(names, overrides);
         for ((condition, is_met), rule) in conditions.into_iter().zip(&rules) {
@@ -156,6 +158,7 @@ impl Compiler<'_> {
         limit_sets: &LimitSets,
     ) -> RuleLimits {
         let source = self.source.clone();
+        let name: Arc<str> = table.name.as_str().into();
         match &*table.limits {
             Limits::Own(list) => {
                 let limits = self.limits(list, &source);
@@ -163,9 +166,10 @@ impl Compiler<'_> {
                     let finding = Finding::new(Code::LimitsMissing, "a rule needs at least one limit");
                     self.note(finding.help("for example `limits = [\"10/min\"]`").at(table.limits.span()));
                 }
+                self.check_redundancy(&limits, &format!("`{}`", *table.name), table.limits.span(), &source);
                 self.check_spacing(table, &limits);
                 self.check_cost(table, cost, &limits, None);
-                RuleLimits::Own(limits.iter().map(|limit| answer.policy(limit, None, None)).collect())
+                RuleLimits::Own(limits.iter().map(|limit| answer.policy(limit, &name, None, None)).collect())
             }
             Limits::Plan => {
                 if table.store.is_some() {
@@ -177,7 +181,7 @@ impl Compiler<'_> {
                 let mut by_limit_set: Vec<Box<[Arc<Policy>]>> = Vec::new();
                 for limit_set in limit_sets.iter() {
                     self.check_cost(table, cost, limit_set.limits, Some(limit_set.plan));
-                    let policy = |limit| answer.policy(limit, Some(limit_set.plan), limit_set.upgrade_url);
+                    let policy = |limit| answer.policy(limit, &name, Some(limit_set.plan), limit_set.upgrade_url);
                     by_limit_set.push(limit_set.limits.iter().map(policy).collect());
                 }
                 RuleLimits::Plan(by_limit_set.into())
@@ -215,10 +219,16 @@ impl Compiler<'_> {
 }
 
 impl AnswerFormat {
-    fn policy(&self, limit: &NamedLimit, plan: Option<&str>, upgrade_url: Option<&str>) -> Arc<Policy> {
+    fn policy(
+        &self,
+        limit: &NamedLimit,
+        rule: &Arc<str>,
+        plan: Option<&str>,
+        upgrade_url: Option<&str>,
+    ) -> Arc<Policy> {
         // An invalid name was noted as an error, so this policy is never used.
         let policy = Policy::new(&limit.name, limit.limit).unwrap_or_else(|_| Policy::of(limit.limit));
-        let policy = policy.with_styles(self.styles).with_format(self.format.clone());
+        let policy = policy.with_rule(rule.clone()).with_styles(self.styles).with_format(self.format.clone());
         let policy = match plan {
             Some(plan) => policy.with_plan(plan),
             None => policy,

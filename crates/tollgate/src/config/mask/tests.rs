@@ -32,7 +32,7 @@ fn masked(text: &str, parse: impl Fn(&str) -> Result<Node, Vec<SyntaxError>>) ->
     let root = parse(text).unwrap();
     let mut reader = Reader::new(text);
     Config::from_node(&root, &mut reader);
-    let masked = mask(text, &root, &reader.finish().1);
+    let masked = mask(text, &root, &reader.finish().shown);
     assert_eq!(masked.len(), text.len());
     masked
 }

@@ -4,19 +4,42 @@ use crate::config::{Config, Finding, Format, Loader, Severity};
 
 const EXAMPLE: &str = include_str!("../../../../../docs/configuration.toml");
 
-fn loader() -> Loader {
-    let variable =
-        |name: &str| (name == "TOLLGATE_SALT" || name == "TOLLGATE_JWT_KEY").then(|| "0123456789abcdef".repeat(2));
-    Loader::new().environment(variable)
-}
-
-#[test]
-fn the_example_is_valid_and_has_no_warnings() {
+fn assert_no_warnings(loader: &Loader, text: &str) {
     let loaded =
-        loader().load_text("configuration.toml", EXAMPLE, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
+        loader.load_text("configuration.toml", text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
     let warnings: Vec<&Finding> =
         loaded.findings.iter().filter(|finding| finding.severity() > Severity::Advice).collect();
     assert!(warnings.is_empty(), "{warnings:?}");
+}
+
+#[test]
+fn the_example_is_valid_as_it_stands_and_has_no_warnings() {
+    assert_no_warnings(&Loader::new().environment(|_| None), EXAMPLE);
+}
+
+/// Returns the example with the sections that are commented out in it. They need the variables `TOLLGATE_SALT` and
+/// `TOLLGATE_JWT_KEY`.
+pub(crate) fn complete_example() -> String {
+    let is_setting = |line: &str| {
+        let first = line.split(' ').next().unwrap_or_default();
+        let is_field = !first.is_empty() && first.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+        line.starts_with('[') || (is_field && line[first.len()..].starts_with(" = "))
+    };
+    let uncomment = |line: &str| match line.strip_prefix("# ") {
+        // There is no such file.
+        Some(setting) if is_setting(setting) && !setting.starts_with("keys_file") => setting.to_owned(),
+        _ => line.to_owned(),
+    };
+    let text = EXAMPLE.lines().map(uncomment).collect::<Vec<_>>().join("\n") + "\n";
+    assert!(text.contains("\n[jwt]\nalgorithm = ") && text.contains("\n[anonymize]\nsecret_env = "), "{text}");
+    text
+}
+
+#[test]
+fn the_example_is_valid_with_the_sections_that_are_commented_out() {
+    let variable =
+        |name: &str| (name == "TOLLGATE_SALT" || name == "TOLLGATE_JWT_KEY").then(|| "0123456789abcdef".repeat(2));
+    assert_no_warnings(&Loader::new().environment(variable), &complete_example());
 }
 
 #[test]
@@ -27,7 +50,7 @@ fn the_example_has_every_field() {
     assert!(fields.len() > 50, "{fields:?}");
     for field in fields {
         let is_there = EXAMPLE.lines().any(|line| {
-            let line = line.trim_start_matches("# ").trim_start();
+            let line = line.trim_start_matches("# ").trim_start_matches("#   or: ");
             line.starts_with(&format!("{field} "))
                 || line.starts_with(&format!("[{field}"))
                 || line.starts_with(&format!("[[{field}"))

@@ -192,6 +192,30 @@ fn a_sensible_configuration_has_no_findings() {
     }
 }
 
+#[test]
+fn a_redundant_limit_is_found_in_rules_plans_and_keys() {
+    let text = "[plans.default]\nlimits = ['10/min', '1000/min']\n[plans.anonymous]\nlimits = ['1/min']\n\
+                [[keys]]\nkey = 'k'\nlimits = ['5/s', '500/min']\n\
+                [[rules]]\nname = 'by-plan'\nlimits = 'plan'\n\
+                [[rules]]\nname = 'own'\nlimits = ['10/min', '20000/day']\n";
+    let found: Vec<String> = findings(text)
+        .iter()
+        .filter(|finding| finding.code() == Code::RedundantLimit)
+        .map(|finding| format!("{} {}", underlined(text, finding), finding.message()))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            "['10/min', '1000/min'] `per-minute-2` (1000/min) of plan `default` never denies, because `per-minute` \
+             (10/min) always denies first",
+            "['5/s', '500/min'] `per-minute` (500/min) of this key never denies, because `per-second` (5/s) always \
+             denies first",
+            "['10/min', '20000/day'] `per-day` (20000/day) of `own` never denies, because `per-minute` (10/min) \
+             always denies first",
+        ]
+    );
+}
+
 /// Returns a rule with this many limits.
 fn rule_of(name: &str, count: usize, more: &str) -> String {
     let limits: Vec<String> = (1..=count).map(|number| format!("'{number}/{number}s token-bucket'")).collect();

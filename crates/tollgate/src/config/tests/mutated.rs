@@ -1,13 +1,16 @@
 //! Files with random damage are loaded or rejected, and every report can be printed.
 
+use std::sync::LazyLock;
+
 use miette::NarratableReportHandler;
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use super::example::complete_example;
 use super::loader;
 use crate::config::{Code, Finding, Format};
 
-const TOML: &str = include_str!("../../../../../docs/configuration.toml");
+static TOML: LazyLock<String> = LazyLock::new(complete_example);
 const YAML: &str = "
 store: redis://h
 trusted_proxies: [10.0.0.0/8, '::1']
@@ -32,7 +35,7 @@ rules:
 
 #[test]
 fn undamaged_files_have_no_syntax_errors() {
-    for (text, format) in [(TOML, Format::Toml), (YAML, Format::Yaml)] {
+    for (text, format) in [(&**TOML, Format::Toml), (YAML, Format::Yaml)] {
         let Err(report) = loader().load_text("whole", text, format) else { continue };
         assert!(!report.findings().iter().any(|finding| finding.code() == Code::Syntax), "{report:?}");
     }
@@ -82,7 +85,7 @@ proptest! {
         is_toml in any::<bool>(),
         damages in prop::collection::vec(damage(), 1..5),
     ) {
-        let (text, format) = if is_toml { (TOML, Format::Toml) } else { (YAML, Format::Yaml) };
+        let (text, format) = if is_toml { (&**TOML, Format::Toml) } else { (YAML, Format::Yaml) };
         let text = damages.iter().fold(text.to_owned(), |text, damage| damaged(&text, damage));
         let findings: Vec<Finding> = match loader().load_text("damaged", &text, format) {
             Ok(loaded) => loaded.findings,

@@ -203,7 +203,7 @@ fn repository() -> PathBuf {
 fn real_configurations() -> Vec<(String, Format)> {
     let read = |name: &str| std::fs::read_to_string(repository().join(name)).unwrap();
     let mut texts = vec![
-        (read("docs/configuration.toml"), Format::Toml),
+        (super::example::complete_example(), Format::Toml),
         (read("examples/login/tollgate.toml"), Format::Toml),
         (read("examples/plans/tollgate.toml"), Format::Toml),
         (YAML.to_owned(), Format::Yaml),

@@ -3,6 +3,7 @@
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, NarratableReportHandler};
 
 use super::{load, load_yaml};
+use crate::config::{Code, Format, Severity};
 
 fn drawn(report: &dyn Diagnostic) -> String {
     let mut text = String::new();
@@ -91,6 +92,124 @@ fn all_errors_of_reading_and_of_checking_are_in_one_report() {
     {
         assert!(text.contains(part), "{text}");
     }
+}
+
+/// A file with 17 errors of different kinds, several of them in one table.
+const BROKEN: &str = r#"deadline = "soon"
+instances = "three"
+[[bans]]
+by = "ip"
+value = 5
+until = "yesterday"
+[plans.default]
+limits = ["0/min"]
+upgradeurl = "x"
+[[keys]]
+sha256 = "xx"
+plann = "default"
+[[rules]]
+limits = ["0/min"]
+by = ["usre"]
+[[rules]]
+name = "two words"
+limits = [5, "10/fortnight"]
+match = { path = "nope", methodz = "GET" }
+[anonymize]
+secret_env = "NO_SUCH"
+"#;
+
+#[test]
+fn an_error_in_a_table_hides_no_other_error_of_that_table() {
+    let report = load(BROKEN).unwrap_err();
+    let found: Vec<(&str, usize)> =
+        report.findings().iter().map(|finding| (finding.code().as_str(), finding.place().unwrap().1)).collect();
+    assert_eq!(
+        found,
+        [
+            ("invalid-time", 1),
+            ("wrong-type", 2),
+            ("wrong-type", 5),
+            ("invalid-time", 6),
+            ("invalid-limit", 8),
+            ("unknown-field", 9),
+            ("invalid-key", 11),
+            ("unknown-field", 12),
+            ("missing-field", 13),
+            ("invalid-limit", 14),
+            ("invalid-subject", 15),
+            ("invalid-name", 17),
+            ("wrong-type", 18),
+            ("invalid-limit", 18),
+            ("invalid-path", 19),
+            ("unknown-field", 19),
+            ("secret-missing", 21),
+        ]
+    );
+}
+
+#[test]
+fn a_value_that_cannot_be_read_causes_no_second_error() {
+    for text in [
+        "[[rules]]\nlimits = ['1/s']\n[[rules]]\nlimits = ['1/s']\n",
+        "[[rules]]\nname = 'a'\nlimitz = ['1/s']\n",
+        "[[rules]]\nname = 'a'\nlimits = [5]\n",
+        "[[rules]]\nname = 'a'\nlimits = [{ quotta = 1, window = '1s' }]\n",
+        "[[rules]]\nname = 'a'\nlimits = [{ quota = '1', window = '1s' }]\n",
+        "[[rules]]\nname = 'a'\nby = [5]\nlimits = ['1/s']\n",
+        "[[rules]]\nname = 'a'\nstore = 'memory'\nby = 5\nlimits = ['1/s']\n",
+        "[plans.default]\nlimit = '1/s'\n[[rules]]\nname = 'a'\nlimits = 'plan'\n",
+        "[[keys]]\nkey = 5\n",
+        "[[keys]]\nkye = 'k'\n",
+        "[jwt]\nalgorithm = 'HS256'\nkey = 5\n",
+        "store = 'redis://h'\ninstances = 1\n[anonymize]\nsecret = 5\n",
+        "[[bans]]\nby = 'ip'\nvalue = 5\n",
+        "[[bans]]\nby = 'ipp'\nvalue = 'k'\n",
+        "plan_sources.addresses = [{ networks = 5, plan = 'x' }]\n",
+        "expect.rules = 1\n[[rules]]\nname = 5\nlimits = ['1/s']\n",
+    ] {
+        let report = load(text).unwrap_err();
+        let per_line = if text.matches("[[rules]]").count() == 2 { 2 } else { 1 };
+        assert_eq!(report.findings().len(), per_line, "{text}: {report:?}");
+    }
+    // Rules whose conditions cannot be read match everything, and would have too many limits together.
+    let rule = |number: usize| format!("[[rules]]\nname = 'r{number}'\nmatch = 5\nlimits = ['1/s', '9/min']\n");
+    let report = load(&(0..20).map(rule).collect::<String>()).unwrap_err();
+    assert_eq!(report.findings().len(), 20, "{report:?}");
+}
+
+#[test]
+fn an_unset_variable_is_to_be_set() {
+    for (text, message, help) in [
+        ("[anonymize]\nsecret_env = 'SALT'\n", "the environment variable `SALT` is not set", "`export SALT=…`"),
+        (
+            "[jwt]\nalgorithm = 'HS256'\nkey_env = 'JWT'\n",
+            "the environment variable `JWT` is not set",
+            "`export JWT=…`",
+        ),
+        ("[anonymize]\nsecret_env = 'a secret'\n", "that `secret_env` names is not set", "set that variable"),
+        ("[jwt]\nalgorithm = 'HS256'\n", "is required", "add one of `key`, `key_env` and `key_file`"),
+        ("[anonymize]\nsecret_env = 'A'\nsecret_file = 'b'\n", "given in several ways", "keep one of `secret`"),
+    ] {
+        let report = load(text).unwrap_err();
+        let finding = report.findings().iter().find(|finding| finding.code() == Code::SecretMissing).unwrap();
+        let said = finding.help_text().unwrap();
+        assert!(finding.message().contains(message) && said.contains(help), "{finding:?} {said}");
+        assert!(!said.contains("a secret"), "{said}");
+    }
+}
+
+#[test]
+fn errors_in_the_keys_file_are_reported_together_with_those_of_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = "[[keys]]\nsha256 = 'xx'\nplann = 'x'\n[[keys]]\nkey = 'k'\nlimits = [5, '0/s']\n";
+    std::fs::write(dir.path().join("keys.toml"), keys).unwrap();
+    let loader = super::loader().directory(dir.path());
+    let text = "expect.keys = 9\nkeys_file = 'keys.toml'\ndeadline = 'soon'\n";
+    let report = loader.load_text("tollgate.toml", text, Format::Toml).unwrap_err();
+    let errors = report.findings().iter().filter(|finding| finding.severity() == Severity::Error);
+    let mut found: Vec<&str> = errors.map(|finding| finding.code().as_str()).collect();
+    found.sort_unstable();
+    assert_eq!(found, ["invalid-key", "invalid-limit", "invalid-time", "unknown-field", "wrong-type"]);
 }
 
 #[test]

@@ -70,6 +70,59 @@ fn limits_are_named_after_their_windows_with_different_names() {
     );
 }
 
+/// Returns the names of all limits of a file, as clients see them. Those of several plans are all included.
+fn names(text: &str) -> Vec<String> {
+    let loaded = load(text).unwrap_or_else(|report| panic!("{text}: {report:?}"));
+    let names = loaded.rules.rules().iter().flat_map(|rule| rule.policies_of_all());
+    names.map(|policy| policy.name().to_owned()).collect()
+}
+
+#[test]
+fn equal_names_are_qualified_by_the_rule_where_one_request_can_match_both() {
+    let two = |one: &str, other: &str| {
+        format!(
+            "[[rules]]\nname = 'api'\n{one}\nlimits = ['100/min', '1000/h']\n\
+             [[rules]]\nname = 'search'\n{other}\nlimits = ['7/min', '5/s']\n"
+        )
+    };
+    let plain = ["per-minute", "per-hour", "per-minute", "per-second"];
+    let qualified = ["api.per-minute", "per-hour", "search.per-minute", "per-second"];
+    for (one, other, expected) in [
+        ("", "match.path = '/search'", qualified),
+        ("match.path = '/a/{x}'", "match.path = ['/b', '/{y}/c']", qualified),
+        ("match.path = '/a'", "match.path = '/search'", plain),
+        ("match.methods = 'GET'", "match.methods = 'POST'", plain),
+        ("match.methods = ['GET', 'PUT']", "match.methods = ['PUT', 'POST']", qualified),
+        ("match.host = 'a.example'", "match.host = 'b.example'", plain),
+        ("match.host = '*.example'", "match.host = ['x.test', 'b.example']", qualified),
+        ("match.headers = { x = '1' }", "match.headers = { x = '2' }", plain),
+        ("match.headers = { x = '1' }", "match.headers = { x = true, y = '2' }", qualified),
+        // Clients see no limits of these.
+        ("", "mode = 'shadow'", plain),
+        ("mode = 'off'", "", plain),
+        ("", "match.path = []", plain),
+        // A client is refused by either of them.
+        ("store = 'memory'", "", qualified),
+    ] {
+        assert_eq!(names(&two(one, other)), expected, "{one} / {other}");
+    }
+    let methods = two("match.methods = 'GET'", "match.methods = 'POST'");
+    assert_eq!(names(&format!("method_override_headers = 'x-method'\n{methods}")), qualified);
+    assert_eq!(names(&format!("shadow = true\n{}", two("", ""))), qualified, "while all rules are in shadow mode");
+    let plans = "[plans.default]\nlimits = ['9/min']\n[plans.pro]\nlimits = ['90/min', '900/h']\n\
+                 [[rules]]\nname = 'by-plan'\nlimits = 'plan'\n[[rules]]\nname = 'own'\nlimits = ['5/h']\n";
+    assert_eq!(names(plans), ["per-minute", "per-minute", "by-plan.per-hour", "own.per-hour"]);
+}
+
+#[test]
+fn a_qualified_name_is_not_part_of_the_counters_key() {
+    let text = "[[rules]]\nname = 'a.b'\nlimits = ['1/s']\n[[rules]]\nname = 'a'\nlimits = ['1/s']\n";
+    let loaded = load(text).unwrap();
+    let policies: Vec<_> = loaded.rules.rules().iter().flat_map(|rule| rule.policies_of_all()).collect();
+    let named: Vec<_> = policies.iter().map(|policy| (policy.name(), policy.rule(), policy.limit_name())).collect();
+    assert_eq!(named, [("a.b.per-second", Some("a.b"), "per-second"), ("a.per-second", Some("a"), "per-second")]);
+}
+
 #[test]
 fn a_limit_may_be_a_table() {
     let rule = only_rule(

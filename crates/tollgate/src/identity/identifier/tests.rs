@@ -310,3 +310,39 @@ fn with_trusted_proxies_a_header_from_another_peer_is_ignored() {
     // Without trusted proxies, headers are always read. The configuration check warns about such a rule.
     assert_eq!(subject(&Identifier::new(), "203.0.113.9"), "header:x-tenant:7");
 }
+
+#[test]
+fn stored_subject_is_the_subject_that_an_anonymizer_writes() {
+    let plain = Identifier::new().with_tokens(tokens());
+    let anonymizer = Anonymizer::new(b"planted-secret-of-32-characters!", Rotate::Daily).unwrap();
+    let anonymous = plain.clone().with_anonymizer(anonymizer);
+    let token = format!("Bearer {}", token_for("a&b:c"));
+    let lines = [("x-api-key", "known-key"), ("authorization", &*token), ("x-tenant", "t:1~!"), ("cookie", "device=d")];
+    for by in [
+        &["caller"][..],
+        &["ip"],
+        &["api_key"],
+        &["user"],
+        &["header:x-tenant", "ip"],
+        &["cookie:device", "path"],
+        &["header:absent", "cookie:absent", "user"],
+        &["global"],
+    ] {
+        let stored = subject(&anonymous, by, &lines);
+        assert_eq!(anonymous.stored_subject(&subject(&plain, by, &lines), NOW), stored, "{by:?}");
+        assert_eq!(anonymous.stored_subject(&stored, NOW), stored, "{by:?}: a pseudonym stays");
+        assert_eq!(plain.stored_subject(&stored, NOW), stored, "{by:?}: nothing is anonymized");
+    }
+}
+
+#[test]
+fn key_that_is_set_replaces_the_one_in_the_headers() {
+    let (identifier, keys) = (Identifier::new(), keys());
+    let headers = headers(&[("x-api-key", "known-key")]);
+    let identity = identifier.identify(origin(&headers), &keys, NOW);
+    let digest = KeyDigest::of("another");
+    let identity = identity.with_api_key(digest, KnownKey { plan: None });
+    assert_eq!(identity.api_key(), Some((digest, &KnownKey { plan: None })));
+    assert!(identity.sent_key_digests().any(|shown| shown == digest));
+    assert_eq!(identity.subject(&Subjects::default()).to_string(), format!("api_key:{}", digest_of("another")));
+}

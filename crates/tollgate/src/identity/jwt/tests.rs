@@ -89,7 +89,7 @@ fn token_that_names_another_algorithm_is_rejected() {
     for (verifier, pem) in [(&verifiers[1], RS256_PEM), (&verifiers[2], ES256_PEM)] {
         let forged = sign(pem, &json!({"alg": "HS256"}), &claims);
         assert_eq!(verifier.verify(forged.as_bytes(), at(0)), Err(TokenError::Algorithm));
-        let alg = algorithm_name(verifier.algorithm);
+        let alg = verifier.key.algorithm();
         let forged = sign(pem, &json!({"alg": alg}), &claims);
         assert_eq!(verifier.verify(forged.as_bytes(), at(0)), Err(TokenError::Signature));
         assert!(TokenVerifier::hs256(pem).unwrap_err().to_string().contains("PEM"));
@@ -201,5 +201,71 @@ fn unusable_key_is_refused_with_the_accepted_form() {
     ] {
         let message = result.unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
+    }
+}
+
+/// Returns the content of a PEM file.
+fn der_of(pem: &[u8]) -> Vec<u8> {
+    pem::parse(pem).unwrap().into_contents()
+}
+
+fn pem_of(tag: &str, der: Vec<u8>) -> Vec<u8> {
+    pem::encode(&pem::Pem::new(tag, der)).into_bytes()
+}
+
+#[test]
+fn rsa_key_without_its_envelope_verifies_the_same_tokens() {
+    // The envelope of a 2,048-bit key has 24 bytes before the key itself.
+    let pem = pem_of("RSA PUBLIC KEY", der_of(RS256_PEM).split_off(24));
+    let verifier = TokenVerifier::rs256(&pem).unwrap();
+    assert_eq!(&*verifier.verify(RS256_TOKEN.trim_ascii().as_bytes(), at(0)).unwrap().subject, "42");
+    assert!(TokenVerifier::es256(&pem).unwrap_err().to_string().contains("P-256"));
+}
+
+#[test]
+fn file_that_is_no_public_key_is_named_in_the_error() {
+    for (tag, expected) in [
+        ("CERTIFICATE", "certificate"),
+        ("PRIVATE KEY", "private key"),
+        ("RSA PRIVATE KEY", "private key"),
+        ("EC PRIVATE KEY", "private key"),
+        ("CERTIFICATE REQUEST", "no public key"),
+    ] {
+        for (refused, der) in
+            [(TokenVerifier::rs256 as fn(&[u8]) -> _, der_of(RS256_PEM)), (TokenVerifier::es256, der_of(ES256_PEM))]
+        {
+            let message = refused(&pem_of(tag, der)).unwrap_err().to_string();
+            assert!(message.contains(expected) && message.contains("as PEM (BEGIN PUBLIC KEY)"), "{tag}: {message}");
+        }
+    }
+    for verifier in [TokenVerifier::rs256(SECRET), TokenVerifier::es256(SECRET)] {
+        assert!(verifier.unwrap_err().to_string().contains("not a PEM file"));
+    }
+}
+
+#[test]
+fn damaged_public_key_is_refused_when_the_verifier_is_created() {
+    let [rsa, ec] = [RS256_PEM, ES256_PEM].map(der_of);
+    let changed = |der: &[u8], place: usize| {
+        let mut der = der.to_vec();
+        der[place] ^= 1;
+        pem_of("PUBLIC KEY", der)
+    };
+    // The last byte of the exponent, then that of the modulus, before tag, length and three bytes of the exponent.
+    for place in [rsa.len() - 1, rsa.len() - 6] {
+        let message = TokenVerifier::rs256(&changed(&rsa, place)).unwrap_err().to_string();
+        assert!(message.contains("damaged"), "{place}: {message}");
+    }
+    // A point that is not on the curve, and one whose form is unknown.
+    for place in [ec.len() - 1, ec.len() - 65] {
+        let message = TokenVerifier::es256(&changed(&ec, place)).unwrap_err().to_string();
+        assert!(message.contains("P-256"), "{place}: {message}");
+    }
+    for (verify, der) in [(TokenVerifier::rs256 as fn(&[u8]) -> Result<_, _>, &rsa), (TokenVerifier::es256, &ec)] {
+        for length in 0..der.len() {
+            assert!(verify(&pem_of("PUBLIC KEY", der[..length].to_vec())).is_err(), "{length} bytes");
+        }
+        let longer = [der.as_slice(), &[0]].concat();
+        assert!(verify(&pem_of("PUBLIC KEY", longer)).is_err());
     }
 }

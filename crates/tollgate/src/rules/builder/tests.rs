@@ -8,13 +8,13 @@ use tollgate_core::{Limit, ManualClock, MemoryStore, Timestamp};
 
 use super::*;
 use crate::answer::{Body, BodyFormat};
+use crate::config::tests::example::complete_example;
 use crate::config::{Code, Finding, Format, Severity};
 use crate::engine::{Engine, Outcome, RequestOptions};
 use crate::identity::{Origin, Subject};
 use crate::limiter::Limiter;
 use crate::rules::{Charge, Mode, RequestView, SetParts};
 
-const EXAMPLE: &str = include_str!("../../../../../docs/configuration.toml");
 const NOW_US: u64 = 1_794_000_000_000_000;
 
 fn loader() -> Loader {
@@ -156,7 +156,9 @@ fn describe(loaded: &Loaded) -> Vec<String> {
 }
 
 fn from_file() -> Loaded {
-    loader().load_text("configuration.toml", EXAMPLE, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"))
+    loader()
+        .load_text("configuration.toml", &complete_example(), Format::Toml)
+        .unwrap_or_else(|report| panic!("{report:?}"))
 }
 
 fn from_code(rules: Rules) -> Loaded {

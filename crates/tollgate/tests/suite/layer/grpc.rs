@@ -85,7 +85,7 @@ async fn banned_client_gets_permission_denied_and_a_missing_peer_address_gets_in
     let without_peer = RateLimitLayer::new(engine, |_| None).bodies(EmptyBody);
     let status = check(&mut serve_behind(without_peer).await, "").await.unwrap_err();
     assert_eq!(status.code(), Code::Internal);
-    assert!(status.message().contains("connect info"), "{status}");
+    assert!(status.message().contains("into_make_service_with_connect_info::<SocketAddr>()"), "{status}");
 }
 
 #[tokio::test]

@@ -73,15 +73,15 @@ async fn ratelimit_policy_header_lists_the_limits_of_all_rules() {
         })
         .collect();
     let expected = [
-        ("per-minute", 100, Some(60)),
+        // Two rules have a limit per minute, so their policies are qualified by the rule.
+        ("all.per-minute", 100, Some(60)),
         ("per-hour", 1_000, Some(3_600)),
-        // Two rules have a limit per minute, so their policies need different names.
-        ("per-minute-2", 7, Some(60)),
+        ("login.per-minute", 7, Some(60)),
         ("tries", 250, None),
     ];
     assert_eq!(policies, expected.map(|(name, q, w)| (name.to_owned(), q, w)));
     let names: Vec<String> = policies_of(&response).into_iter().map(|policy| policy.name).collect();
-    assert_eq!(names, ["per-minute", "per-hour", "per-minute-2", "tries"]);
+    assert_eq!(names, ["all.per-minute", "per-hour", "login.per-minute", "tries"]);
 }
 
 #[tokio::test]

@@ -108,7 +108,10 @@ async fn missing_connect_info_is_a_500_that_names_it() {
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, app()).await });
     let answer = send(address, "POST /shorten HTTP/1.1", "").await;
-    assert!(answer.starts_with("HTTP/1.1 500 ") && answer.contains("connect info"), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 500 ") && answer.contains("into_make_service_with_connect_info::<SocketAddr>()"),
+        "{answer}"
+    );
 }
 
 #[tokio::test]

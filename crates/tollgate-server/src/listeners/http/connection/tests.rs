@@ -9,8 +9,8 @@ use tollgate::Limiter;
 use super::*;
 use crate::budget::EvictingBudget;
 use crate::listeners::http::general::full_body;
+use crate::listeners::http::test_support::{IDLE, PEER};
 
-const IDLE: Duration = Duration::from_secs(60);
 /// The pause between two bytes of a slow client.
 const STEP: Duration = Duration::from_secs(1);
 const BODY: &str = r#"{"key":"a","limit":"10/min"}"#;
@@ -25,7 +25,7 @@ fn connect(limiter: &Limiter) -> DuplexStream {
     let listener = Arc::new(HttpListener::new(limiter.clone(), IDLE));
     tokio::spawn(async move {
         let (_stage, context) = ConnectionContext::unshared();
-        drop(listener.serve_stream(server, context).await);
+        drop(listener.serve_stream(server, PEER, context).await);
     });
     client
 }
@@ -127,7 +127,7 @@ async fn the_future_of_a_connection_is_small() {
     let (_client, server) = tokio::io::duplex(64);
     let (_stage, context) = ConnectionContext::unshared();
     let listener = HttpListener::new(Limiter::memory(), IDLE);
-    let size = size_of_val(&listener.serve_stream(server, context));
+    let size = size_of_val(&listener.serve_stream(server, PEER, context));
     assert!(size < 4 * 1024, "{size} bytes");
 }
 

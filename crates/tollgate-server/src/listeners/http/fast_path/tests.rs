@@ -12,7 +12,7 @@ use super::*;
 use crate::browser::BrowserPolicy;
 use crate::budget::{EvictingBudget, Receiving};
 use crate::listeners::http::test_support::{
-    IDLE, RULES, UnreachableStore, clock, described, listener_with_config, listener_with_rules,
+    IDLE, PEER, RULES, UnreachableStore, clock, described, listener_with_config, listener_with_rules,
 };
 use crate::shutdown::{Shutdown, ShutdownStage};
 
@@ -38,7 +38,7 @@ fn connect() -> (DuplexStream, watch::Sender<ShutdownStage>) {
 fn connect_to(listener: Arc<HttpListener>) -> (DuplexStream, watch::Sender<ShutdownStage>) {
     let (stage, context) = ConnectionContext::unshared();
     let (client, server) = tokio::io::duplex(1 << 20);
-    tokio::spawn(async move { drop(listener.serve_stream(server, context).await) });
+    tokio::spawn(async move { drop(listener.serve_stream(server, PEER, context).await) });
     (client, stage)
 }
 
@@ -447,7 +447,7 @@ async fn unfinished_requests_are_bounded_in_bytes_for_all_connections_together()
         let receiving = Receiving::new(budget.clone());
         let context = ConnectionContext { shutdown: shutdown.clone(), receiving, slot: None };
         let listener = Arc::new(HttpListener::new(Limiter::memory(), IDLE));
-        tokio::spawn(async move { drop(listener.serve_stream(server, context).await) });
+        tokio::spawn(async move { drop(listener.serve_stream(server, PEER, context).await) });
         client
     };
     let body = format!("{}{GOOD}", " ".repeat(LARGE));

@@ -1,0 +1,71 @@
+//! Qualifies the names of limits where two rules that can apply to one request have a limit of the same name.
+//!
+//! Clients see the names in headers and bodies, operators in explanations and counters, so a limit has one name whatever
+//! the request: `per-minute`, or `search.per-minute`. It is determined here, from the whole configuration. Counters are
+//! not affected: their keys have the name of the rule and the name of the limit, separately.
+//!
+//! Only enforced rules count, because clients never see a shadow rule: a trial beside a rule in force does not change
+//! the names that clients see. The modes are those of the file, whether or not it has `shadow = true`, which is
+//! temporary.
+//!
+//! A request may match rules whose conditions exclude each other, if its path can be read in several ways or it has two
+//! lines of one header. Then [`Policies`](crate::answer::Policies) qualifies equal names in its response.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::answer::Policy;
+use crate::config::span::Spanned;
+use crate::config::types::RuleTable;
+use crate::rules::matcher::Conditions;
+use crate::rules::{CompiledRule, Mode, RuleLimits};
+
+/// The maximum number of comparisons of paths and hosts, which take tens of milliseconds. Beyond it, rules are assumed
+/// to apply to the same requests.
+const COMPARISONS_MAX: usize = 200_000;
+
+/// Qualifies the names of limits that another enforced rule has too, if both rules can apply to one request.
+///
+/// `conditions` are those of the rules, and whether a request can meet them at all. `tables` are the rules as written.
+pub(super) fn qualify(
+    rules: &mut [CompiledRule],
+    conditions: &[(Conditions, bool)],
+    tables: &[Spanned<RuleTable>],
+    has_several_methods: bool,
+) {
+    let is_enforced = |index: &usize| tables[*index].mode == Mode::Enforce && conditions[*index].1;
+    let enforced: Vec<usize> = (0..rules.len()).filter(is_enforced).collect();
+    let names: Vec<BTreeSet<Box<str>>> =
+        rules.iter().map(|rule| rule.policies_of_all().map(|policy| policy.limit_name().into()).collect()).collect();
+    let mut shared: Vec<BTreeSet<Box<str>>> = vec![BTreeSet::new(); rules.len()];
+    let mut comparisons_left = COMPARISONS_MAX;
+    for (at, &one) in enforced.iter().enumerate() {
+        for &other in &enforced[..at] {
+            let is_news = |name: &str| !shared[one].contains(name) || !shared[other].contains(name);
+            let common = names[one].intersection(&names[other]).filter(|name| is_news(name));
+            let common: Vec<Box<str>> = common.cloned().collect();
+            let (mine, theirs) = (&conditions[one].0, &conditions[other].0);
+            if common.is_empty() {
+                continue;
+            }
+            let comparisons = mine.comparisons_with(theirs);
+            let can_meet = comparisons > comparisons_left || mine.can_meet(theirs, has_several_methods);
+            comparisons_left = comparisons_left.saturating_sub(comparisons);
+            if can_meet {
+                shared[one].extend(common.iter().cloned());
+                shared[other].extend(common);
+            }
+        }
+    }
+    for (rule, names) in rules.iter_mut().zip(&shared) {
+        let qualify = |policy: &mut Arc<Policy>| {
+            if names.contains(policy.limit_name()) {
+                *policy = Arc::new(policy.qualified());
+            }
+        };
+        match &mut rule.limits {
+            RuleLimits::Own(policies) => policies.iter_mut().for_each(qualify),
+            RuleLimits::Plan(by_limit_set) => by_limit_set.iter_mut().flatten().for_each(qualify),
+        }
+    }
+}
