@@ -97,11 +97,12 @@ impl Conditions {
         Some(Conditions { methods, paths, hosts, headers })
     }
 
-    /// Returns whether a request can meet both conditions, by what [`Conditions::intersection`] considers.
+    /// Returns whether one request can meet both sets of conditions, judged as in [`Conditions::intersection`].
     ///
-    /// Any number of paths and hosts is compared, each with each; [`Conditions::comparisons_with`] is their number.
-    /// Methods are ignored if `has_several_methods`, because a request may then have several.
-    pub(crate) fn can_meet(&self, other: &Conditions, has_several_methods: bool) -> bool {
+    /// Compares every path with every path, and every host with every host; [`Conditions::comparisons_with`] returns
+    /// the number of comparisons. `has_several_methods` means that a request may have several methods; methods are then
+    /// ignored.
+    pub(crate) fn overlaps(&self, other: &Conditions, has_several_methods: bool) -> bool {
         fn overlap<T>(one: &[T], other: &[T], intersect: impl Fn(&T, &T) -> bool) -> bool {
             one.is_empty() || other.is_empty() || one.iter().any(|one| other.iter().any(|other| intersect(one, other)))
         }
@@ -115,7 +116,7 @@ impl Conditions {
             && overlap(&self.paths, &other.paths, |one, other| one.intersection(other).is_some())
     }
 
-    /// Returns the largest number of comparisons that [`Conditions::can_meet`] makes.
+    /// Returns the largest number of comparisons that [`Conditions::overlaps`] makes.
     pub(crate) fn comparisons_with(&self, other: &Conditions) -> usize {
         1 + self.paths.len() * other.paths.len() + self.hosts.len() * other.hosts.len()
     }

@@ -87,7 +87,7 @@ impl KeyEntry {
     }
 }
 
-/// The attributes of a key that the configuration lists.
+/// Converts to the attributes of the key. Its own limits are left out.
 impl From<&KeyEntry> for KnownKey {
     fn from(entry: &KeyEntry) -> KnownKey {
         KnownKey { name: entry.name.clone(), plan: entry.plan.clone(), exempt: entry.is_exempt }
@@ -148,6 +148,7 @@ pub type PlanFuture<'a> = Pin<Box<dyn Future<Output = Option<Arc<str>>> + Send +
 /// limits from plans and neither API key, address, trusted header nor token determines the caller's plan. The time that
 /// it takes counts against the deadline of the decision. If it does not answer within the
 /// [deadline of lookups](super::Lookups::deadline), its future is dropped, and the plan is `default` or `anonymous`.
+/// Answers are not cached, and panics are not caught.
 ///
 /// It should resolve to `None` on errors, too. The plan is then that of the next lookup, else `default` or `anonymous`.
 ///
@@ -165,7 +166,7 @@ pub trait PlanLookup: Send + Sync {
     /// The future resolves to `None` if the plan is not known. A name that no plan has is ignored like `None`.
     fn plan<'a>(&'a self, question: &'a PlanQuestion) -> PlanFuture<'a>;
 
-    /// Returns how often the source was asked, and how often it failed. Defaults to zeros, for sources that do not count.
+    /// Returns the number of calls to the source and of failures. Defaults to zeros, for a source without statistics.
     fn stats(&self) -> LookupStats {
         LookupStats::default()
     }

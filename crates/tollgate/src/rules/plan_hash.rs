@@ -34,7 +34,7 @@ use std::time::Duration;
 use tollgate_core::{Clock, SystemClock};
 use tollgate_redis::{RedisStore, Reply};
 
-use super::lookup_cache::{CacheOptions, Loading, LookupCache, LookupStats, Patience, TTL_DEFAULT};
+use super::lookup_cache::{CacheOptions, Loading, LookupCache, LookupStats, TTL_DEFAULT, WaitOptions};
 use super::plan::{PlanFuture, PlanLookup, PlanQuestion};
 
 /// Maximum number of commands at once. They share one connection, and a node that starts sees many callers at once.
@@ -90,7 +90,8 @@ impl PlanHash {
         deadline / 4 * 3
     }
 
-    /// Sets the time after which a request no longer waits for Redis. Defaults to 18.75 ms.
+    /// Sets the time after which a request no longer waits for Redis. Defaults to 18.75 ms; more than five seconds have
+    /// no effect.
     ///
     /// The default suits a limiter with the default deadline of 25 ms; [`PlanHash::timeout_for`] computes it for others.
     #[must_use]
@@ -98,7 +99,7 @@ impl PlanHash {
         PlanHash { timeout, ..self }
     }
 
-    /// Sets the clock by which cached replies expire. Defaults to [`SystemClock`]. Replies that are cached already are lost.
+    /// Sets the clock by which cached replies expire. Defaults to [`SystemClock`]. Replies cached so far are discarded.
     #[must_use]
     pub fn clock(self, clock: Arc<dyn Clock>) -> PlanHash {
         PlanHash { cache: cache(clock), ..self }
@@ -122,8 +123,9 @@ fn cache(clock: Arc<dyn Clock>) -> LookupCache<Arc<str>> {
     })
 }
 
-/// Returns the name of the plan in a reply. `None` for nil, a reply that is no text, an empty name, and one of more than 64
-/// bytes.
+/// Returns the name of the plan in a reply.
+///
+/// `None` for nil, a reply that is not a text, an empty name, and a name of more than 64 bytes.
 fn plan_name(reply: &Reply) -> Option<Arc<str>> {
     reply.as_text().filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX).map(Arc::from)
 }
@@ -132,8 +134,8 @@ impl PlanLookup for PlanHash {
     fn plan<'a>(&'a self, question: &'a PlanQuestion) -> PlanFuture<'a> {
         Box::pin(async move {
             let field = question.field()?;
-            let patience = Patience { timeout: self.timeout, store: Some(&self.store) };
-            self.cache.get(&field, patience, || self.read(&field)).await
+            let wait = WaitOptions { timeout: self.timeout, store: Some(&self.store) };
+            self.cache.get(&field, wait, || self.read(&field)).await
         })
     }
 

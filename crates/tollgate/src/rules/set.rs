@@ -364,8 +364,9 @@ impl RuleSet {
 
     /// Calls the lookups, one after the other, until one returns an existing plan, and returns its limit set.
     ///
-    /// If none does, returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller. Has no timeout of its
-    /// own; [`Lookups::limit_set`](super::Lookups::limit_set) has one. For callers for which [`limit_set`](RuleSet::limit_set) returns `None`.
+    /// If none does, returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller. For callers for which
+    /// [`limit_set`](RuleSet::limit_set) returns `None`. Has no timeout; [`Lookups::limit_set`](super::Lookups::limit_set)
+    /// has one.
     pub async fn look_up_limit_set(&self, question: &PlanQuestion, lookups: &[Arc<dyn PlanLookup>]) -> LimitSetId {
         for lookup in lookups {
             if let Some(plan) = lookup.plan(question).await
