@@ -222,8 +222,8 @@ impl Lookups {
     /// deadline.
     ///
     /// If a source fails or does not answer in time, its last cached answer is used, even if it has expired. Returns
-    /// `None` if no source knows the key, or if there is no such answer. A lookup continues in the background if the
-    /// returned future is dropped.
+    /// `None` if no source knows the key, or if there is no such answer. In a tokio runtime, a lookup continues in the
+    /// background if the returned future is dropped.
     pub async fn find_key(&self, digest: &KeyDigest) -> Option<KnownKey> {
         let (begun, time_max) = (Instant::now(), self.key_time_max());
         for keys in &self.keys {

@@ -90,8 +90,8 @@ impl PlanHash {
         deadline / 4 * 3
     }
 
-    /// Sets the time after which a request no longer waits for Redis. Defaults to 18.75 ms; more than five seconds have
-    /// no effect.
+    /// Sets the time after which a request no longer waits for Redis. Defaults to 18.75 ms. A command
+    /// fails after five seconds, even if the timeout is longer.
     ///
     /// The default suits a limiter with the default deadline of 25 ms; [`PlanHash::timeout_for`] computes it for others.
     #[must_use]
