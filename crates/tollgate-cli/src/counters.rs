@@ -42,7 +42,7 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
 
 /// Runs `tollgate inspect`: prints a counter without changing it, or with `--rule` the counters of a rule.
 ///
-/// Returns whether there is such a counter: at least one of them has something counted.
+/// Returns whether something is counted in at least one of them.
 ///
 /// # Errors
 /// If the options are invalid, the instance or the store does not answer, the store is the memory store, or the output

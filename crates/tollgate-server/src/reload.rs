@@ -28,7 +28,7 @@ use tollgate::{Clock, SystemClock, Timestamp};
 
 use crate::tls::{CertificateError, Tls};
 
-/// The most parts that a response names.
+/// The maximum number of parts that a response names.
 const PARTS_MAX: usize = 100;
 /// The kind under which removed certificates of a chain are counted.
 const CERTIFICATE: &str = "certificate";

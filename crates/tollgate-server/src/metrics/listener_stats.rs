@@ -71,7 +71,7 @@ impl ErrorResponses {
         }
     }
 
-    /// Returns the number of responses by status: for the first status always, for all others if it is not zero.
+    /// Returns the number of responses by status. Numbers of zero are left out, except that of the first status.
     pub(crate) fn read(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let statuses = self.statuses.iter().copied().chain([OTHER]);
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
@@ -89,7 +89,7 @@ pub(crate) struct ListenerStats {
     pub(crate) connections: ConnectionCounts,
     /// The time from a complete request to its response, without the time that either takes on the wire.
     pub(crate) request_times: Histogram,
-    /// Responses with an error status, whoever wrote them.
+    /// Error responses, including those that hyper writes itself.
     pub(crate) errors: ErrorResponses,
     pub(crate) auth_failures: AuthFailures,
     authenticates: bool,
@@ -235,7 +235,7 @@ impl DecisionStats {
                         let is_in_store = *source != Source::None;
                         self.banned[usize::from(is_in_store)].fetch_add(1, Ordering::Relaxed);
                     }
-                    // A path that is too long is refused before anything is decided.
+                    // A path that is too long is refused before a decision.
                     _ => {}
                 }
                 Some(refusal.source())

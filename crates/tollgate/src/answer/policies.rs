@@ -75,8 +75,9 @@ struct Exposed([[Option<HeaderValue>; 2]; 2]);
 impl Policies {
     /// Combines the policies of a check: one per limit, in the order of the check.
     ///
-    /// Policies of rules that have the same name are qualified by their rules (`search.per-minute`). If an earlier policy
-    /// still has the same name, a number is appended (`per-minute-2`), so that clients can tell them apart.
+    /// Policies with equal names are renamed, so that clients can tell them apart. A policy with a
+    /// [rule](Policy::with_rule) gets the name of the rule as a prefix (`search.per-minute`). If an earlier policy still
+    /// has the same name, a number is appended (`per-minute-2`).
     pub fn new<P: Into<Arc<Policy>>>(policies: impl IntoIterator<Item = P>) -> Policies {
         let policies = with_distinct_names(policies.into_iter().map(Into::into).collect());
         let draft = policies.iter().find_map(|policy| policy.styles().draft());
@@ -374,8 +375,10 @@ fn advertise(draft: IetfDraft, policies: &[Arc<Policy>]) -> Option<HeaderValue> 
     HeaderValue::try_from(texts.join(", ")).ok().filter(|value| !value.is_empty())
 }
 
-/// Makes the names of policies unique: qualifies equal names of limits that belong to rules, then appends to each name
-/// that an earlier policy has the smallest number, from 2, that no other name has.
+/// Makes the names of policies unique.
+///
+/// First qualifies equal names by their rules. Then appends a number to each name that an earlier policy has: the
+/// smallest one, from 2, that makes the name unique.
 fn with_distinct_names(mut policies: Vec<Arc<Policy>>) -> Vec<Arc<Policy>> {
     let is_repeated =
         |policy: &Arc<Policy>| policies.iter().filter(|other| other.name() == policy.name()).nth(1).is_some();

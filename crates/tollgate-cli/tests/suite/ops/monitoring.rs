@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::Server;
 
-use super::{path, read, said, succeed, tool, yaml};
+use super::{output_text, path, read, succeed, tool, yaml};
 use crate::serving::{PATIENCE, Serving};
 
 const ALERTS: &str = "ops/prometheus/alerts.yaml";
@@ -253,7 +253,7 @@ fn promtool_accepts_the_metrics_of_a_running_instance() {
     let mut child = promtool.spawn().unwrap();
     child.stdin.take().unwrap().write_all(metrics.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success() && said(&output).is_empty(), "{}\n{}", output.status, said(&output));
+    assert!(output.status.success() && output_text(&output).is_empty(), "{}\n{}", output.status, output_text(&output));
 }
 
 #[test]

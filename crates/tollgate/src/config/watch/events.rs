@@ -22,7 +22,7 @@ use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// The most symbolic links that are followed on the way to one file, as many as the system follows.
+/// The maximum number of symbolic links that are followed on the way to one file, as on Linux.
 const LINKS_MAX: usize = 40;
 
 /// The state that events of the operating system update: whether a check is due, and which files are being written.

@@ -12,7 +12,7 @@ use super::{FileSource, FileWatch, Stamps, stamp};
 use crate::config::{Loaded, Loader, Part, Report, Settings};
 use crate::engine::Engine;
 
-/// The most parts that a log line names.
+/// The maximum number of parts that a log line names.
 const PARTS_MAX: usize = 100;
 
 /// A configuration file that can be read again, its configuration in force, and the engine that uses it.
