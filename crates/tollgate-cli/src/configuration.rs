@@ -12,8 +12,8 @@ use crate::{Failure, output};
 
 /// Creates a loader of configuration files.
 ///
-/// The store in `--store`, `--store-file`, `TOLLGATE_STORE` or `REDIS_URL` overrides that of every file that it loads. If
-/// none of them is set, the store of the file is used. Opens no connection. Prints a warning if `--store` contains a
+/// The store in `--store`, `--store-file`, `TOLLGATE_STORE` or `REDIS_URL` overrides that of every file that it loads.
+/// If none of them is set, the store of the file is used. Opens no connection. Prints a warning if `--store` contains a
 /// password.
 ///
 /// # Errors
@@ -95,8 +95,8 @@ fn warnings(findings: &[Finding]) -> usize {
 
 /// Runs `tollgate validate`: loads the file and prints the result.
 ///
-/// With `--json`, prints one JSON object to standard output. Otherwise prints warnings and advice to standard error and a
-/// summary to standard output; it never returns [`Validity::Unusable`].
+/// With `--json`, prints one JSON object to standard output. Otherwise prints warnings and advice to standard error and
+/// a summary to standard output; it never returns [`Validity::Unusable`].
 ///
 /// # Errors
 /// If the store URL is invalid or the output cannot be written. Without `--json`, also if the file cannot be used; the

@@ -79,7 +79,8 @@ pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Looku
 
 /// Asks the store's server for its version and settings.
 ///
-/// A server that does not answer is not an error, because the service starts without it. The inner result has the reason.
+/// A server that does not answer is not an error, because the service starts without it. The inner result has the
+/// reason.
 ///
 /// # Errors
 /// If the server answers, and is one that the store can never use, such as a node of a cluster.

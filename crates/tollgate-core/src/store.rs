@@ -93,8 +93,8 @@ pub trait Store: Send + Sync {
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
     }
 
-    /// Returns the address of the store for messages to operators, such as `redis://127.0.0.1:6379`. It must not contain
-    /// a user or a password.
+    /// Returns the address of the store for messages to operators, such as `redis://127.0.0.1:6379`. It must not
+    /// contain a user or a password.
     ///
     /// The default implementation returns `None`, for a store without an address.
     fn address(&self) -> Option<String> {

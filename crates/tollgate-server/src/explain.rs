@@ -168,8 +168,8 @@ impl Explanation {
         Explanation::with_answers(loaded, &key, looked_up, request, peer, now, is_revealing)
     }
 
-    /// Explains a request. `key` is the result of the key lookups, and `looked_up` that of the plan lookups, or `None` if
-    /// none was asked.
+    /// Explains a request. `key` is the result of the key lookups, and `looked_up` that of the plan lookups, or `None`
+    /// if none was asked.
     fn with_answers<B>(
         loaded: &Loaded,
         key: &KeyAnswer,
@@ -414,8 +414,8 @@ async fn decision_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost)
     limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.to_string())
 }
 
-/// Returns the demand of a request on `limit`, and a second demand that is always denied. `None` if the second cannot be
-/// built.
+/// Returns the demand of a request on `limit`, and a second demand that is always denied. `None` if the second cannot
+/// be built.
 fn denied_demands(limit: Limit, key: Key<'_>, cost: Cost) -> Option<[Demand<'_>; 2]> {
     let one: Limit = "1/s".parse().ok()?;
     // The same subject, so that both counters are on one node of a cluster.

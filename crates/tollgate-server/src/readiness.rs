@@ -128,8 +128,8 @@ impl Readiness {
     ///
     /// No probe is needed if the store has answered calls for decisions since the last check, and none has failed.
     /// Otherwise the store is probed: a probe charges a counter that is used for nothing else, and fails after 400 ms.
-    /// After two consecutive failures the instance is not ready, until the store answers. An error is logged when a probe
-    /// first finds a server that cannot be used as the store, and again each time that this recurs.
+    /// After two consecutive failures the instance is not ready, until the store answers. An error is logged when a
+    /// probe first finds a server that cannot be used as the store, and again each time that this recurs.
     ///
     /// If the future is dropped after its first poll and before [`leave`](Self::leave), an error is logged, and the
     /// instance is never ready again.

@@ -263,8 +263,8 @@ impl FileSource for Parts {
 }
 
 impl Parts {
-    /// Counts the parts of the configuration and the certificates of the chain that a reload has removed. Ignores a part
-    /// that was rejected.
+    /// Counts the parts of the configuration and the certificates of the chain that a reload has removed. Ignores a
+    /// part that was rejected.
     fn count_removed(&self, parts: &BothParts) {
         let mut history = self.history.lock();
         if let Some(Ok(removed)) = &parts.tls {

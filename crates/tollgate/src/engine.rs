@@ -146,9 +146,9 @@ impl Engine {
     /// Creates an engine that calls `lookups` for API keys that the rules do not list, and for callers whose plan the
     /// rules do not determine.
     ///
-    /// Sources are called one after the other, until one knows the key, or returns a plan that exists. If none knows the
-    /// key, the key is unknown. If none returns a plan, the caller has the plan `default`, or `anonymous` if only its
-    /// address identifies it. If `lookups` have no deadline of their own, they get that of `limiter`.
+    /// Sources are called one after the other, until one knows the key, or returns a plan that exists. If none knows
+    /// the key, the key is unknown. If none returns a plan, the caller has the plan `default`, or `anonymous` if only
+    /// its address identifies it. If `lookups` have no deadline of their own, they get that of `limiter`.
     pub fn with_lookups(limiter: Limiter, rules: RuleSet, lookups: impl Into<Lookups>) -> Engine {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         Engine::on_clock(limiter, rules, lookups, clock)
@@ -267,9 +267,9 @@ impl Engine {
     /// Runs the steps that need neither the limiter nor a lookup, and reports bans, refusals by shields and exemptions
     /// to the observers.
     ///
-    /// Returns the rules and subjects of the request; [`Prepared::Unlimited`] if no rule applies to it (always while the
-    /// kill switch is on) or it is exempt; or [`Prepared::UnknownKey`] if its key has to be looked up first, and the
-    /// answer is not cached. `looked_up` is then the result, in a second call.
+    /// Returns the rules and subjects of the request; [`Prepared::Unlimited`] if no rule applies to it (always while
+    /// the kill switch is on) or it is exempt; or [`Prepared::UnknownKey`] if its key has to be looked up first, and
+    /// the answer is not cached. `looked_up` is then the result, in a second call.
     ///
     /// # Errors
     /// Returns the refusal by a ban of the configuration, by the maximum length of paths, or by a shield.

@@ -70,7 +70,7 @@ fn server_that_becomes_a_node_of_a_cluster_is_a_failure_that_is_logged_as_an_err
     assert!(line.contains("ERROR") && line.contains(&reason), "{line}");
 }
 
-/// Returns the number of script calls for the probe's key, from the slow log of the server, which is set to log all calls.
+/// Returns the number of script calls for the probe's key, from the server's slow log, which must log all commands.
 fn probes(server: &Server) -> usize {
     let entries = server.command(&["SLOWLOG", "GET", "-1"]);
     let is_probe = |entry: &&tollgate_testkit::server::Reply| {

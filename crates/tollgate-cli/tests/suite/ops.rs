@@ -1,7 +1,7 @@
 //! The files in `ops/` and the workflow, checked with the programs that read them and with the real binary.
 //!
-//! The image is not built, which would need a container engine. What the deployments start is started: each command line
-//! and environment, with free ports and a Redis of the test.
+//! The image is not built, which would need a container engine. Each deployment's command line is
+//! started with its environment, on free ports and with a Redis server of the test.
 
 mod deployment;
 mod monitoring;

@@ -1,8 +1,8 @@
 //! docs/runbooks.md: every command of the page, run in order against an instance on Redis.
 //!
-//! Each section has its own instance, and starts with the symptom that it describes. The commands are run by bash as they
-//! stand, with the addresses and the directory of the test in place of those of the page. Their output must be that of the
-//! page, except for times.
+//! Each section has its own instance, and starts with the symptom that it describes. The commands are run by bash as
+//! they stand, with the addresses and the directory of the test in place of those of the page. Their output must be
+//! that of the page, except for times.
 
 use std::process::Command;
 

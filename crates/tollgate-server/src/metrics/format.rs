@@ -1,8 +1,8 @@
 //! The formats of `/metrics`: OpenMetrics text, and the older text format of Prometheus.
 //!
 //! The encoder writes OpenMetrics, which Prometheus asks for by name in `Accept`. Tools that read a page from `curl`,
-//! such as `promtool check metrics`, know the older format only, and so do clients that ask for nothing. The samples are
-//! the same in both. What differs are the comments:
+//! such as `promtool check metrics`, know the older format only, and so do clients that ask for nothing. The samples
+//! are the same in both. What differs are the comments:
 //!
 //! | | OpenMetrics | text format 0.0.4 |
 //! |---|---|---|

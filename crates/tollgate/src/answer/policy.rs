@@ -133,7 +133,8 @@ impl Policy {
         Policy { name: name.into(), rendered: Rendered::new(name, &self.limit), ..self.clone() }
     }
 
-    /// Returns a copy whose name for clients is qualified by its rule: `search.per-minute`. Without a rule, the name stays.
+    /// Returns a copy whose name for clients is qualified by its rule: `search.per-minute`. Without a rule, the name
+    /// stays.
     ///
     /// A limit's own name has no dot, so limits of different rules never have the same qualified name.
     pub(crate) fn qualified(&self) -> Policy {
@@ -224,7 +225,8 @@ impl Rendered {
     }
 }
 
-/// A window in microseconds. Displayed in the largest unit that divides it: `per minute`, `per 10 seconds`, `per 500 ms`.
+/// A window in microseconds. Displayed in the largest unit that divides it: `per minute`, `per 10 seconds`, `per 500
+/// ms`.
 struct Period(u64);
 
 impl fmt::Display for Period {

@@ -10,15 +10,15 @@
 //! ```
 //!
 //! **Idea.** Every two seconds, the stamps of the files (device, inode, size, times) are compared with those when the
-//! files were last read. A stamp is that of the file to which the path leads now, so a renamed file and a replaced
-//! link are changes like any other. With the feature `notify`, events of the operating system cause a check at once
-//! (`watch/events.rs`). An event only causes a check, so events about other files cost nothing, and the kind of an event
-//! does not matter.
+//! files were last read. A stamp is that of the file to which the path leads now, so a renamed file and a replaced link
+//! are changes like any other. With the feature `notify`, events of the operating system cause a check at once
+//! (`watch/events.rs`). An event only causes a check, so events about other files cost nothing, and the kind of an
+//! event does not matter.
 //!
-//! **Complete files.** In the middle of a change a file is truncated or missing. Before anything is read, all files must
-//! have been unchanged for 100 ms, and none may be open in a process that has written to it, as far as the operating
-//! system reports that. A file that never stops changing is read after five seconds; the source then decides whether
-//! its content may replace the one in use.
+//! **Complete files.** In the middle of a change a file is truncated or missing. Before anything is read, all files
+//! must have been unchanged for 100 ms, and none may be open in a process that has written to it, as far as the
+//! operating system reports that. A file that never stops changing is read after five seconds; the source then decides
+//! whether its content may replace the one in use.
 //!
 //! **One report per content.** A broken file that is written again with the same content, or replaced by a copy, is
 //! read again but not reported again.
@@ -180,10 +180,10 @@ impl<S: FileSource> FileWatch<S> {
     ///
     /// The future never completes, except if the source has no files: then it completes at once.
     ///
-    /// Changes since the files were last read are noticed, also those before the first poll. This call itself blocks for
-    /// a moment, because it looks up the files. If the future is dropped after its first poll,
-    /// [`watch_ended`](Self::watch_ended) returns true. If it is dropped during a reload, the files may still be put into
-    /// use, but the result is not reported.
+    /// Changes since the files were last read are noticed, also those before the first poll. This call itself blocks
+    /// for a moment, because it looks up the files. If the future is dropped after its first poll,
+    /// [`watch_ended`](Self::watch_ended) returns true. If it is dropped during a reload, the files may still be put
+    /// into use, but the result is not reported.
     ///
     /// # Panics
     /// The future panics if it is polled outside a tokio runtime with a timer.
@@ -319,7 +319,8 @@ impl<S: FileSource> Inner<S> {
     }
 }
 
-/// The device, inode, size and times of a file, by which a change of its content is noticed. `None` if there is no file.
+/// The device, inode, size and times of a file, by which a change of its content is noticed. `None` if there is no
+/// file.
 ///
 /// On systems other than Unix, only the size and the times of modification and creation.
 pub type Stamp = Option<[i128; 7]>;

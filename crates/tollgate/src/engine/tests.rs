@@ -562,8 +562,8 @@ async fn ipv4_client_is_recognised_behind_every_ipv6_route() {
     }
 }
 
-/// The configuration cannot foresee that the rules of two paths match one request. Each of them has fewer limits than the
-/// bound.
+/// The configuration cannot foresee that the rules of two paths match one request. Each of them has fewer limits than
+/// the bound.
 #[tokio::test]
 async fn request_that_meets_more_limits_than_a_check_holds_is_unavailable_and_not_charged() {
     let rule = |path: &str, number: usize| {

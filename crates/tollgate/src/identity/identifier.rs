@@ -305,8 +305,8 @@ impl<'r> Identity<'r> {
         found.as_ref().map(|(digest, known)| (*digest, known))
     }
 
-    /// Returns the digest of the request's API key if the key source does not know it, so that the caller can look it up
-    /// elsewhere. Pass the result to [`with_api_key`](Identity::with_api_key).
+    /// Returns the digest of the request's API key if the key source does not know it, so that the caller can look it
+    /// up elsewhere. Pass the result to [`with_api_key`](Identity::with_api_key).
     ///
     /// `None` if the request has no key or a known one, if the key was set by `with_api_key`, or if the key is a bearer
     /// token that looks like a JWT while tokens are verified.
@@ -332,7 +332,8 @@ impl<'r> Identity<'r> {
         Identity { api_key: OnceCell::from(Some((digest, known))), ..self }
     }
 
-    /// Returns the attributes of the API key, or `None` if it was neither set nor found before. Does not read the headers.
+    /// Returns the attributes of the API key, or `None` if it was neither set nor found before. Does not read the
+    /// headers.
     pub(crate) fn determined_api_key(&self) -> Option<&KnownKey> {
         self.api_key.get().and_then(Option::as_ref).map(|(_, known)| known)
     }

@@ -18,8 +18,8 @@ const VALUE_BYTES_MAX: usize = 1_024;
 
 /// A [`KeyLookup`] in a Redis hash that maps API keys to their attributes.
 ///
-/// The field of a key is `api_key:` and its SHA-256 in lowercase hexadecimal. The value is a JSON object of at most 1,024
-/// bytes with the optional fields `name`, `plan` and `exempt`, such as `{"name": "acme", "plan": "pro"}`.
+/// The field of a key is `api_key:` and its SHA-256 in lowercase hexadecimal. The value is a JSON object of at most
+/// 1,024 bytes with the optional fields `name`, `plan` and `exempt`, such as `{"name": "acme", "plan": "pro"}`.
 ///
 /// A key without a field is unknown. So is a key whose value is malformed, is too long or has another field; that is
 /// logged as a warning, at most every ten seconds.

@@ -14,12 +14,12 @@ pub type KeyFuture<'a> = Pin<Box<dyn Future<Output = Result<Option<KnownKey>, Lo
 /// An external source of API keys: a database, a Redis hash (`KeyHash`), an asynchronous closure.
 ///
 /// An [`Engine`](crate::engine::Engine) asks it about a key that its rules do not list, if a rule applies to the
-/// request. It passes the SHA-256 digest of the key, never the key. Answers are cached, including that a key is unknown,
-/// so only a small part of the requests calls this; see [`Lookups`](super::Lookups) for the bounds.
+/// request. It passes the SHA-256 digest of the key, never the key. Answers are cached, including that a key is
+/// unknown, so only a small part of the requests calls this; see [`Lookups`](super::Lookups) for the bounds.
 ///
 /// If a lookup fails, panics or does not answer in time, the last cached answer about the key is used, even if it has
-/// expired; without one, the key is unknown. The error is logged, at most every ten seconds, and the source is not asked
-/// about any key for 250 ms. So return `Ok(None)` for a malformed record, which concerns one key only.
+/// expired; without one, the key is unknown. The error is logged, at most every ten seconds, and the source is not
+/// asked about any key for 250 ms. So return `Ok(None)` for a malformed record, which concerns one key only.
 ///
 /// In a tokio runtime, a lookup whose request no longer waits continues in the background. It is dropped after five
 /// seconds.

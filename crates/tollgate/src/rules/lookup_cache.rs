@@ -17,9 +17,9 @@
 //! **Runs to completion.** A lookup that its request stops waiting for continues in the background, at most for five
 //! seconds, and its answer is cached.
 //!
-//! **Full caches.** Entries that have not expired are never evicted (`ttl_cache.rs`). If there is no room, the source is
-//! asked for each request, within the bound of lookups at once. A request that finds no permit waits for one within its
-//! own timeout, and holds no memory here.
+//! **Full caches.** Entries that have not expired are never evicted (`ttl_cache.rs`). If there is no room, the source
+//! is asked for each request, within the bound of lookups at once. A request that finds no permit waits for one within
+//! its own timeout, and holds no memory here.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -225,8 +225,8 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
 
     /// Returns the value under this name: from the cache, else from the source by `load`.
     ///
-    /// If the source fails, does not answer in time or is paused after a failure, returns the last cached value, however
-    /// old. `None` if the source has no value under this name, or if there is no cached answer to fall back on.
+    /// If the source fails, does not answer in time or is paused after a failure, returns the last cached value,
+    /// however old. `None` if the source has no value under this name, or if there is no cached answer to fall back on.
     ///
     /// Ready at its first poll if `load` is. Outside a tokio runtime with a timer there is no timeout.
     pub(crate) async fn get(&self, name: impl Hash, wait: WaitOptions<'_>, load: impl Fn() -> Loading<V>) -> Option<V> {

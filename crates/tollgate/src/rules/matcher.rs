@@ -162,8 +162,8 @@ pub(crate) struct Matcher {
 impl Matcher {
     /// Creates a matcher without rules.
     ///
-    /// `methods` must be the one that [registered](MethodNames::register) the methods of the rules that are added later.
-    /// A request matches the rules of its own method and of the methods that its `override_headers` name.
+    /// `methods` must be the one that [registered](MethodNames::register) the methods of the rules that are added
+    /// later. A request matches the rules of its own method and of the methods that its `override_headers` name.
     pub(crate) fn new(methods: MethodNames, override_headers: Vec<HeaderName>) -> Matcher {
         Matcher { methods, override_headers, ..Matcher::default() }
     }

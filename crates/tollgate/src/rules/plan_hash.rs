@@ -5,10 +5,10 @@
 //!   HSET tollgate:plans  user:ann           free       by the verified user
 //! ```
 //!
-//! **Cached** (`lookup_cache.rs`), because lookups are on the request path. A reply, also *no such field*, is cached for a
-//! second. Requests in the second half of that second start a lookup in the background, so a caller with two requests a
-//! second or more never waits for one. At most 10,000 callers with a plan and 10,000 without one are cached. While the
-//! cache is full, the hash is read for every request of a caller that is not in it.
+//! **Cached** (`lookup_cache.rs`), because lookups are on the request path. A reply, also *no such field*, is cached
+//! for a second. Requests in the second half of that second start a lookup in the background, so a caller with two
+//! requests a second or more never waits for one. At most 10,000 callers with a plan and 10,000 without one are cached.
+//! While the cache is full, the hash is read for every request of a caller that is not in it.
 //!
 //! **Does not block requests.** The command uses the store's connection and has a timeout. The time it takes counts
 //! against the deadline of the decision: the check that follows gets what is left. So a caller that is not cached is
@@ -21,10 +21,10 @@
 //! ```
 //!
 //! A lookup that times out continues in the background, and its reply is cached. After a failure or a timeout no
-//! request reads the hash for 250 ms, so that few requests wait for the timeout. Meanwhile the last reply for a
-//! caller is used, even if it has expired. For a caller without a cached reply the lookup resolves to `None`. So callers
-//! keep their plans during an outage, as long as they are in the cache. Failures are logged as a warning, at
-//! most every ten seconds.
+//! request reads the hash for 250 ms, so that few requests wait for the timeout. Meanwhile the last reply for a caller
+//! is used, even if it has expired. For a caller without a cached reply the lookup resolves to `None`. So callers keep
+//! their plans during an outage, as long as they are in the cache. Failures are logged as a warning, at most every ten
+//! seconds.
 //!
 //! **Why not in the same call as the decision?** The plan determines which limits are decided.
 
@@ -46,9 +46,9 @@ const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
 
 /// A [`PlanLookup`] in a Redis hash that maps callers to the names of their plans.
 ///
-/// The fields of the hash are those of [`PlanQuestion::field`]. Replies are cached for a second, missing fields included.
-/// If Redis fails or does not reply within the [timeout](PlanHash::timeout), the caller's last cached plan is used; without
-/// one the lookup resolves to `None`. Failures are logged as a warning, at most every ten seconds.
+/// The fields of the hash are those of [`PlanQuestion::field`]. Replies are cached for a second, missing fields
+/// included. If Redis fails or does not reply within the [timeout](PlanHash::timeout), the caller's last cached plan is
+/// used; without one the lookup resolves to `None`. Failures are logged as a warning, at most every ten seconds.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -85,7 +85,8 @@ impl PlanHash {
 
     /// Returns the timeout of a lookup that suits a limiter with this deadline: three quarters of it.
     ///
-    /// A lookup and the check that follows it share the deadline of the decision. The last quarter is left to the check.
+    /// A lookup and the check that follows it share the deadline of the decision. The last quarter is left to the
+    /// check.
     pub fn timeout_for(deadline: Duration) -> Duration {
         deadline / 4 * 3
     }
@@ -93,7 +94,8 @@ impl PlanHash {
     /// Sets the time after which a request no longer waits for Redis. Defaults to 18.75 ms. A command
     /// fails after five seconds, even if the timeout is longer.
     ///
-    /// The default suits a limiter with the default deadline of 25 ms; [`PlanHash::timeout_for`] computes it for others.
+    /// The default suits a limiter with the default deadline of 25 ms; [`PlanHash::timeout_for`] computes it for
+    /// others.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> PlanHash {
         PlanHash { timeout, ..self }

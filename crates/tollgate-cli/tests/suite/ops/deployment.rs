@@ -1,5 +1,5 @@
-//! The compose file, the Kubernetes manifest, the systemd unit, the image and the workflow: what they name exists, and what
-//! they start becomes ready.
+//! The compose file, the Kubernetes manifest, the systemd unit, the image and the workflow: what they name exists, and
+//! what they start becomes ready.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -86,7 +86,8 @@ fn interpolate(text: &str) -> String {
     interpolated.replace("$$", "$")
 }
 
-/// Returns the names of the variables in [`ENV_EXAMPLE`]. Panics if one has a value: a secret that is published is none.
+/// Returns the names of the variables in [`ENV_EXAMPLE`]. Panics if one has a value, because secrets must not be
+/// published.
 fn env_example() -> BTreeSet<String> {
     let text = read(ENV_EXAMPLE);
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -454,8 +455,8 @@ fn systemd_accepts_the_unit_and_finds_it_confined() {
     let file = dir.path().join("tollgate.service");
     let unit = read(UNIT).replace("/usr/local/bin/tollgate", env!("CARGO_BIN_EXE_tollgate"));
     std::fs::write(&file, unit).unwrap();
-    let output_text = succeed(tool("systemd-analyze").args(["verify", "--man=no"]).arg(&file));
-    assert_eq!(output_text, "");
+    let text = succeed(tool("systemd-analyze").args(["verify", "--man=no"]).arg(&file));
+    assert_eq!(text, "");
     let threshold = format!("--threshold={EXPOSURE_MAX}");
     succeed(tool("systemd-analyze").args(["security", "--offline=true", "--no-pager", &threshold]).arg(&file));
 }

@@ -20,8 +20,8 @@ const ALERT_TESTS: &str = "ops/prometheus/alerts_test.yaml";
 const SCRAPE_CONFIG: &str = "ops/prometheus/prometheus.yaml";
 const DASHBOARD: &str = "ops/grafana/tollgate.json";
 
-/// A rule of each kind: a shield, one that denies, and one in shadow mode. With the long deadline, a busy machine makes no
-/// decisions without the store.
+/// A rule of each kind: a shield, one that denies, and one in shadow mode. With the long deadline, a busy machine makes
+/// no decisions without the store.
 const RULES: &str = r#"
 instances = 1
 deadline = "1s"
@@ -182,7 +182,7 @@ impl Drop for Prometheus {
     }
 }
 
-/// Returns the selectors of an expression, such as `up{job="tollgate"}`: each name of a metric with the braces after it.
+/// Returns the selectors of an expression, such as `up{job="tollgate"}`: the names of metrics with their braces.
 fn selectors(expression: &str) -> Vec<String> {
     let is_in_name = |character: char| character.is_ascii_alphanumeric() || "_:".contains(character);
     let mut selectors = Vec::new();

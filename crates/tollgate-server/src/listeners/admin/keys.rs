@@ -44,13 +44,13 @@ use crate::listeners::http::connection::{json, problem};
 pub struct CounterQuery {
     /// The key of explicit checks. With `rule`, a client: an address, an API key, the name of a key, or a subject.
     pub key: Vec<u8>,
-    /// The text of a limit such as `10/min`, which is required without `rule`. With `rule`, the name of one of its limits
-    /// (`per-minute` or `search.per-minute`), or `None` for all of them.
+    /// The text of a limit such as `10/min`, which is required without `rule`. With `rule`, the name of one of its
+    /// limits (`per-minute` or `search.per-minute`), or `None` for all of them.
     pub limit: Option<String>,
     /// The name of a rule; `None` for explicit checks.
     pub rule: Option<String>,
-    /// The plan of the client, for a rule with limits per plan. Required only by [`inspect`](CounterQuery::inspect), and
-    /// only if nothing else determines the plan.
+    /// The plan of the client, for a rule with limits per plan. Required only by [`inspect`](CounterQuery::inspect),
+    /// and only if nothing else determines the plan.
     pub plan: Option<String>,
 }
 
@@ -61,8 +61,8 @@ pub struct CounterRules<'r> {
     pub loaded: &'r Loaded,
     /// The sources of plans and API keys that the configuration does not determine. `None` if there are none.
     pub lookups: Option<&'r Lookups>,
-    /// The store with the counters of shield rules, in the process that decides the requests. `None` in other processes,
-    /// which cannot read these counters.
+    /// The store with the counters of shield rules, in the process that decides the requests. `None` in other
+    /// processes, which cannot read these counters.
     pub shield: Option<&'r MemoryStore>,
 }
 
@@ -74,8 +74,8 @@ pub struct CounterReport {
     pub key: String,
     /// The client's plan and its source. `None` unless the rule has limits per plan.
     pub plan: Option<PlanExplanation>,
-    /// Why the client is refused regardless of its counters: a ban in the configuration or in the store. `None` if it is
-    /// not banned.
+    /// Why the client is refused regardless of its counters: a ban in the configuration or in the store. `None` if it
+    /// is not banned.
     pub banned: Option<String>,
     /// The counters, in the order of the limits.
     pub counters: Vec<CounterStatus>,
@@ -271,11 +271,12 @@ impl Selected<'_> {
 impl CounterQuery {
     /// Reads the selected counters, without changing them.
     ///
-    /// For a rule with limits per plan, reads those of the client's plan, which is looked up if necessary. `limiter` must
-    /// have the store with the counters. `rules` may be `None` if the query names no rule.
+    /// For a rule with limits per plan, reads those of the client's plan, which is looked up if necessary. `limiter`
+    /// must have the store with the counters. `rules` may be `None` if the query names no rule.
     ///
     /// # Errors
-    /// Returns [`CounterError::Invalid`] if the query selects no counter, and [`CounterError::Store`] if the store fails.
+    /// Returns [`CounterError::Invalid`] if the query selects no counter, and [`CounterError::Store`] if the store
+    /// fails.
     pub async fn inspect(
         &self,
         limiter: &Limiter,
@@ -304,8 +305,8 @@ impl CounterQuery {
     /// `limiter` and `rules` are as for [`inspect`](CounterQuery::inspect).
     ///
     /// # Errors
-    /// Returns [`CounterError::Invalid`] if the query selects no counter, and [`CounterError::Store`] if the store fails.
-    /// In the second case some counters may have been deleted.
+    /// Returns [`CounterError::Invalid`] if the query selects no counter, and [`CounterError::Store`] if the store
+    /// fails. In the second case some counters may have been deleted.
     pub async fn reset(&self, limiter: &Limiter, rules: Option<CounterRules<'_>>) -> Result<ResetReport, CounterError> {
         let selected = self.select(rules, Selection::All).await?;
         // Limits of one name share a counter, and a limit with a short window may find nothing in it.

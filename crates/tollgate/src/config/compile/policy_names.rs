@@ -1,8 +1,8 @@
 //! Qualifies the names of limits where two rules that can apply to one request have a limit of the same name.
 //!
-//! Clients see the names in headers and bodies, operators in explanations and counters, so a limit has one name whatever
-//! the request: `per-minute`, or `search.per-minute`. It is determined here, from the whole configuration. Counters are
-//! not affected: their keys have the name of the rule and the name of the limit, separately.
+//! Clients see the names in headers and bodies, operators in explanations and counters, so a limit has one name
+//! whatever the request: `per-minute`, or `search.per-minute`. It is determined here, from the whole configuration.
+//! Counters are not affected: their keys have the name of the rule and the name of the limit, separately.
 //!
 //! Only enforced rules count, because clients never see a shadow rule: a trial beside a rule in force does not change
 //! the names that clients see. The modes are those of the file, whether or not it has `shadow = true`, which is

@@ -84,8 +84,8 @@ impl Settings {
     ///
     /// Whether the store is the one of these settings, as [`redis`](Settings::redis) returns it, is not checked.
     ///
-    /// Also returns the [`lookups`](Settings::lookups) for an [`Engine`](crate::engine::Engine) on this limiter, with the
-    /// deadline of a check. They are empty without a store.
+    /// Also returns the [`lookups`](Settings::lookups) for an [`Engine`](crate::engine::Engine) on this limiter, with
+    /// the deadline of a check. They are empty without a store.
     #[cfg(feature = "redis")]
     pub fn limiter_on(&self, store: Option<RedisStore>) -> (LimiterBuilder, Lookups) {
         let builder = Limiter::builder()

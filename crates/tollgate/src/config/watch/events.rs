@@ -1,8 +1,8 @@
 //! Events of the operating system about files, which cause a check of the files at once.
 //!
 //! **Problem.** A watch on a file alone does not notice that the file is replaced by another. A watch on its directory
-//! alone misses writes to a bind-mounted file, as in containers, because they happen in another directory. And a network
-//! file system reports nothing.
+//! alone misses writes to a bind-mounted file, as in containers, because they happen in another directory. And a
+//! network file system reports nothing.
 //!
 //! **Idea.** The file itself is watched, and its directory, and on the way there each directory that holds a symbolic
 //! link. The regular checks find what no event reports.

@@ -144,11 +144,11 @@ fn names(parts: &[Part]) -> String {
 /// A file that cannot be used, or that may be truncated (see [`Loader::reload`]), changes nothing: the rules in force
 /// stay. The error is logged and passed to [`on_reload`](RulesWatcher::on_reload), once for each content of the files.
 ///
-/// The files are checked every two seconds. With the feature `notify`, on Unix, they are also checked when the operating
-/// system reports a change.
+/// The files are checked every two seconds. With the feature `notify`, on Unix, they are also checked when the
+/// operating system reports a change.
 ///
-/// A reload replaces rules, plans, keys, exemptions and bans. The store and how it is called are set up at the start: if
-/// one of these settings has changed, a warning is logged.
+/// A reload replaces rules, plans, keys, exemptions and bans. The store and how it is called are set up at the start:
+/// if one of these settings has changed, a warning is logged.
 #[must_use = "the file is watched by the future that `watch` returns"]
 pub struct RulesWatcher(pub(super) FileWatch<Observed>);
 

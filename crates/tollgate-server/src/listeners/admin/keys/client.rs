@@ -39,8 +39,8 @@ impl Client {
     /// A text of no other form is looked up as an API key, by its digest, if `lookups` have a source of keys.
     ///
     /// # Errors
-    /// If the text names no client that `rule` counts. The message says what is accepted, and does not contain the text,
-    /// which may be an API key.
+    /// If the text names no client that `rule` counts. The message says what is accepted, and does not contain the
+    /// text, which may be an API key.
     pub(super) async fn read(
         rules: &RuleSet,
         rule: &CompiledRule,
@@ -138,7 +138,7 @@ async fn looked_up(lookups: Option<&Lookups>, text: &str) -> Option<Client> {
     lookups.find_key(&digest).await.map(|known| Client::Key(digest, known))
 }
 
-/// Returns the digest of the API key in the configuration that is `text` or has the name `text`. `None` if there is none.
+/// Returns the digest of the API key in the configuration that is `text` or has the name `text`, or `None`.
 ///
 /// # Errors
 /// If several keys have this name.

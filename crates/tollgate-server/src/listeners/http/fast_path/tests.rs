@@ -81,8 +81,8 @@ async fn both_paths_give_the_same_response_to_explicit_checks() {
     }
 }
 
-/// Sends the same sequence of requests to one listener by the fast path and to an identical one by the general path, and
-/// compares the responses byte by byte. Returns the statuses.
+/// Sends the same sequence of requests to one listener by the fast path and to an identical one by the general path,
+/// and compares the responses byte by byte. Returns the statuses.
 async fn assert_paths_agree([fast, general]: [Arc<HttpListener>; 2], bodies: &[String]) -> Vec<String> {
     let send = async |listener, headers| {
         let requests: Vec<String> = bodies.iter().map(|body| post(headers, body)).collect();
