@@ -69,7 +69,7 @@ pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<bool, Failu
 /// Returns whether at least one of them existed.
 ///
 /// # Errors
-/// As [`inspect`].
+/// Fails in the same cases as [`inspect`]. Some counters may have been deleted if the store fails.
 pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<bool, Failure> {
     let report = match Admin::from_options(&arguments.admin)? {
         Some(admin) => admin.send("DELETE", &counters_path(&arguments), None).await?,

@@ -198,7 +198,7 @@ pub(crate) const SOURCES: [Source; 4] = [Source::Store, Source::DenyCache, Sourc
 pub(crate) struct DecisionStats {
     /// Explicit checks, which name their keys and limits.
     pub(super) explicit: DecisionCounts,
-    /// Requests that enforced rules decided, once each, however many rules applied.
+    /// Requests that enforced rules decided. Each is counted once, however many rules apply.
     by_rules: DecisionCounts,
     times: [Histogram; SOURCES.len()],
     /// Refusals by bans of the configuration, and by bans in the store.
@@ -208,7 +208,7 @@ pub(crate) struct DecisionStats {
 impl DecisionStats {
     /// Counts the decision on an explicit check by outcome and source, and records how long it took.
     ///
-    /// An error counts as unavailable, with the source `none`.
+    /// An error counts as unavailable, with the source `none`. A refusal by a ban is counted as a ban, too.
     pub(crate) fn record_explicit(&self, answer: &Result<Decision, Unavailable>, took: Duration) {
         self.explicit.count_answer(answer);
         if answer.as_ref().is_ok_and(|decision| decision.ban.is_some()) {
@@ -219,8 +219,8 @@ impl DecisionStats {
 
     /// Counts the decision on a request by rules, and records how long it took.
     ///
-    /// A request that no enforced rule limits, and one whose path is too long, are no decisions and are only timed. A
-    /// refusal by a ban is counted as that, and not as a decision.
+    /// Only the time is recorded of a request that no enforced rule limits, or whose path is too long. A refusal by a ban
+    /// is counted as a ban, and not as a decision.
     pub(crate) fn record_by_rules(&self, outcome: &Outcome, took: Duration) {
         let source = match outcome {
             Outcome::Admitted(permit) => permit.decision().map(|decision| {
