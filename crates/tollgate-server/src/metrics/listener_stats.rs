@@ -219,8 +219,8 @@ impl DecisionStats {
 
     /// Counts the decision on a request by rules, and records how long it took.
     ///
-    /// Only the time is recorded of a request that no enforced rule limits, or whose path is too long. A refusal by a ban
-    /// is counted as a ban, and not as a decision.
+    /// Of a request that no enforced rule limits, or whose path is too long, only the time is recorded. A refusal by a
+    /// ban is counted as a ban, and not as a decision.
     pub(crate) fn record_by_rules(&self, outcome: &Outcome, took: Duration) {
         let source = match outcome {
             Outcome::Admitted(permit) => permit.decision().map(|decision| {

@@ -31,7 +31,8 @@ pub(crate) trait FromNode: Sized {
     /// Returns a placeholder for a required field that is missing or cannot be read, so that the rest of its table is
     /// still checked. Defaults to `None`: the table is left out.
     ///
-    /// The span of the placeholder is unknown, so findings about it are left out (see [`Source::is_certain`](super::source::Source)).
+    /// The span of the placeholder is unknown, so findings about it are left out; see
+    /// [`Source::is_certain`](super::source::Source).
     fn stand_in() -> Option<Self> {
         None
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   HSET tollgate:keys  api_key:4e738ca5…  '{"name": "acme", "plan": "pro"}'    by the key's SHA-256
-//!   HDEL tollgate:keys  api_key:4e738ca5…                                       the key is unknown within about a second
+//!   HDEL tollgate:keys  api_key:4e738ca5…                                       unknown within about a second
 //! ```
 
 use serde::Deserialize;

@@ -206,8 +206,8 @@ impl Lookups {
 
     /// Returns the sum of the statistics of all sources of plans.
     ///
-    /// A source without statistics of its own (see [`PlanLookup::stats`]) adds only failures: one for each request
-    /// whose deadline passed before its plan was found.
+    /// Includes a failure for each request whose deadline passed before its plan was found. A source without statistics
+    /// of its own (see [`PlanLookup::stats`]) adds nothing else.
     pub fn plan_stats(&self) -> LookupStats {
         let timeouts = LookupStats { calls: 0, failures: self.timeouts.count.load(Ordering::Relaxed) };
         self.plans.iter().map(|lookup| lookup.stats()).fold(timeouts, LookupStats::plus)
