@@ -79,7 +79,7 @@ pub enum ReloadError {
     /// The server was started with neither a configuration nor a certificate.
     #[error("nothing to reload: the server was started without --config and without --tls-cert")]
     Nothing,
-    /// The reload panicked. Nothing has changed.
+    /// The reload panicked. The old configuration stays in force; a new certificate may be in use.
     #[error("the reload failed because of a defect in Tollgate; the old configuration stays in force")]
     Panicked,
 }
