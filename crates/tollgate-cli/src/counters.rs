@@ -42,7 +42,7 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
 
 /// Runs `tollgate inspect`: prints a counter without changing it, or with `--rule` the counters of a rule.
 ///
-/// Returns whether there is such a counter: at least one of them has something counted.
+/// Returns whether something is counted in at least one of them.
 ///
 /// # Errors
 /// If the options are invalid, the instance or the store does not answer, the store is the memory store, or the output
@@ -69,7 +69,7 @@ pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<bool, Failu
 /// Returns whether at least one of them existed.
 ///
 /// # Errors
-/// As [`inspect`].
+/// Fails in the same cases as [`inspect`]. Some counters may have been deleted if the store fails.
 pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<bool, Failure> {
     let report = match Admin::from_options(&arguments.admin)? {
         Some(admin) => admin.send("DELETE", &counters_path(&arguments), None).await?,

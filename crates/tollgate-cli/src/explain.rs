@@ -44,8 +44,8 @@ async fn request(admin: &Admin, arguments: &Explain, headers: &[(String, String)
 
 /// Computes the explanation from a configuration file, as JSON. Prints the file's warnings to standard error.
 ///
-/// Remaining units, and plans and API keys in a Redis hash, are read only if `--store`, `TOLLGATE_STORE` or `REDIS_URL` names a Redis
-/// store, and not from a store that only the file names.
+/// Remaining units, and plans and API keys in a Redis hash, are read only from a Redis store that `--store`,
+/// `--store-file`, `TOLLGATE_STORE` or `REDIS_URL` names, not from a store that only the file names.
 async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
     let loaded = configuration::load(file, &configuration::loader(&arguments.store)?)?;
     let mut request = Request::builder().method(&*arguments.method).uri(&*arguments.path);

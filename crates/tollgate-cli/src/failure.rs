@@ -23,7 +23,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     #[diagnostic(help("check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is right"))]
     Unavailable(tollgate::Unavailable),
-    /// A server that cannot be used as a store however long one waits. The message names its address.
+    /// A server that can never be used as the store, such as a node of a cluster. The message names its address.
     #[error("{0}")]
     #[diagnostic(help("give another server with --store URL (or $TOLLGATE_STORE, $REDIS_URL)"))]
     StoreUnsupported(String),
@@ -74,7 +74,7 @@ pub(crate) enum Failure {
     #[error("every listener is off, so there is nothing to serve{}", .admin.as_ref().map(|reason| format!(" (admin: {reason})")).unwrap_or_default())]
     #[diagnostic(help("give an address for at least one of --http, --resp and --admin"))]
     NothingToServe {
-        /// The reason why there is no admin listener, unless it was disabled.
+        /// Why there is no admin listener. `None` if it was disabled.
         admin: Option<String>,
     },
     #[error("invalid --{option} URL: the scheme is missing; did you mean {url}?")]

@@ -33,7 +33,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Exit code of a denied `check`, of an `inspect` or `reset` of a counter that does not exist, and of
 /// `validate --deny-warnings` if there are warnings. Every other command that succeeds exits with 0.
-const NO: u8 = 1;
+const NEGATIVE: u8 = 1;
 /// Exit code of an error.
 const FAILED: u8 = 2;
 
@@ -82,7 +82,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Some(Command::Validate(validate)) => {
             return Ok(match configuration::validate(&validate)? {
                 Validity::Usable => ExitCode::SUCCESS,
-                Validity::WarningsDenied => ExitCode::from(NO),
+                Validity::WarningsDenied => ExitCode::from(NEGATIVE),
                 Validity::Unusable => ExitCode::from(FAILED),
             });
         }
@@ -93,7 +93,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
 
 /// Returns the exit code of a command that answers yes or no: 0 for `true`, 1 for `false`.
 fn exit_code(answer: bool) -> ExitCode {
-    if answer { ExitCode::SUCCESS } else { ExitCode::from(NO) }
+    if answer { ExitCode::SUCCESS } else { ExitCode::from(NEGATIVE) }
 }
 
 /// Creates a multi-threaded tokio runtime, blocks until `work` completes in it, and returns the result of `work`.

@@ -16,10 +16,9 @@ pub(crate) const MEMORY: &str = "memory";
 pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
 impl StoreChoice {
-    /// Returns the store URL: `--store`, else the content of `--store-file`, else `TOLLGATE_STORE`, else `REDIS_URL`, else
-    /// `None`.
+    /// Returns the store URL: `--store`, else the content of `--store-file`, else `TOLLGATE_STORE`, else `REDIS_URL`.
     ///
-    /// Empty variables are ignored. The URL is not checked.
+    /// `None` if there is none of them. Empty variables are ignored. The URL is not checked.
     ///
     /// # Errors
     /// If the file cannot be read or contains no URL.
@@ -78,8 +77,10 @@ pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Looku
     Ok((builder.deadline(COMMAND_DEADLINE).on_failure(OnFailure::Deny).build(), lookups))
 }
 
-/// Asks the store's server for its version and settings. A server that does not answer is not an error, because the
-/// service starts without it: the inner result has the reason.
+/// Asks the store's server for its version and settings.
+///
+/// A server that does not answer is not an error, because the service starts without it. The inner result has the
+/// reason.
 ///
 /// # Errors
 /// If the server answers, and is one that the store can never use, such as a node of a cluster.

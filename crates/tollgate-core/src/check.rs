@@ -81,12 +81,12 @@ impl<'a> Demand<'a> {
 }
 
 impl Demand<'static> {
-    /// Creates the demand of a probe, with which a caller tests whether a store decides and writes.
+    /// Creates the demand of a probe, which tests whether a store decides and writes.
     ///
-    /// It charges one unit to a counter that is used for nothing else: that of the subject `tollgate` in the scope named
-    /// `probe`. Its limit, ten million units per second in a token bucket, is never used up, and its counter is whole
-    /// again within a microsecond, so that a store need not keep it. On Redis its key is
-    /// `tollgate:tg2:{tollgate}:probe:bucket`, with the store's prefix, and lives for two milliseconds.
+    /// It charges one unit to a counter that is used for nothing else: that of the subject `tollgate` in the scope
+    /// named `probe`. Its limit is a token bucket of ten million units per second, so it is never used up. The bucket
+    /// is full again within a microsecond, so a store need not keep it. On Redis, with the default prefix, its key is
+    /// `tollgate:tg2:{tollgate}:probe:bucket` and expires after two milliseconds.
     pub fn probe() -> Demand<'static> {
         const SCOPE: Scope<'static> = Scope::Named(ScopeName::new("probe"));
         let limit = Limit::new(10_000_000, Duration::from_secs(1));

@@ -42,8 +42,8 @@ pub struct Explanation {
     pub caller: &'static str,
     /// The name of the API key, in the configuration or by a lookup. `None` without a known key, or if it has no name.
     pub key_name: Option<String>,
-    /// What a lookup found about the API key, such as `known to the Redis hash tollgate:keys`. `None` without a key, if
-    /// the configuration lists it, and if there is no lookup.
+    /// The result of the key lookup, such as `known to the Redis hash tollgate:keys`. `None` if the request has no key,
+    /// if the configuration lists it, or if no key lookup is configured.
     pub key_lookup: Option<String>,
     /// Why the JWT of the request is invalid. `None` if it is valid or there is none.
     pub token_refused: Option<String>,
@@ -59,13 +59,13 @@ pub struct Explanation {
     /// Why the counters are unknown: the store's error, with its address. `None` unless the store was asked and did not
     /// answer.
     pub counters_unknown: Option<String>,
-    /// What happens to the request as a whole, by what is known.
+    /// What would happen to the request as a whole, judged by the counters that were read.
     pub verdict: VerdictExplanation,
     /// All rules of the configuration, in the order of the file.
     pub rules: Vec<RuleExplanation>,
 }
 
-/// What happens to a request as a whole, and why.
+/// What would happen to a request as a whole, and why.
 #[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct VerdictExplanation {
@@ -119,12 +119,13 @@ pub struct LimitExplanation {
     pub name: String,
     /// The limit as text, such as `10/min`.
     pub limit: String,
-    /// The remaining units. `None` if [`Explanation::read_counters`] has not read the counter.
+    /// The remaining units. `None` if the counter was not read, by [`Explanation::read_counters`] or, for a shield, by
+    /// [`Explanation::read_shields`].
     pub remaining: Option<u32>,
-    /// Whether the limit would allow the request. `None` like `remaining`.
+    /// Whether the limit would allow the request. `None` if the counter was not read.
     pub would_allow: Option<bool>,
-    /// The milliseconds until the limit would allow the request: 0 if it would now. `None` like `remaining`, and if the
-    /// cost exceeds the limit.
+    /// The milliseconds until the limit would allow the request: 0 if it would now. `None` if the counter was not read,
+    /// or if the cost exceeds the limit.
     pub retry_after_ms: Option<u64>,
     #[serde(skip)]
     policy: Arc<Policy>,
@@ -135,9 +136,10 @@ impl Explanation {
     ///
     /// Does not read counters; see [`read_counters`](Self::read_counters).
     ///
-    /// If the configuration does not list the API key of the request, or rules have limits per plan and it does not
-    /// determine the caller's plan, `lookups` are asked, within their deadline; they may call other services. Subjects are shown in full if `is_revealing`, else without their values
-    /// (`ip:***`).
+    /// Asks `lookups`, within their deadline, about an API key that the configuration does not list, and about the plan
+    /// of the caller if rules have limits per plan and the configuration does not determine it.
+    ///
+    /// Subjects are shown in full if `is_revealing`, else without their values (`ip:***`).
     pub async fn new<B>(
         loaded: &Loaded,
         lookups: &Lookups,
@@ -166,8 +168,8 @@ impl Explanation {
         Explanation::with_answers(loaded, &key, looked_up, request, peer, now, is_revealing)
     }
 
-    /// Explains a request. `key` is what the key lookups say, and `looked_up` the result of the plan lookups; `None` if
-    /// none was asked.
+    /// Explains a request. `key` is the result of the key lookups, and `looked_up` that of the plan lookups, or `None`
+    /// if none was asked.
     fn with_answers<B>(
         loaded: &Loaded,
         key: &KeyAnswer,
@@ -277,7 +279,7 @@ impl Explanation {
         }
     }
 
-    /// Returns what happens to the request, by the counters that were read.
+    /// Returns what would happen to the request, judged by the counters that were read.
     fn conclude(&self) -> VerdictExplanation {
         let verdict = |allowed, because: String| VerdictExplanation { allowed, because };
         if let Some(reason) = &self.banned {
@@ -317,7 +319,7 @@ impl Explanation {
     }
 }
 
-/// What the key lookups say about the API key of a request.
+/// The result of the key lookups for the API key of a request.
 enum KeyAnswer {
     /// There is no key, or the configuration lists it.
     NotNeeded,
@@ -338,7 +340,9 @@ impl KeyAnswer {
         }
     }
 
-    /// Returns the answer as a text. `hash` is the Redis hash of keys in the configuration.
+    /// Returns the answer as a text. `hash` is the name of the Redis hash of keys in the configuration.
+    ///
+    /// `None` if no lookup is needed, or if none was asked and no hash is configured.
     fn describe(&self, hash: Option<&str>) -> Option<String> {
         let source = hash.map_or("a lookup".to_owned(), |hash| format!("the Redis hash {hash}"));
         match self {
@@ -362,7 +366,7 @@ fn identify<'r>(
 }
 
 impl LimitExplanation {
-    /// Sets what a counter tells about the request.
+    /// Sets the fields that depend on the counter, from its status for the request.
     fn set(&mut self, status: &LimitStatus) {
         self.remaining = Some(status.remaining);
         self.would_allow = Some(status.allowed);
@@ -370,7 +374,7 @@ impl LimitExplanation {
     }
 }
 
-/// Gives the limits of the enforced rules that apply the names that the response to this request has.
+/// Sets the names of limits, of the enforced rules that apply, to those in the response to this request.
 ///
 /// They differ from the usual names only if the request matches rules that usually exclude each other.
 fn name_limits(rules: &mut [RuleExplanation]) {
@@ -410,7 +414,8 @@ async fn decision_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost)
     limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.to_string())
 }
 
-/// Returns the demand of a request on `limit`, and one that is always denied. `None` if that one cannot be built.
+/// Returns the demand of a request on `limit`, and a second demand that is always denied. `None` if the second cannot
+/// be built.
 fn denied_demands(limit: Limit, key: Key<'_>, cost: Cost) -> Option<[Demand<'_>; 2]> {
     let one: Limit = "1/s".parse().ok()?;
     // The same subject, so that both counters are on one node of a cluster.

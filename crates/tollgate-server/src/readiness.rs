@@ -124,12 +124,12 @@ impl Readiness {
         TaskGuard { readiness: self.clone(), task }
     }
 
-    /// Finds out every 500 ms whether the shared store answers, and never returns. Without one, returns at once.
+    /// Checks every 500 ms whether the shared store answers. Never returns, except at once if there is no shared store.
     ///
-    /// If the store has answered calls for decisions since the last time, and none has failed, it answers. Otherwise it
-    /// is probed: a probe charges a counter that is used for nothing else, and fails after 400 ms. The instance is not
-    /// ready after two consecutive failures, until the store answers. An error is logged if a probe finds a server that
-    /// cannot be used as the store, and again if that ends and recurs.
+    /// No probe is needed if the store has answered calls for decisions since the last check, and none has failed.
+    /// Otherwise the store is probed: a probe charges a counter that is used for nothing else, and fails after 400 ms.
+    /// After two consecutive failures the instance is not ready, until the store answers. An error is logged when a
+    /// probe first finds a server that cannot be used as the store, and again each time that this recurs.
     ///
     /// If the future is dropped after its first poll and before [`leave`](Self::leave), an error is logged, and the
     /// instance is never ready again.
@@ -257,8 +257,10 @@ fn has_answered(before: &LimiterStats, now: &LimiterStats) -> bool {
     now.store_answers > before.store_answers && now.store_failures == before.store_failures
 }
 
-/// Charges one unit to the counter of probes. `Ok` if the store decides that, whatever the decision. Foreign data under
-/// the probe's key is an answer as well, of a store that works.
+/// Charges one unit to the counter of probes.
+///
+/// Returns `Ok` if the store decides, whether it admits or denies. Foreign data under the probe's key is `Ok`, too,
+/// because the store works.
 ///
 /// # Errors
 /// Returns the error of the store, or one of the kind `TimedOut` after 400 ms.

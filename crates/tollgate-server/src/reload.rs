@@ -28,7 +28,7 @@ use tollgate::{Clock, SystemClock, Timestamp};
 
 use crate::tls::{CertificateError, Tls};
 
-/// The most parts that a response names.
+/// The maximum number of parts that a response names.
 const PARTS_MAX: usize = 100;
 /// The kind under which removed certificates of a chain are counted.
 const CERTIFICATE: &str = "certificate";
@@ -79,7 +79,7 @@ pub enum ReloadError {
     /// The server was started with neither a configuration nor a certificate.
     #[error("nothing to reload: the server was started without --config and without --tls-cert")]
     Nothing,
-    /// The reload panicked. Nothing has changed.
+    /// The reload panicked. The old configuration stays in force; a new certificate may be in use.
     #[error("the reload failed because of a defect in Tollgate; the old configuration stays in force")]
     Panicked,
 }
@@ -98,7 +98,7 @@ impl Reloader {
         Reloader::new(Some(RulesSource::new(file, loader, loaded, engine)), None)
     }
 
-    /// Adds a certificate, which is read again by each reload. Has no effect while clones of this reloader exist.
+    /// Adds a certificate, which is read again by each reload. Does nothing if there are clones of this reloader.
     #[must_use]
     pub fn tls(self, tls: Tls) -> Reloader {
         Reloader(self.0.map(|parts| Parts { tls: Some(tls), ..parts }))
@@ -106,7 +106,8 @@ impl Reloader {
 
     /// Sets the interval at which [`watch`](Self::watch) checks the files without an event. Defaults to 2 s.
     ///
-    /// Network file systems report no events. Has no effect while clones of this reloader exist.
+    /// Network file systems report no events. At least 100 ms pass between two checks. Does nothing if there are clones
+    /// of this reloader.
     #[must_use]
     pub fn poll_every(self, interval: Duration) -> Reloader {
         Reloader(self.0.poll_every(interval))
@@ -129,23 +130,29 @@ impl Reloader {
     ///
     /// Returns the new configuration, or an empty one if this reloader has none.
     ///
-    /// Waits first until the files were unchanged for 100 ms, for five seconds at most. Reloads run one at a time. A
-    /// reload that was started is completed even if the future is dropped. The result is logged and counted, except
-    /// [`ReloadError::Nothing`], and the findings are logged. Must be called in a tokio runtime.
+    /// Waits first until the files have been unchanged for 100 ms, for five seconds at most. Reloads run one at a time.
+    /// If the future is dropped after its first poll, the reload still completes. The result is logged and counted,
+    /// except [`ReloadError::Nothing`], and the findings are logged.
     ///
     /// # Errors
-    /// If the configuration, the certificate or both cannot be used; a valid one is in use all the same. Also if there
-    /// is nothing to reload, or the reload panics.
+    /// If the configuration, the certificate or both cannot be used; if only one of them is invalid, the other is put
+    /// into use. Also if there is nothing to reload, or the reload panics.
+    ///
+    /// # Panics
+    /// Panics outside a tokio runtime.
     pub async fn reload(&self) -> Result<Arc<Loaded>, Arc<ReloadError>> {
         self.0.reload().await.map(|loaded| loaded.unwrap_or_else(|| Arc::new(empty())))
     }
 
     /// Returns a future that reloads whenever one of the files changes.
     ///
-    /// Without files, it completes at once, else never.
+    /// The future never completes, except if there are no files: then it completes at once.
     ///
-    /// Changes are noticed from this call on, even before the future is polled. If the future is dropped after its
-    /// first poll, `/readyz` reports that the file watch has ended.
+    /// Changes since the files were last read are noticed, also those before the first poll. If the future is dropped
+    /// after its first poll, `/readyz` reports that the file watch has ended.
+    ///
+    /// # Panics
+    /// The future panics if it is polled outside a tokio runtime with a timer.
     pub fn watch(self) -> impl Future<Output = ()> + Send + 'static {
         self.0.watch()
     }
@@ -263,8 +270,8 @@ impl FileSource for Parts {
 }
 
 impl Parts {
-    /// Counts the parts of the configuration and the certificates of the chain that a reload has removed. Ignores a part
-    /// that was rejected.
+    /// Counts the parts of the configuration and the certificates of the chain that a reload has removed. Ignores a
+    /// part that was rejected.
     fn count_removed(&self, parts: &BothParts) {
         let mut history = self.history.lock();
         if let Some(Ok(removed)) = &parts.tls {

@@ -40,8 +40,8 @@ pub(crate) fn timer(time: Duration) -> Option<Sleep> {
 
 /// Waits until `call` is complete, at most for `time`. Returns its result, or `None` if the time is over.
 ///
-/// A call that is ready at its first poll costs no timer, whatever `time` is. Outside a tokio runtime with a timer, `time`
-/// has no effect.
+/// A call that is ready at its first poll costs no timer, whatever `time` is. Outside a tokio runtime with a timer,
+/// `time` has no effect.
 #[cfg(feature = "rules")]
 pub(crate) async fn within<T>(time: Duration, call: impl Future<Output = T>) -> Option<T> {
     let mut call = pin!(call);

@@ -144,12 +144,12 @@ impl Engine {
         Engine::with_lookups(limiter, rules, Lookups::new())
     }
 
-    /// Creates an engine that calls `lookups` for API keys that the rules do not list, and for callers whose plan they do
-    /// not determine.
+    /// Creates an engine that calls `lookups` for API keys that the rules do not list, and for callers whose plan the
+    /// rules do not determine.
     ///
-    /// Sources are called one after the other, until one knows the key, or returns a plan that exists. If none does, the
-    /// key is unknown, and the caller has the plan `default`, or `anonymous` if it is known by its address alone. Lookups
-    /// without a deadline of their own take at most that of `limiter`.
+    /// Sources are called one after the other, until one knows the key, or returns a plan that exists. If none knows
+    /// the key, the key is unknown. If none returns a plan, the caller has the plan `default`, or `anonymous` if only
+    /// its address identifies it. If `lookups` have no deadline of their own, they get that of `limiter`.
     pub fn with_lookups(limiter: Limiter, rules: RuleSet, lookups: impl Into<Lookups>) -> Engine {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         Engine::on_clock(limiter, rules, lookups, clock)
@@ -199,7 +199,7 @@ impl Engine {
         &self.0.limiter
     }
 
-    /// Returns the lookups of plans and API keys that the rules do not have, with their statistics.
+    /// Returns the lookups of plans and API keys of this engine, whose statistics can be read. Empty if none were set.
     pub fn lookups(&self) -> &Lookups {
         &self.0.lookups
     }
@@ -268,9 +268,9 @@ impl Engine {
     /// Runs the steps that need neither the limiter nor a lookup, and reports bans, refusals by shields and exemptions
     /// to the observers.
     ///
-    /// Returns the rules and subjects of the request; [`Prepared::Unlimited`] if no rule applies to it (always while the
-    /// kill switch is on) or it is exempt; or [`Prepared::UnknownKey`] if its key has to be looked up first, and the
-    /// answer is not cached. `looked_up` is then the result, in a second call.
+    /// Returns the rules and subjects of the request; [`Prepared::Unlimited`] if no rule applies to it (always while
+    /// the kill switch is on) or it is exempt; or [`Prepared::UnknownKey`] if its key has to be looked up first, and
+    /// the answer is not cached. `looked_up` is then the result, in a second call.
     ///
     /// # Errors
     /// Returns the refusal by a ban of the configuration, by the maximum length of paths, or by a shield.
@@ -471,7 +471,7 @@ impl Engine {
         banned.map_or(Ok(()), |banned| Err(Box::new(banned)))
     }
 
-    /// Returns whether a key lookup has exempted the request's API key, by what is cached about the key.
+    /// Returns whether the cached answer of a key lookup exempts the request's API key. `false` if none is cached.
     fn is_exempt_in_cache(&self, identity: &Identity<'_>) -> bool {
         if !self.0.lookups.has_keys() {
             return false;

@@ -20,11 +20,12 @@
 //!
 //! The example needs `tokio` with the features `macros` and `rt-multi-thread`.
 //!
-//! `RateLimitLayer::per_ip("10/min")?` is a Tower layer that limits an HTTP service. `Rules` set limits by route, caller
-//! or plan, in code; `Config` and `Loader` read the same rules from a file. An `Engine` decides requests by them.
+//! `RateLimitLayer::per_ip("10/min")?` is a Tower layer that limits an HTTP service. `Rules` set limits by route,
+//! caller or plan, in code; `Config` and `Loader` read the same rules from a file. An `Engine` decides requests by
+//! them.
 //!
-//! The types of everyday use are at the root. The modules hold the rest. The limits, the algorithms and the memory store
-//! are those of `tollgate-core`, re-exported here.
+//! The types of everyday use are at the root. The modules hold the rest. The limits, the algorithms and the memory
+//! store are those of `tollgate-core`, re-exported here.
 //!
 //! # Features
 //!

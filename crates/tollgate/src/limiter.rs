@@ -163,18 +163,20 @@ impl LimiterBuilder {
     /// Sets the deadline for an answer of the shared store, connecting included. Defaults to 25 ms. It has no effect on
     /// counters in process memory.
     ///
+    /// It is also the default deadline of the lookups of an engine on this limiter (`Lookups::deadline`).
+    ///
     /// If this process is short of CPU when the deadline passes, an answer that has already arrived is still used.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         LimiterBuilder { deadline, ..self }
     }
 
-    /// Sets the deadline for an answer of the shared store to a check of [`Limiter::until_ready`]. Defaults to
-    /// [`deadline`](Self::deadline), which all other calls keep.
+    /// Sets the deadline for an answer of the shared store to [`Limiter::until_ready`]. Defaults to
+    /// [`deadline`](Self::deadline), which still applies to all other calls.
     ///
-    /// An incoming request must not wait long for the store, but outgoing work can: with a longer deadline here, a
-    /// store that is slow decides the work, instead of this node's share. The deadline is for one answer. The time that
-    /// `until_ready` waits for units is bounded by its `wait_max`.
+    /// An incoming request must not wait long for the store, but outgoing work can. With a longer deadline here, a slow
+    /// store decides the work, instead of the failure policy. The deadline is for one answer of the store; `wait_max`
+    /// of `until_ready` bounds the time that it waits for units.
     #[must_use]
     pub fn ready_deadline(self, deadline: Duration) -> Self {
         LimiterBuilder { ready_deadline: Some(deadline), ..self }
@@ -279,7 +281,7 @@ impl Limiter {
         self.check_in(TimeBudget::CHECK, check, options).await
     }
 
-    /// Decides a check like [`Limiter::check_with`], within another time.
+    /// Decides a check like [`Limiter::check_with`], but within `budget`.
     async fn check_in(
         &self,
         budget: TimeBudget,

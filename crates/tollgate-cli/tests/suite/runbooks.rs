@@ -1,8 +1,8 @@
 //! docs/runbooks.md: every command of the page, run in order against an instance on Redis.
 //!
-//! Each section has its own instance, and starts with the symptom that it describes. The commands are run by bash as they
-//! stand, with the addresses and the directory of the test in place of those of the page. Their output must be that of the
-//! page, except for times.
+//! Each section has its own instance, and starts with the symptom that it describes. The commands are run by bash as
+//! they stand, with the addresses and the directory of the test in place of those of the page. Their output must be
+//! that of the page, except for times.
 
 use std::process::Command;
 
@@ -179,11 +179,11 @@ impl Site {
 }
 
 /// A deadline that Redis meets on a busy machine, so that it decides every request.
-const PATIENT: &str = "deadline = '1s'";
+const LONG_DEADLINE: &str = "deadline = '1s'";
 
 #[test]
 fn a_customer_says_they_are_blocked() {
-    let site = Site::start(PATIENT);
+    let site = Site::start(LONG_DEADLINE);
     site.exhaust(OF_ACME);
     site.follow("A customer says they are blocked");
     site.send(1, OF_ACME, 200);
@@ -191,7 +191,7 @@ fn a_customer_says_they_are_blocked() {
 
 #[test]
 fn we_are_under_attack() {
-    let site = Site::start(PATIENT);
+    let site = Site::start(LONG_DEADLINE);
     site.send(5, OF_AN_ATTACKER, 200);
     site.send(20, OF_AN_ATTACKER, 429);
     site.follow("We are under attack");
@@ -199,7 +199,7 @@ fn we_are_under_attack() {
 
 #[test]
 fn raise_a_limit_for_one_customer() {
-    let site = Site::start(PATIENT);
+    let site = Site::start(LONG_DEADLINE);
     site.exhaust(OF_ACME);
     site.follow("Raise a limit for one customer");
 }

@@ -249,7 +249,7 @@ impl AdminListener {
 
     /// Answers with what the rules would do with the request that the body describes: an [`Explanation`] as JSON.
     ///
-    /// Reads the counters of the rules that apply, and asks the lookups of plans and keys if necessary. Charges nothing.
+    /// Reads the counters of the rules that apply, without charging them. Asks the lookups if necessary.
     ///
     /// The answer is 200 even if the store does not answer; then `counters_unknown` says why the counters are missing.
     /// It is 400 if the query or the body is invalid, or the server has no rules, 413 if the body has more than 256

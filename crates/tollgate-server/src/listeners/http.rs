@@ -4,9 +4,9 @@
 //! decision as its body, so that a caller can go by the status alone. A ban is 403, whether it is in the configuration
 //! or in the store.
 //!
-//! If the listener has a token, a check needs it as `Authorization: Bearer`. Without it, the response is 401, also for a
-//! client that has guessed too often: 429 always means that a limit denies. Such a listener does not use the
-//! fast path (`fast_path.rs`), which reads no headers.
+//! If the listener has a token, a check needs it as `Authorization: Bearer`. Without it, the response is 401, also for
+//! a client that has guessed too often: 429 always means that a limit denies. Such a listener does not use the fast
+//! path (`fast_path.rs`), which reads no headers.
 
 pub(crate) mod connection;
 mod fast_path;

@@ -60,9 +60,9 @@ macro_rules! codes {
 
             /// Returns whether findings with this code are certain even if parts of the file could not be read.
             ///
-            /// `false` for warnings and advice; for errors about something that is missing, such as an unknown plan,
-            /// which may be in the part that could not be read; and for rules that match too many requests without
-            /// the conditions that could not be read.
+            /// `false` for warnings and advice. `false` also for errors about something that is missing, such as an
+            /// unknown plan, because it may be in a part that could not be read, and for too many limits, because rules
+            /// match more requests without the conditions that could not be read.
             pub(crate) fn holds_in_partly_read_file(self) -> bool {
                 use Code::{DefaultPlanMissing, ExpectationUnmet, PlansMissing, TooManyLimits, UnknownPlan};
                 let may_change =

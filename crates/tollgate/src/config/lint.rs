@@ -246,7 +246,8 @@ fn policies(rule: &CompiledRule) -> impl Iterator<Item = Limit> + '_ {
 }
 
 impl Compiler<'_> {
-    /// Adds a warning for each limit of a list that never denies, because another limit of the list always denies first.
+    /// Adds a warning for each limit of a list that never denies, because another limit of the list always denies
+    /// first.
     ///
     /// `owner` names the rule, plan or key to which the list belongs. `span` is that of the list in `source`.
     pub(super) fn check_redundancy(&mut self, limits: &[NamedLimit], owner: &str, span: Span, source: &Arc<Source>) {

@@ -198,8 +198,8 @@ pub(crate) struct ApiKeyTable {
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct KeySources {
-    /// A Redis hash in the store, from API keys to their attributes: field `api_key:` and the key's SHA-256, value a JSON
-    /// object with the optional fields `name`, `plan` and `exempt`. A change takes effect within about a second.
+    /// A Redis hash in the store, from API keys to their attributes: field `api_key:` and the key's SHA-256, value a
+    /// JSON object with the optional fields `name`, `plan` and `exempt`. A change takes effect within about a second.
     pub(crate) redis_hash: Option<Spanned<String>>,
 }
 

@@ -9,16 +9,16 @@
 //!                                                 ..data ──▶ ..2025_01_02/   (after: the file itself was not touched)
 //! ```
 //!
-//! **Idea.** Every few seconds, the stamps of the files (device, inode, size, times) are compared with those when the
-//! files were last read. A stamp is that of the file to which the path leads now, so a rename and another link are
-//! changes like any other. With the feature `notify`, events of the operating system cause a check at once
-//! (`watch/events.rs`). An event only causes a check, so events about other files cost nothing, and the kind of an event
-//! does not matter.
+//! **Idea.** Every two seconds, the stamps of the files (device, inode, size, times) are compared with those when the
+//! files were last read. A stamp is that of the file to which the path leads now, so a renamed file and a replaced link
+//! are changes like any other. With the feature `notify`, events of the operating system cause a check at once
+//! (`watch/events.rs`). An event only causes a check, so events about other files cost nothing, and the kind of an
+//! event does not matter.
 //!
-//! **Complete files.** In the middle of a change a file is truncated or missing. Before anything is read, all files must
-//! have been unchanged for a moment, and none may be open in a process that has written to it, as far as the system
-//! reports that. A file that never stops changing is read after five seconds; the source then decides whether it may
-//! replace what is in use.
+//! **Complete files.** In the middle of a change a file is truncated or missing. Before anything is read, all files
+//! must have been unchanged for 100 ms, and none may be open in a process that has written to it, as far as the
+//! operating system reports that. A file that never stops changing is read after five seconds; the source then decides
+//! whether its content may replace the one in use.
 //!
 //! **One report per content.** A broken file that is written again with the same content, or replaced by a copy, is
 //! read again but not reported again.
@@ -57,33 +57,37 @@ const STABLE_WAIT_MAX: Duration = Duration::from_secs(5);
 /// The interval between two checks without an event.
 const POLL_EVERY: Duration = Duration::from_secs(2);
 
-/// Files whose contents are in use, and can be read again.
+/// A set of files whose contents are in use, and which a [`FileWatch`] reads again.
 pub trait FileSource: Send + Sync + 'static {
     /// The new contents.
     type Loaded: Send + 'static;
     /// The reason why the contents cannot be used.
     type Error: Send + 'static;
 
-    /// Returns the paths of the files in use, and of those that rejected contents name. A path may occur twice.
+    /// Returns the paths of the files to watch: those in use, and those that rejected contents refer to. A path may
+    /// occur twice.
     fn files(&self) -> Vec<PathBuf>;
 
     /// Returns the [stamps](stamp) that the files in use had when they were read.
     fn stamps(&self) -> Stamps;
 
-    /// Reads the files again and uses what is valid. Blocks.
+    /// Reads the files again, and puts the contents that are valid into use. May block: it is called on a thread for
+    /// blocking work.
     ///
-    /// Also returns the [stamps](stamp) of the files that are now in use, and were read by this call.
+    /// Also returns the [stamps](stamp) of the files that this call has read and put into use.
     fn read(&self) -> (Result<Self::Loaded, Self::Error>, Stamps);
 
     /// Returns the error for a [`read`](Self::read) that panicked.
     fn panicked() -> Self::Error;
 
-    /// Counts and logs the result of a reload. Called after each one, except if the files have been rejected before with
-    /// the same contents and the reload was not requested by [`FileWatch::reload`].
+    /// Reports the result of a reload, for example in a log.
+    ///
+    /// Called after each reload, except if a change of the files caused it and they were rejected with the same
+    /// contents the last time.
     fn report(&self, result: &Result<Self::Loaded, Self::Error>);
 }
 
-/// Reads the files of a [`FileSource`] again, on request and when they change. Clones share their state.
+/// Reloads the files of a [`FileSource`], on request and when they change. Clones share their state.
 pub struct FileWatch<S>(Arc<Inner<S>>);
 
 struct Inner<S> {
@@ -109,7 +113,7 @@ impl<S> Clone for FileWatch<S> {
 }
 
 impl<S: FileSource> FileWatch<S> {
-    /// Creates a watch for the files of `source`. They are not watched yet.
+    /// Creates a watch for the files of `source`. [`watch`](Self::watch) starts it.
     pub fn new(source: S) -> FileWatch<S> {
         FileWatch(Arc::new(Inner {
             seen: Mutex::new(source.stamps()),
@@ -127,7 +131,7 @@ impl<S: FileSource> FileWatch<S> {
         &self.0.source
     }
 
-    /// Replaces the source by what `change` makes of it. Has no effect while clones exist.
+    /// Replaces the source by the result of `change`. Does nothing if there are clones: `change` is not called.
     #[must_use]
     pub fn map(self, change: impl FnOnce(S) -> S) -> FileWatch<S> {
         self.with(|inner| {
@@ -136,14 +140,16 @@ impl<S: FileSource> FileWatch<S> {
         })
     }
 
-    /// Sets the interval at which [`watch`](Self::watch) checks the files without an event. Defaults to 2 s.
+    /// Sets the interval at which [`watch`](Self::watch) checks the files without an event. Defaults to 2 s. At least
+    /// 100 ms pass between two checks.
     ///
-    /// Has no effect while clones exist.
+    /// Does nothing if there are clones.
     #[must_use]
     pub fn poll_every(self, interval: Duration) -> FileWatch<S> {
         self.with(|inner| Inner { poll_every: interval, ..inner })
     }
 
+    /// Applies `change` to the state, unless there are clones.
     fn with(self, change: impl FnOnce(Inner<S>) -> Inner<S>) -> FileWatch<S> {
         match Arc::try_unwrap(self.0) {
             Ok(inner) => FileWatch(Arc::new(change(inner))),
@@ -153,11 +159,14 @@ impl<S: FileSource> FileWatch<S> {
 
     /// Reads the files again, whether they have changed or not.
     ///
-    /// Waits first until the files were unchanged for 100 ms, for five seconds at most. Reloads run one at a time. A
-    /// reload that was started is completed even if the future is dropped. Must be called in a tokio runtime.
+    /// Waits first until the files have been unchanged for 100 ms, for five seconds at most. Reloads run one at a time.
+    /// If the future is dropped after its first poll, the reload still completes.
     ///
     /// # Errors
-    /// If the source cannot use the files, or panics.
+    /// Returns the error of [`FileSource::read`], or [`FileSource::panicked`] if it panics.
+    ///
+    /// # Panics
+    /// Panics outside a tokio runtime.
     pub async fn reload(&self) -> Result<S::Loaded, S::Error> {
         let inner = self.0.clone();
         let reloading = tokio::spawn(async move {
@@ -169,10 +178,15 @@ impl<S: FileSource> FileWatch<S> {
 
     /// Returns a future that reads the files again whenever one of them changes.
     ///
-    /// Without files, it completes at once, else never.
+    /// The future never completes, except if the source has no files: then it completes at once.
     ///
-    /// Changes are noticed from this call on, even before the future is polled. If the future is dropped after its
-    /// first poll, [`watch_ended`](Self::watch_ended) returns true.
+    /// Changes since the files were last read are noticed, also those before the first poll. This call itself blocks
+    /// for a moment, because it looks up the files. If the future is dropped after its first poll,
+    /// [`watch_ended`](Self::watch_ended) returns true. If it is dropped during a reload, the files may still be put
+    /// into use, but the result is not reported.
+    ///
+    /// # Panics
+    /// The future panics if it is polled outside a tokio runtime with a timer.
     pub fn watch(self) -> impl Future<Output = ()> + Send + 'static {
         let files = self.0.source.files();
         let watches = Watches::new(self.0.events.clone(), &files);
@@ -184,7 +198,7 @@ impl<S: FileSource> FileWatch<S> {
         }
     }
 
-    /// Returns whether a future of [`watch`](Self::watch) was polled and has ended. False if there was none.
+    /// Returns whether a future of [`watch`](Self::watch) has been dropped after its first poll.
     pub fn watch_ended(&self) -> bool {
         self.0.watch_ended.load(Ordering::Relaxed)
     }
@@ -223,7 +237,7 @@ impl<S: FileSource> Inner<S> {
         }
     }
 
-    /// Sets the watches that the files need now. A network file system may block.
+    /// Sets the watches that the files need now, on a thread for blocking work: a network file system may block.
     async fn follow(self: &Arc<Self>, mut watches: Watches) -> Watches {
         let files = self.source.files();
         let followed = tokio::task::spawn_blocking(move || {
@@ -245,6 +259,7 @@ impl<S: FileSource> Inner<S> {
         is_changed
     }
 
+    /// Waits until the files are stable, reads them and reports the result. The caller must hold `turn`.
     async fn reload_in_turn(self: &Arc<Self>, trigger: Trigger) -> Result<S::Loaded, S::Error> {
         let mut seen = self.wait_until_stable().await;
         let inner = self.clone();
@@ -304,9 +319,10 @@ impl<S: FileSource> Inner<S> {
     }
 }
 
-/// The device, inode, size and times of change of a file. They differ whenever its content does.
+/// The device, inode, size and times of a file, by which a change of its content is noticed. `None` if there is no
+/// file.
 ///
-/// `None` if there is no file.
+/// On systems other than Unix, only the size and the times of modification and creation.
 pub type Stamp = Option<[i128; 7]>;
 /// The stamps of files, by path.
 pub type Stamps = BTreeMap<PathBuf, Stamp>;
@@ -332,18 +348,20 @@ pub fn stamp(data: &Metadata) -> Stamp {
     Some([0, 0, data.len().into(), nanoseconds(data.modified()), 0, nanoseconds(data.created()), 0])
 }
 
+/// Returns the current stamps of the files.
 fn stamps(files: Vec<PathBuf>) -> Stamps {
     let stamp_of = |file: &PathBuf| std::fs::metadata(file).ok().as_ref().and_then(stamp);
     files.into_iter().map(|file| (file.clone(), stamp_of(&file))).collect()
 }
 
-/// Returns a digest of the paths and contents of files. A file that cannot be read counts as its reason.
+/// Returns a digest of the paths and contents of files. For a file that cannot be read, the
+/// text of the error takes the place of the content.
 fn digest(mut files: Vec<PathBuf>) -> ContentDigest {
     files.sort();
     files.dedup();
     let mut digest = Sha256::new();
     for path in files {
-        // To open a pipe would wait for a writer.
+        // Opening a pipe would block until there is a writer.
         let content = match std::fs::metadata(&path).map(|metadata| metadata.is_file()) {
             Ok(true) => file::read(&path, file::BYTES_MAX).map(|(bytes, _)| bytes),
             Ok(false) => Ok(Vec::new()),

@@ -150,8 +150,8 @@ impl ActiveRules {
         }
     }
 
-    /// Returns the caller's limit set, and the time that lookups of this request took: `spent`, for its key, and that of
-    /// its plan.
+    /// Returns the caller's limit set, and the time that lookups of this request took: `spent`, for its key, and that
+    /// of its plan.
     ///
     /// If no lookup returns an existing plan within the deadline of lookups, it is the default limit set.
     pub(super) async fn limit_set(&self, limits: Limits, lookups: &Lookups, spent: Duration) -> (LimitSetId, Duration) {

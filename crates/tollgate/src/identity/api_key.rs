@@ -226,13 +226,13 @@ impl KnownKey {
         KnownKey::default()
     }
 
-    /// Sets the name of the key's owner.
+    /// Sets the name of the key's owner. Defaults to none.
     #[must_use]
     pub fn name(self, name: impl Into<Arc<str>>) -> KnownKey {
         KnownKey { name: Some(name.into()), ..self }
     }
 
-    /// Sets the name of the plan. A plan that the rules do not have is ignored.
+    /// Sets the name of the plan. Defaults to none. A plan that the rules do not have is ignored.
     #[must_use]
     pub fn plan(self, plan: impl Into<Arc<str>>) -> KnownKey {
         KnownKey { plan: Some(plan.into()), ..self }

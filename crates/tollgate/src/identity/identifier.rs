@@ -305,11 +305,11 @@ impl<'r> Identity<'r> {
         found.as_ref().map(|(digest, known)| (*digest, known))
     }
 
-    /// Returns the digest of the request's API key if the key source does not know it, so that it may be looked up
-    /// elsewhere. Call [`with_api_key`](Identity::with_api_key) if it is found.
+    /// Returns the digest of the request's API key if the key source does not know it, so that the caller can look it
+    /// up elsewhere. Pass the result to [`with_api_key`](Identity::with_api_key).
     ///
-    /// `None` if the request has no key or a known one, if the key was set, and for bearer tokens that look like a JWT
-    /// while tokens are verified.
+    /// `None` if the request has no key or a known one, if the key was set by `with_api_key`, or if the key is a bearer
+    /// token that looks like a JWT while tokens are verified.
     pub fn unknown_api_key(&self) -> Option<KeyDigest> {
         if self.api_key.get().is_some_and(Option::is_some) {
             return None;
@@ -324,15 +324,16 @@ impl<'r> Identity<'r> {
         None
     }
 
-    /// Sets the API key of the request, in place of the one in its headers. The key source is not asked.
+    /// Sets the API key of the request, which replaces the one in its headers. The key source is not asked.
     ///
-    /// For keys that were looked up, and for tools that know a key only by its digest.
+    /// For keys that were looked up elsewhere, and for tools that know only the digest of a key.
     #[must_use]
     pub fn with_api_key(self, digest: KeyDigest, known: KnownKey) -> Identity<'r> {
         Identity { api_key: OnceCell::from(Some((digest, known))), ..self }
     }
 
-    /// Returns the API key if it is determined already, without reading it from the headers.
+    /// Returns the attributes of the API key, or `None` if it was neither set nor found before. Does not read the
+    /// headers.
     pub(crate) fn determined_api_key(&self) -> Option<&KnownKey> {
         self.api_key.get().and_then(Option::as_ref).map(|(_, known)| known)
     }

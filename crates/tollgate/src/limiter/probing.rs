@@ -102,8 +102,9 @@ async fn has_recovered(shared: &Shared) -> bool {
     }
 }
 
-/// Makes one call to the store, which charges the probe's counter, so that it writes as a decision does, and is reported
-/// to the observers. Foreign data under the probe's key counts as an answer.
+/// Makes one call to the store, which charges the probe's counter, so that the store must write as for a decision.
+///
+/// The call is reported to the observers. Foreign data under the probe's key counts as an answer.
 async fn probe(shared: &Shared) -> Probed {
     let demand = Demand::probe();
     let check = Check::one(&demand);

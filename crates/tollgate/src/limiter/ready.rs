@@ -14,8 +14,8 @@
 //! nothing is charged. If a leaky bucket charged a slot that comes too late, it is refunded. A check that does not
 //! become the first in its queue in time only peeks: the units belong to the checks before it.
 //!
-//! **Two bounds.** `wait_max` bounds the wait for units. `LimiterBuilder::ready_deadline` bounds the wait for one answer
-//! of the store; it is apart from the deadline of a check, because outgoing work can wait longer than a client.
+//! **Two bounds.** `wait_max` bounds the wait for units. `LimiterBuilder::ready_deadline` bounds the wait for one
+//! answer of the store; it is apart from the deadline of a check, because outgoing work can wait longer than a client.
 //!
 //! **While the store is unavailable**, the answer of the local share is not final, since the store may be back long
 //! before the local share has enough units. So a local denial is checked again within a second, until the deadline. It

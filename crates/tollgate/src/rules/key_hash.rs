@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   HSET tollgate:keys  api_key:4e738ca5…  '{"name": "acme", "plan": "pro"}'    by the key's SHA-256
-//!   HDEL tollgate:keys  api_key:4e738ca5…                                       the key is unknown from now on
+//!   HDEL tollgate:keys  api_key:4e738ca5…                                       unknown within about a second
 //! ```
 
 use serde::Deserialize;
@@ -13,14 +13,16 @@ use super::key_lookup::{KeyFuture, KeyLookup};
 use super::lookup_cache::WarningGate;
 use crate::identity::{KeyDigest, KnownKey};
 
-/// Maximum length of a field's value.
+/// Maximum length of a field's value in bytes. The key of a longer one is unknown.
 const VALUE_BYTES_MAX: usize = 1_024;
 
-/// A [`KeyLookup`] in a Redis hash.
+/// A [`KeyLookup`] in a Redis hash that maps API keys to their attributes.
 ///
-/// The field of a key is `api_key:` and its SHA-256 in lowercase hexadecimal. The value is a JSON object with the optional
-/// fields `name`, `plan` and `exempt`, such as `{"name": "acme", "plan": "pro"}`, of at most 1,024 bytes. A key without a
-/// field is unknown, and so is one whose value is something else, which is logged as a warning.
+/// The field of a key is `api_key:` and its SHA-256 in lowercase hexadecimal. The value is a JSON object of at most
+/// 1,024 bytes with the optional fields `name`, `plan` and `exempt`, such as `{"name": "acme", "plan": "pro"}`.
+///
+/// A key without a field is unknown. So is a key whose value is malformed, is too long or has another field; that is
+/// logged as a warning, at most every ten seconds.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -63,7 +65,7 @@ impl KeyHash {
         KeyHash { store, name: name.into(), warnings: WarningGate::default() }
     }
 
-    /// Returns the key in a reply. `None` for nil, and for a value that is not the JSON of a key, which is logged.
+    /// Returns the attributes of the key in a reply. `None` for nil, and for a malformed value, which is logged.
     fn known_key(&self, reply: &Reply) -> Option<KnownKey> {
         let text = reply.as_text()?;
         let record: Option<KeyRecord> =

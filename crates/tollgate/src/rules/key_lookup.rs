@@ -8,18 +8,21 @@ use tollgate_core::Store;
 use super::lookup_cache::LookupError;
 use crate::identity::{KeyDigest, KnownKey};
 
-/// The future returned by [`KeyLookup::key`].
+/// The future returned by [`KeyLookup::key`]: the attributes of the key, `None` if there is no such key, or an error.
 pub type KeyFuture<'a> = Pin<Box<dyn Future<Output = Result<Option<KnownKey>, LookupError>> + Send + 'a>>;
 
 /// An external source of API keys: a database, a Redis hash (`KeyHash`), an asynchronous closure.
 ///
-/// An [`Engine`](crate::engine::Engine) asks it about a key that its rules do not list, if a rule applies to the request.
-/// It passes the SHA-256 digest of the key, never the key. Answers are cached, also that a key is unknown; see
-/// [`Lookups`](super::Lookups) for the bounds. So this is called for a small part of the requests.
+/// An [`Engine`](crate::engine::Engine) asks it about a key that its rules do not list, if a rule applies to the
+/// request. It passes the SHA-256 digest of the key, never the key. Answers are cached, including that a key is
+/// unknown, so only a small part of the requests calls this; see [`Lookups`](super::Lookups) for the bounds.
 ///
-/// If it fails, panics or does not answer in time, the key counts as it did at its last answer, else as an unknown one.
-/// The error is logged, at most every ten seconds, and no key is looked up for 250 ms. So return `Ok(None)` for a record
-/// that cannot be read, which is the problem of one key only.
+/// If a lookup fails, panics or does not answer in time, the last cached answer about the key is used, even if it has
+/// expired; without one, the key is unknown. The error is logged, at most every ten seconds, and the source is not
+/// asked about any key for 250 ms. So return `Ok(None)` for a malformed record, which concerns one key only.
+///
+/// In a tokio runtime, a lookup whose request no longer waits continues in the background. It is dropped after five
+/// seconds.
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -49,12 +52,13 @@ pub type KeyFuture<'a> = Pin<Box<dyn Future<Output = Result<Option<KnownKey>, Lo
 pub trait KeyLookup: Send + Sync {
     /// Looks up the API key with this digest.
     ///
-    /// The future resolves to `Ok(None)` if there is no such key, and to an error if that is not known.
+    /// The future resolves to `Ok(None)` if there is no such key, and to an error if the source failed.
     fn key<'a>(&'a self, digest: &'a KeyDigest) -> KeyFuture<'a>;
 
     /// Returns the store whose connection the lookup uses, or `None` if it uses another one. Defaults to `None`.
     ///
-    /// On a machine that is short of CPU time, a reply of this store that has arrived at the deadline is still used.
+    /// On a busy machine, a reply of this store may be received before the deadline and not yet be delivered when it
+    /// passes. Such a reply is still used.
     fn store(&self) -> Option<&dyn Store> {
         None
     }

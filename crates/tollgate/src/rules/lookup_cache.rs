@@ -1,7 +1,7 @@
 //! A cache in front of a source that answers slowly: plans in a Redis hash, API keys in a database.
 //!
-//! Lookups are on the request path, and clients choose what is looked up: anyone can send keys that nobody knows. So a
-//! flood of them must neither fill the cache, nor grow the memory, nor reach the source:
+//! Lookups are on the request path, and clients choose what is looked up: anyone can send invented keys. So a
+//! flood of them must neither evict known keys, nor grow the memory, nor overload the source:
 //!
 //! ```text
 //!   name ──▶ found?    ──▶ value                                10,000 names at most
@@ -17,9 +17,9 @@
 //! **Runs to completion.** A lookup that its request stops waiting for continues in the background, at most for five
 //! seconds, and its answer is cached.
 //!
-//! **Full caches.** Entries that have not expired are never evicted (`ttl_cache.rs`). If there is no room, the source is
-//! asked for each request, within the bound of lookups at once. A request that finds no permit waits for one within its
-//! own timeout, and holds no memory here.
+//! **Full caches.** Entries that have not expired are never evicted (`ttl_cache.rs`). If there is no room, the source
+//! is asked for each request, within the bound of lookups at once. A request that finds no permit waits for one within
+//! its own timeout, and holds no memory here.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -52,19 +52,21 @@ const LOOKUP_MAX: Duration = Duration::from_secs(5);
 /// Minimum time between two warnings about the same source, in microseconds.
 const WARN_EVERY_US: u64 = 10_000_000;
 
-/// The error of a lookup: the source failed, so that its answer is unknown.
+/// The error of a lookup whose source failed, so that the answer is unknown.
 ///
-/// It is logged, so its text must not contain a secret.
+/// Its text is logged, so it must not contain a secret.
 pub type LookupError = Box<dyn std::error::Error + Send + Sync>;
 
-/// How often sources of plans or keys were asked, and how often they failed.
+/// Statistics of the lookups of plans or API keys: calls to their sources, and failures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct LookupStats {
-    /// Lookups that were sent to a source. Answers from a cache are not counted, nor are plan lookups without one.
+    /// Lookups that were sent to a source. Answers from a cache are not included, nor are calls to plan sources without
+    /// [statistics](super::PlanLookup::stats).
     pub calls: u64,
-    /// Lookups without an answer: the source failed, panicked or did not answer in time, or too many lookups were under
-    /// way.
+    /// Failures: a source returned an error, panicked or did not answer in time, or too many lookups were running.
+    ///
+    /// A slow lookup is counted for each request that stops waiting for it, so this may exceed `calls`.
     pub failures: u64,
 }
 
@@ -86,21 +88,24 @@ pub(crate) struct CacheOptions {
     pub(crate) ttl: Duration,
     /// Maximum number of lookups at once.
     pub(crate) lookups_max: usize,
-    /// What is logged at the first failure.
+    /// The warning that is logged on a failure, at most every ten seconds.
     pub(crate) failing: &'static str,
-    /// What is logged at the first success after that.
+    /// The message that is logged at the first success after a warning.
     pub(crate) recovered: &'static str,
 }
 
-/// How long a request waits for a lookup.
+/// How long a request waits for a lookup, and on which connection.
 #[derive(Clone, Copy)]
-pub(crate) struct Patience<'s> {
+pub(crate) struct WaitOptions<'s> {
     pub(crate) timeout: Duration,
-    /// The store whose connection the lookup uses. A reply that has arrived at the timeout is then still used.
+    /// The store whose connection the lookup uses, or `None` if it uses another one. A reply of this store that was
+    /// received before the timeout is used even if its task has not run by then.
     pub(crate) store: Option<&'s dyn Store>,
 }
 
-/// A bounded cache of the answers of a source, which bounds and joins the lookups, too. Clones share everything.
+/// A bounded cache of the answers of a source.
+///
+/// Also bounds the number of lookups at once, and joins lookups of the same name. Clones share their state.
 pub(crate) struct LookupCache<V>(Arc<Inner<V>>);
 
 struct Inner<V> {
@@ -120,7 +125,7 @@ struct Inner<V> {
 
 type Running<V> = Pin<Box<dyn Future<Output = Result<Option<V>, Failed>> + Send>>;
 
-/// A lookup has failed. The reason was logged.
+/// The failure of a lookup. It has been counted, and logged unless a warning was logged in the last ten seconds.
 #[derive(Clone, Copy, Debug)]
 struct Failed;
 
@@ -193,6 +198,7 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
         }))
     }
 
+    /// Returns the statistics since the cache was created.
     pub(crate) fn stats(&self) -> LookupStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         LookupStats { calls: get(&self.0.calls), failures: get(&self.0.failures) }
@@ -219,16 +225,11 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
 
     /// Returns the value under this name: from the cache, else from the source by `load`.
     ///
-    /// If the source fails, does not answer in time or is paused after a failure, returns the last cached value, however
-    /// old. `None` if the source has no value under this name, or if there is no cached answer to fall back on.
+    /// If the source fails, does not answer in time or is paused after a failure, returns the last cached value,
+    /// however old. `None` if the source has no value under this name, or if there is no cached answer to fall back on.
     ///
     /// Ready at its first poll if `load` is. Outside a tokio runtime with a timer there is no timeout.
-    pub(crate) async fn get(
-        &self,
-        name: impl Hash,
-        patience: Patience<'_>,
-        load: impl Fn() -> Loading<V>,
-    ) -> Option<V> {
+    pub(crate) async fn get(&self, name: impl Hash, wait: WaitOptions<'_>, load: impl Fn() -> Loading<V>) -> Option<V> {
         if let Some(value) = self.cached(&name, &load) {
             return value;
         }
@@ -239,10 +240,10 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
         }
         let has_permit = AtomicBool::new(false);
         let mut loading = pin!(self.load(ids, &has_permit, load));
-        let loaded = match (poll_immediate(loading.as_mut()).await, patience.store) {
+        let loaded = match (poll_immediate(loading.as_mut()).await, wait.store) {
             (Some(loaded), _) => Some(loaded),
-            (None, None) => within(patience.timeout, loading).await,
-            (None, Some(store)) => match timer(patience.timeout) {
+            (None, None) => within(wait.timeout, loading).await,
+            (None, Some(store)) => match timer(wait.timeout) {
                 Some(timer) => answer_by(timer, store, loading).await,
                 None => Some(loading.await),
             },
@@ -262,9 +263,9 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
         }
     }
 
-    /// Looks a name up, or joins the lookup of this name that is under way. Waits for a permit first.
+    /// Joins the running lookup of this name, or else waits for a permit and starts one.
     ///
-    /// Sets `has_permit` when the source is asked.
+    /// Sets `has_permit` when the lookup is running.
     async fn load(
         &self,
         ids: Ids,
@@ -299,7 +300,9 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
         running.await
     }
 
-    /// Returns a future that asks the source and caches the answer, or that of the lookup of this name under way.
+    /// Returns the running lookup of this name, or else a future that asks the source and caches the answer.
+    ///
+    /// The future does nothing until it is polled. The permit is returned if there is a running lookup.
     fn start(&self, ids: Ids, permit: OwnedSemaphorePermit, loading: Loading<V>) -> Shared<Running<V>> {
         let mut running = self.0.running.lock();
         if let Some(joined) = running.get(&ids.found).and_then(WeakShared::upgrade) {
@@ -324,6 +327,7 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
         found.or_else(|| self.0.missing.get_with(ids.missing, Cached::clone))
     }
 
+    /// Returns the running lookup with this id, or `None` if there is none.
     fn running(&self, id: Id) -> Option<Shared<Running<V>>> {
         self.0.running.lock().get(&id).and_then(WeakShared::upgrade)
     }
@@ -383,7 +387,7 @@ impl<V: Clone + Send + Sync + 'static> Inner<V> {
     }
 }
 
-/// Bounds the rate of a warning: it opens at most once in ten seconds.
+/// Bounds the rate of a warning to one in ten seconds.
 #[derive(Debug, Default)]
 pub(crate) struct WarningGate {
     /// The time of the last warning in microseconds since the epoch. Zero if there was none.
@@ -391,7 +395,7 @@ pub(crate) struct WarningGate {
 }
 
 impl WarningGate {
-    /// Returns whether a warning may be logged at `now`. If so, the next ten seconds begin.
+    /// Returns whether a warning may be logged at `now`. If it returns `true`, it returns `false` for ten seconds.
     pub(crate) fn opens_at(&self, now: Timestamp) -> bool {
         let (last_us, now_us) = (self.last_us.load(Ordering::Relaxed), now.as_micros());
         // A last warning in the future means that the clock was set back.

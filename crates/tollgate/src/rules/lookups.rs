@@ -7,8 +7,9 @@
 //!   check                            ├──────── what is left of the deadline ──┤
 //! ```
 //!
-//! A lookup that hangs never holds its request beyond the deadline: a key that is not found by then is unknown, and a
-//! caller whose plan is not found has the plan `default` or `anonymous`. A lookup that is ready at once costs no timer.
+//! A lookup that hangs never holds its request beyond the deadline. A key without an answer by then is treated as in
+//! its last cached answer, or as unknown if there is none. A caller whose plan is not found has the plan `default` or
+//! `anonymous`. A lookup that is ready at its first poll costs no timer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +19,7 @@ use tokio::time::Instant;
 use tollgate_core::{Clock, SystemClock};
 
 use super::key_lookup::KeyLookup;
-use super::lookup_cache::{CacheOptions, Loading, LookupCache, LookupStats, Patience, TTL_DEFAULT, WarningGate};
+use super::lookup_cache::{CacheOptions, Loading, LookupCache, LookupStats, TTL_DEFAULT, WaitOptions, WarningGate};
 use super::plan::{LimitSetId, PlanLookup, PlanQuestion};
 use super::set::RuleSet;
 use crate::deadline::within;
@@ -29,15 +30,19 @@ const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
 /// The default maximum number of key lookups at once.
 const KEY_LOOKUPS_MAX: usize = 64;
 
-/// The sources of plans and API keys that an [`Engine`](crate::engine::Engine) asks if its rules do not know a caller.
+/// The sources of plans and API keys that an [`Engine`](crate::engine::Engine) asks about callers that its rules do not
+/// determine.
 ///
-/// Clones share the cached keys. A `Vec` of plan lookups converts into it.
+/// Clones share the cached keys. A `Vec<Arc<dyn PlanLookup>>` converts into it.
 ///
-/// **Keys** are asked by their digest, and cached: at most 10,000 known and 10,000 unknown ones for each source, for a
-/// second by default. Requests with the same key share one lookup, and at most 64 lookups of a source run at once. So a
-/// flood of invented keys neither grows the memory nor evicts known keys.
+/// **Keys** are looked up by their digest. Answers are cached for a second by default, for each source at most 10,000
+/// known and 10,000 unknown keys. Requests with the same key share one lookup, and by default at most 64 lookups of a
+/// source run at once. So a flood of invented keys neither grows the memory nor evicts known keys.
 ///
-/// **Deadline.** Lookups of a request take at most the deadline of a check. See [`deadline`](Lookups::deadline).
+/// **Plans** are not cached here; `PlanHash` has a cache of its own.
+///
+/// **Deadline.** All lookups of a request together take at most the deadline of a check, unless
+/// [`deadline`](Lookups::deadline) sets another one.
 ///
 /// ```
 /// use tollgate::Limiter;
@@ -71,7 +76,7 @@ const KEY_LOOKUPS_MAX: usize = 64;
 pub struct Lookups {
     plans: Vec<Arc<dyn PlanLookup>>,
     keys: Vec<CachedKeys>,
-    /// `None` for that of the engine's limiter.
+    /// `None` until it is set: the engine then uses the deadline of its limiter.
     deadline: Option<Duration>,
     /// The settings of the caches of keys.
     key_cache: CacheOptions,
@@ -112,61 +117,73 @@ impl Lookups {
         Lookups::default()
     }
 
-    /// Adds a source of plans, for callers whose plan the rules do not determine. It is asked after those added before,
-    /// if none of them returned a plan that exists.
+    /// Adds a source of plans, for callers whose plan the rules do not determine.
+    ///
+    /// Sources are asked in the order in which they were added, until one returns a plan that exists.
     #[must_use]
     pub fn plan(mut self, lookup: impl PlanLookup + 'static) -> Lookups {
         self.plans.push(Arc::new(lookup));
         self
     }
 
-    /// Adds a source of API keys, for keys that the rules do not list. It is asked after those added before, if none of
-    /// them knows the key.
+    /// Adds a source of API keys, for keys that the rules do not list.
+    ///
+    /// Sources are asked in the order in which they were added, until one knows the key. Each has a cache of its own.
     #[must_use]
     pub fn key(mut self, lookup: impl KeyLookup + 'static) -> Lookups {
         self.keys.push(CachedKeys::new(Arc::new(lookup), &self.key_cache));
         self
     }
 
-    /// Sets the time that the lookups of one request may take together. Defaults to the deadline of the engine's limiter,
-    /// and to 25 ms without an engine.
+    /// Sets the time that the lookups of one request may take together. Defaults to the deadline of the engine's
+    /// limiter, and to 25 ms without an engine.
     ///
-    /// A key lookup gets three quarters of it, so that a slow one leaves time for the check. After that the key is
-    /// unknown. If the deadline ends before a plan is found, the plan is `default` or `anonymous`. The time of lookups
-    /// counts against the deadline of the check, too: if nothing is left of that one, the failure policy decides.
+    /// Key lookups get three quarters of it, so that slow ones leave time for the check. After that the last cached
+    /// answer about the key is used, even if it has expired; without one, the key is unknown. If the deadline passes
+    /// before a plan is found, the plan is `default` or `anonymous`.
     ///
-    /// Outside a tokio runtime with a timer there is no deadline.
+    /// The time of lookups counts against the deadline of the check, too. If none of that is left, the failure policy
+    /// decides.
+    ///
+    /// A key lookup fails after five seconds, even if the deadline is longer. Outside a tokio runtime with a timer,
+    /// neither bound applies.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Lookups {
         Lookups { deadline: Some(deadline), ..self }
     }
 
-    /// Sets the time for which the answer about a key is cached, also that it is unknown. Defaults to a second.
+    /// Sets the time for which an answer about a key is cached, including that the key is unknown. Defaults to a
+    /// second. With zero, no answer is reused, except if a lookup fails.
     ///
-    /// A change in the source takes effect within this time. A request in its second half refreshes the answer in the
-    /// background. Answers that are cached already are lost.
+    /// A change in the source takes effect within this time, or later while its lookups fail. A request in the second
+    /// half of this time refreshes the answer in the background. Answers cached so far are discarded, and earlier
+    /// clones keep caches of their own.
     #[must_use]
     pub fn key_ttl(self, ttl: Duration) -> Lookups {
         let key_cache = CacheOptions { ttl, ..self.key_cache.clone() };
         self.with_key_cache(key_cache)
     }
 
-    /// Sets the maximum number of lookups of each source of keys at once. Defaults to 64; 0 counts as 1.
+    /// Sets the maximum number of lookups that each source of keys runs at once. Defaults to 64; 0 counts as 1.
     ///
-    /// Further requests wait for one of these, within the deadline. Answers that are cached already are lost.
+    /// Further requests wait until a lookup has ended, within the deadline. Answers cached so far are discarded, and
+    /// earlier clones keep caches of their own.
     #[must_use]
     pub fn key_lookups_max(self, lookups_max: usize) -> Lookups {
         let key_cache = CacheOptions { lookups_max, ..self.key_cache.clone() };
         self.with_key_cache(key_cache)
     }
 
-    /// Sets the clock by which cached keys expire. Defaults to [`SystemClock`]. Answers that are cached already are lost.
+    /// Sets the clock by which cached keys expire. Defaults to [`SystemClock`].
+    ///
+    /// Answers cached so far are discarded, and earlier clones keep caches of their own.
     #[must_use]
     pub fn clock(self, clock: Arc<dyn Clock>) -> Lookups {
         let key_cache = CacheOptions { clock, ..self.key_cache.clone() };
         self.with_key_cache(key_cache)
     }
 
+    /// Replaces the settings of the key caches, and every cache by an empty one.
     fn with_key_cache(self, key_cache: CacheOptions) -> Lookups {
         let keys = self.keys.into_iter().map(|keys| CachedKeys::new(keys.lookup, &key_cache)).collect();
         Lookups { keys, key_cache, ..self }
@@ -187,34 +204,39 @@ impl Lookups {
         !self.keys.is_empty()
     }
 
-    /// Returns the statistics of the sources of plans. A source without statistics of its own (see
-    /// [`PlanLookup::stats`]) counts only if it does not answer within the deadline.
+    /// Returns the sum of the statistics of all sources of plans.
+    ///
+    /// Includes a failure for each request whose deadline passed before its plan was found. A source without statistics
+    /// of its own (see [`PlanLookup::stats`]) adds nothing else.
     pub fn plan_stats(&self) -> LookupStats {
         let timeouts = LookupStats { calls: 0, failures: self.timeouts.count.load(Ordering::Relaxed) };
         self.plans.iter().map(|lookup| lookup.stats()).fold(timeouts, LookupStats::plus)
     }
 
-    /// Returns the statistics of the sources of API keys.
+    /// Returns the sum of the statistics of all sources of API keys.
     pub fn key_stats(&self) -> LookupStats {
         self.keys.iter().map(|keys| keys.cache.stats()).fold(LookupStats::default(), LookupStats::plus)
     }
 
-    /// Looks up an API key that the rules do not list: in the cache, else in the sources, within the deadline.
+    /// Looks up an API key that the rules do not list, in the caches and the sources, within three quarters of the
+    /// deadline.
     ///
-    /// Returns `None` if no source knows the key, and also if that cannot be found out in time.
+    /// If a source fails or does not answer in time, its last cached answer is used, even if it has expired. Returns
+    /// `None` if no source knows the key, or if there is no such answer. In a tokio runtime, a lookup continues in the
+    /// background if the returned future is dropped.
     pub async fn find_key(&self, digest: &KeyDigest) -> Option<KnownKey> {
         let (begun, time_max) = (Instant::now(), self.key_time_max());
         for keys in &self.keys {
-            let patience = Patience { timeout: time_max.saturating_sub(begun.elapsed()), store: keys.lookup.store() };
-            if let Some(known) = keys.cache.get(digest.as_bytes(), patience, || keys.load(*digest)).await {
+            let wait = WaitOptions { timeout: time_max.saturating_sub(begun.elapsed()), store: keys.lookup.store() };
+            if let Some(known) = keys.cache.get(digest.as_bytes(), wait, || keys.load(*digest)).await {
                 return Some(known);
             }
         }
         None
     }
 
-    /// Returns what the caches say about an API key: `Some(None)` if it is unknown to all sources, and `None` if
-    /// [`find_key`](Lookups::find_key) has to ask one.
+    /// Returns the cached answer about an API key: `Some(None)` if it is unknown to all sources, or `None` if
+    /// [`find_key`](Lookups::find_key) has to ask one of them.
     pub(crate) fn cached_key(&self, digest: &KeyDigest) -> Option<Option<KnownKey>> {
         for keys in &self.keys {
             if let Some(known) = keys.cache.cached(digest.as_bytes(), || keys.load(*digest))? {
@@ -226,8 +248,8 @@ impl Lookups {
 
     /// Looks up the limit set of a caller whose plan the rules do not determine, within the deadline.
     ///
-    /// If no source returns a plan that exists, or not in time, returns the
-    /// [`default_limit_set`](RuleSet::default_limit_set) of the caller.
+    /// Returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller if no source returns a plan that
+    /// exists before the deadline.
     pub async fn limit_set(&self, rules: &RuleSet, question: &PlanQuestion) -> LimitSetId {
         self.limit_set_after(Duration::ZERO, rules, question).await
     }

@@ -14,9 +14,9 @@
 //! A source that names a plan that does not exist counts as one that does not know the plan. A removed plan that tokens
 //! in circulation still name must neither fail their requests nor admit them without a limit.
 //!
-//! The result is the id of the caller's *limit set* ([`LimitSetId`]): the limits of its plan, or an API key's own limits.
-//! The id is an index under which every rule that takes its limits from plans keeps these limits, so that finding a
-//! caller's limits is one slice access.
+//! The result is the id of the caller's *limit set* ([`LimitSetId`]): the limits of its plan, or an API key's own
+//! limits. The id is an index under which every rule that takes its limits from plans keeps these limits, so that
+//! finding a caller's limits is one slice access.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -28,7 +28,8 @@ use crate::identity::{Identity, KeyDigest, KnownKey};
 
 /// The name and the upgrade URL of a plan of a [`RuleSet`](super::RuleSet).
 ///
-/// Does not contain the plan's limits; [`CompiledRule::policies`](super::CompiledRule::policies) returns them for a rule.
+/// Does not contain the plan's limits; [`CompiledRule::policies`](super::CompiledRule::policies) returns them for a
+/// rule.
 #[derive(Clone, Debug)]
 pub struct CompiledPlan {
     pub(crate) name: Arc<str>,
@@ -87,7 +88,7 @@ impl KeyEntry {
     }
 }
 
-/// The attributes of a key that the configuration lists.
+/// Converts to the attributes of the key. Its own limits are left out.
 impl From<&KeyEntry> for KnownKey {
     fn from(entry: &KeyEntry) -> KnownKey {
         KnownKey { name: entry.name.clone(), plan: entry.plan.clone(), exempt: entry.is_exempt }
@@ -127,8 +128,8 @@ impl PlanQuestion {
 
     /// Returns the name of the field of a Redis hash (`PlanHash`) that holds the caller's plan.
     ///
-    /// It is `api_key:` and the key's SHA-256 in lowercase hexadecimal, else `user:` and the user, else `caller:` and the
-    /// caller that the application has set. `None` if the caller is [not identified](PlanQuestion::is_identified).
+    /// It is `api_key:` and the key's SHA-256 in lowercase hexadecimal, else `user:` and the user, else `caller:` and
+    /// the caller that the application has set. `None` if the caller is [not identified](PlanQuestion::is_identified).
     pub fn field(&self) -> Option<String> {
         match (&self.api_key, &self.user, &self.caller) {
             (Some(digest), ..) => Some(digest.field()),
@@ -148,6 +149,7 @@ pub type PlanFuture<'a> = Pin<Box<dyn Future<Output = Option<Arc<str>>> + Send +
 /// limits from plans and neither API key, address, trusted header nor token determines the caller's plan. The time that
 /// it takes counts against the deadline of the decision. If it does not answer within the
 /// [deadline of lookups](super::Lookups::deadline), its future is dropped, and the plan is `default` or `anonymous`.
+/// Answers are not cached, and panics are not caught.
 ///
 /// It should resolve to `None` on errors, too. The plan is then that of the next lookup, else `default` or `anonymous`.
 ///
@@ -165,7 +167,7 @@ pub trait PlanLookup: Send + Sync {
     /// The future resolves to `None` if the plan is not known. A name that no plan has is ignored like `None`.
     fn plan<'a>(&'a self, question: &'a PlanQuestion) -> PlanFuture<'a>;
 
-    /// Returns how often the source was asked, and how often it failed. Defaults to zeros, for sources that do not count.
+    /// Returns the number of calls to the source and of failures. Defaults to zeros, for a source without statistics.
     fn stats(&self) -> LookupStats {
         LookupStats::default()
     }

@@ -5,10 +5,10 @@
 //!   HSET tollgate:plans  user:ann           free       by the verified user
 //! ```
 //!
-//! **Cached** (`lookup_cache.rs`), because lookups are on the request path. A reply, also *no such field*, is cached for a
-//! second. Requests in the second half of that second start a lookup in the background, so a caller with two requests a
-//! second or more never waits for one. At most 10,000 callers with a plan and 10,000 without one are cached. While the
-//! cache is full, the hash is read for every request of a caller that is not in it.
+//! **Cached** (`lookup_cache.rs`), because lookups are on the request path. A reply, also *no such field*, is cached
+//! for a second. Requests in the second half of that second start a lookup in the background, so a caller with two
+//! requests a second or more never waits for one. At most 10,000 callers with a plan and 10,000 without one are cached.
+//! While the cache is full, the hash is read for every request of a caller that is not in it.
 //!
 //! **Does not block requests.** The command uses the store's connection and has a timeout. The time it takes counts
 //! against the deadline of the decision: the check that follows gets what is left. So a caller that is not cached is
@@ -21,10 +21,10 @@
 //! ```
 //!
 //! A lookup that times out continues in the background, and its reply is cached. After a failure or a timeout no
-//! request reads the hash for 250 ms, so that few requests wait for the timeout. Meanwhile the last reply for a
-//! caller is used, even if it has expired. For a caller without a cached reply the lookup resolves to `None`. So callers
-//! keep their plans during an outage, as long as they are in the cache. Failures are logged as a warning, at
-//! most every ten seconds.
+//! request reads the hash for 250 ms, so that few requests wait for the timeout. Meanwhile the last reply for a caller
+//! is used, even if it has expired. For a caller without a cached reply the lookup resolves to `None`. So callers keep
+//! their plans during an outage, as long as they are in the cache. Failures are logged as a warning, at most every ten
+//! seconds.
 //!
 //! **Why not in the same call as the decision?** The plan determines which limits are decided.
 
@@ -34,7 +34,7 @@ use std::time::Duration;
 use tollgate_core::{Clock, SystemClock};
 use tollgate_redis::{RedisStore, Reply};
 
-use super::lookup_cache::{CacheOptions, Loading, LookupCache, LookupStats, Patience, TTL_DEFAULT};
+use super::lookup_cache::{CacheOptions, Loading, LookupCache, LookupStats, TTL_DEFAULT, WaitOptions};
 use super::plan::{PlanFuture, PlanLookup, PlanQuestion};
 
 /// Maximum number of commands at once. They share one connection, and a node that starts sees many callers at once.
@@ -46,9 +46,9 @@ const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
 
 /// A [`PlanLookup`] in a Redis hash that maps callers to the names of their plans.
 ///
-/// The fields of the hash are those of [`PlanQuestion::field`]. Replies are cached for a second, missing fields included.
-/// If Redis fails or does not reply within the [timeout](PlanHash::timeout), the caller's last cached plan is used; without
-/// one the lookup resolves to `None`. Failures are logged as a warning, at most every ten seconds.
+/// The fields of the hash are those of [`PlanQuestion::field`]. Replies are cached for a second, missing fields
+/// included. If Redis fails or does not reply within the [timeout](PlanHash::timeout), the caller's last cached plan is
+/// used; without one the lookup resolves to `None`. Failures are logged as a warning, at most every ten seconds.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -85,20 +85,23 @@ impl PlanHash {
 
     /// Returns the timeout of a lookup that suits a limiter with this deadline: three quarters of it.
     ///
-    /// A lookup and the check that follows it share the deadline of the decision. The last quarter is left to the check.
+    /// A lookup and the check that follows it share the deadline of the decision. The last quarter is left to the
+    /// check.
     pub fn timeout_for(deadline: Duration) -> Duration {
         deadline / 4 * 3
     }
 
-    /// Sets the time after which a request no longer waits for Redis. Defaults to 18.75 ms.
+    /// Sets the time after which a request no longer waits for Redis. Defaults to 18.75 ms. A command
+    /// fails after five seconds, even if the timeout is longer.
     ///
-    /// The default suits a limiter with the default deadline of 25 ms; [`PlanHash::timeout_for`] computes it for others.
+    /// The default suits a limiter with the default deadline of 25 ms; [`PlanHash::timeout_for`] computes it for
+    /// others.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> PlanHash {
         PlanHash { timeout, ..self }
     }
 
-    /// Sets the clock by which cached replies expire. Defaults to [`SystemClock`]. Replies that are cached already are lost.
+    /// Sets the clock by which cached replies expire. Defaults to [`SystemClock`]. Replies cached so far are discarded.
     #[must_use]
     pub fn clock(self, clock: Arc<dyn Clock>) -> PlanHash {
         PlanHash { cache: cache(clock), ..self }
@@ -122,8 +125,9 @@ fn cache(clock: Arc<dyn Clock>) -> LookupCache<Arc<str>> {
     })
 }
 
-/// Returns the name of the plan in a reply. `None` for nil, a reply that is no text, an empty name, and one of more than 64
-/// bytes.
+/// Returns the name of the plan in a reply.
+///
+/// `None` for nil, a reply that is not a text, an empty name, and a name of more than 64 bytes.
 fn plan_name(reply: &Reply) -> Option<Arc<str>> {
     reply.as_text().filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX).map(Arc::from)
 }
@@ -132,8 +136,8 @@ impl PlanLookup for PlanHash {
     fn plan<'a>(&'a self, question: &'a PlanQuestion) -> PlanFuture<'a> {
         Box::pin(async move {
             let field = question.field()?;
-            let patience = Patience { timeout: self.timeout, store: Some(&self.store) };
-            self.cache.get(&field, patience, || self.read(&field)).await
+            let wait = WaitOptions { timeout: self.timeout, store: Some(&self.store) };
+            self.cache.get(&field, wait, || self.read(&field)).await
         })
     }
 

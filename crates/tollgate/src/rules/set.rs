@@ -207,7 +207,8 @@ impl RuleSet {
         !self.0.is_off && !self.0.bans.networks.is_empty()
     }
 
-    /// Returns whether bans of keys and users are to be checked: there are any, ended or not, and the kill switch is off.
+    /// Returns whether bans of keys and users are to be checked: there are any, ended or not, and the kill switch is
+    /// off.
     pub(crate) fn bans_callers(&self) -> bool {
         !self.0.is_off && self.0.bans.has_keys_or_users()
     }
@@ -314,7 +315,8 @@ impl RuleSet {
         self.0.plans.get(*self.0.plan_of_limit_set.get(limit_set.0 as usize)? as usize)
     }
 
-    /// Returns whether any rule that is not off takes its limits from plans. If not, the caller's limit set has no effect.
+    /// Returns whether any rule that is not off takes its limits from plans. If not, the caller's limit set has no
+    /// effect.
     pub fn needs_limit_set(&self) -> bool {
         self.0.needs_limit_set
     }
@@ -364,8 +366,9 @@ impl RuleSet {
 
     /// Calls the lookups, one after the other, until one returns an existing plan, and returns its limit set.
     ///
-    /// If none does, returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller. Has no timeout of its
-    /// own; [`Lookups::limit_set`](super::Lookups::limit_set) has one. For callers for which [`limit_set`](RuleSet::limit_set) returns `None`.
+    /// If none does, returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller. For callers for which
+    /// [`limit_set`](RuleSet::limit_set) returns `None`. Has no timeout;
+    /// [`Lookups::limit_set`](super::Lookups::limit_set) has one.
     pub async fn look_up_limit_set(&self, question: &PlanQuestion, lookups: &[Arc<dyn PlanLookup>]) -> LimitSetId {
         for lookup in lookups {
             if let Some(plan) = lookup.plan(question).await

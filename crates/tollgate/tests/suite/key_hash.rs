@@ -13,7 +13,7 @@ use tollgate_redis::RedisStore;
 use tollgate_testkit::server::Server;
 
 const START: Timestamp = Timestamp::from_micros(1_760_000_000_000_000);
-/// So long that a busy machine fails no lookup.
+/// Long enough that no lookup times out on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const HASH: &str = "tollgate:keys";
 

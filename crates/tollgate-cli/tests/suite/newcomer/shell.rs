@@ -21,8 +21,8 @@ use super::repository;
 const PORTS: [&str; 6] = ["8080", "6380", "9090", "9191", "3000", "3001"];
 /// The port of Redis on the pages.
 const REDIS_PORT: &str = "6379";
-/// Time for a command. The first `cargo run` compiles all dependencies.
-const PATIENCE: Duration = Duration::from_secs(1_200);
+/// Maximum time of a command. The first `cargo run` compiles all dependencies.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(1_200);
 const PAUSE: Duration = Duration::from_millis(20);
 const END: &str = "end of the command, status";
 
@@ -108,7 +108,7 @@ impl Shell {
         let file = |stream: &str| self.directory.join(format!("job{}.{stream}", self.jobs));
         let (printed, logged) = (file("out"), file("err"));
         self.execute(&format!("{command} >{} 2>{} &", printed.display(), logged.display()));
-        for _ in 0..PATIENCE.as_millis() / PAUSE.as_millis() {
+        for _ in 0..COMMAND_TIMEOUT.as_millis() / PAUSE.as_millis() {
             let has_ended = self.execute("kill -0 $!").1 != "0";
             let output = self.with_printed_ports(&fs::read_to_string(&printed).unwrap_or_default());
             // A job that shows nothing cannot be waited for, and a reader would not know either when it is ready.
@@ -151,7 +151,7 @@ impl Shell {
         write!(self.commands, "{{ {command}\n}} </dev/null 2>&1\necho \"\n{END} $?\"\n").unwrap();
         let mut output = String::new();
         loop {
-            let line = self.lines.recv_timeout(PATIENCE);
+            let line = self.lines.recv_timeout(COMMAND_TIMEOUT);
             let line = line.unwrap_or_else(|error| panic!("`{command}` {error}; it has printed:\n{output}"));
             if let Some(status) = line.strip_prefix(END) {
                 // The line end before the marker belongs to the marker.

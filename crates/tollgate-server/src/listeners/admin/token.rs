@@ -86,7 +86,8 @@ pub(crate) enum AuthError {
 /// `peer`, the result is delayed by up to 1 s, even for the right token; see [`AuthGuard::attempt`].
 ///
 /// # Errors
-/// If the request is to be rejected.
+/// Returns [`AuthError::Unauthenticated`] if the token is missing or wrong, or `token` is `None`, and
+/// [`AuthError::TooManyAttempts`] if too many attempts of `peer` are waiting.
 pub(crate) async fn authenticate(
     token: Option<&Token>,
     headers: &HeaderMap,

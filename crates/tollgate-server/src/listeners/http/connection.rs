@@ -88,9 +88,9 @@ where
     }
 }
 
-/// Returns the path of a page without the slash at its end, if it is one of those that need no token.
+/// Returns the path without a slash at its end, if it is that of a page that needs no token.
 ///
-/// Such a page is the same with and without a slash. All other paths are returned as they are, because they must match
+/// Such a page is the same with and without the slash. All other paths are returned unchanged, because they must match
 /// exactly.
 pub(crate) fn page_path(path: &str) -> &str {
     const PAGES: [&str; 5] = ["/docs", "/openapi.json", "/healthz", "/readyz", "/metrics"];

@@ -84,8 +84,8 @@ impl Settings {
     ///
     /// Whether the store is the one of these settings, as [`redis`](Settings::redis) returns it, is not checked.
     ///
-    /// Also returns the lookups for an [`Engine`](crate::engine::Engine) to find plans and API keys that the rules do not
-    /// have: in the Redis hashes that are configured, if there is a store, else none. Their deadline is that of a check.
+    /// Also returns the [`lookups`](Settings::lookups) for an [`Engine`](crate::engine::Engine) on this limiter, with
+    /// the deadline of a check. They are empty without a store.
     #[cfg(feature = "redis")]
     pub fn limiter_on(&self, store: Option<RedisStore>) -> (LimiterBuilder, Lookups) {
         let builder = Limiter::builder()
@@ -97,8 +97,9 @@ impl Settings {
         (builder.store(Arc::new(store)), lookups)
     }
 
-    /// Returns the lookups of plans and API keys in the Redis hashes that are configured, on this store, which take at
-    /// most `deadline`. Without hashes there is nothing to look up.
+    /// Returns lookups of plans and API keys in the configured Redis hashes, on this store and within `deadline`.
+    ///
+    /// They are empty if no hash is configured.
     #[cfg(feature = "redis")]
     pub fn lookups(&self, store: &RedisStore, deadline: Duration) -> Lookups {
         let mut lookups = Lookups::new().deadline(deadline);

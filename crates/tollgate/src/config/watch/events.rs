@@ -1,8 +1,8 @@
 //! Events of the operating system about files, which cause a check of the files at once.
 //!
-//! **Problem.** A watch on a file alone stays with the one that was replaced. A watch on its directory alone misses a file
-//! that is bind-mounted, as containers do: it is written through another directory. And a network file system reports
-//! nothing.
+//! **Problem.** A watch on a file alone does not notice that the file is replaced by another. A watch on its directory
+//! alone misses writes to a bind-mounted file, as in containers, because they happen in another directory. And a
+//! network file system reports nothing.
 //!
 //! **Idea.** The file itself is watched, and its directory, and on the way there each directory that holds a symbolic
 //! link. The regular checks find what no event reports.
@@ -22,7 +22,7 @@ use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// The most symbolic links that are followed on the way to one file, as many as the system follows.
+/// The maximum number of symbolic links that are followed on the way to one file, as on Linux.
 const LINKS_MAX: usize = 40;
 
 /// The state that events of the operating system update: whether a check is due, and which files are being written.
@@ -96,7 +96,8 @@ pub(super) struct Watches {
 }
 
 impl Watches {
-    /// Sets the watches that these files need, whose events `events` receives. Logs a warning if the system provides none.
+    /// Sets the watches that these files need. `events` handles their events. Logs a warning if the system provides no
+    /// watches.
     pub(super) fn new(events: Arc<Events>, files: &[PathBuf]) -> Watches {
         let handler = events.clone();
         let watcher = notify::recommended_watcher(move |event| handler.handle(event));
@@ -107,7 +108,7 @@ impl Watches {
         watches
     }
 
-    /// Creates what [`new`](Watches::new) does where the system provides no watches.
+    /// Creates an instance that sets no watches, as [`new`](Watches::new) does if the system provides none.
     #[cfg(test)]
     pub(super) fn none(events: Arc<Events>) -> Watches {
         Watches { watcher: None, events, watched: BTreeMap::new() }

@@ -12,10 +12,10 @@ use super::{FileSource, FileWatch, Stamps, stamp};
 use crate::config::{Loaded, Loader, Part, Report, Settings};
 use crate::engine::Engine;
 
-/// The most parts that a log line names.
+/// The maximum number of parts that a log line names.
 const PARTS_MAX: usize = 100;
 
-/// A configuration file, the configuration in force, and the engine that uses it.
+/// A configuration file that can be read again, its configuration in force, and the engine that uses it.
 #[doc(hidden)] // for the server
 pub struct RulesSource {
     file: PathBuf,
@@ -27,7 +27,9 @@ pub struct RulesSource {
 }
 
 impl RulesSource {
-    /// Creates a source. `loaded` is the configuration that `loader` has loaded from `file`, and that `engine` uses.
+    /// Creates a source for the configuration file `file`. Reads nothing.
+    ///
+    /// `loaded` must be the configuration that `loader` has loaded from `file`, and `engine` must use its rules.
     pub fn new(file: &Path, loader: Loader, loaded: Loaded, engine: Engine) -> RulesSource {
         let loaded = ArcSwap::from_pointee(loaded);
         RulesSource { file: file.to_owned(), loader, engine, loaded, rejected_files: Mutex::default() }
@@ -62,12 +64,12 @@ impl RulesSource {
         self.loaded.load().files.iter().map(|(file, metadata)| (file.clone(), stamp(metadata))).collect()
     }
 
-    /// Loads and checks the file, and replaces the rules in force if it is valid. Blocks.
+    /// Loads and checks the file, and replaces the rules of the engine if it is valid. Blocks while it reads files.
     ///
-    /// Logs findings, and settings that take effect only at the next start, as warnings.
+    /// Logs findings, and changed settings that take effect only at the next start, as warnings.
     ///
     /// # Errors
-    /// If [`Loader::reload`] fails. The rules in force stay.
+    /// Returns the report of [`Loader::reload`]. The rules in force stay.
     pub fn read(&self) -> Result<Arc<Loaded>, Report> {
         let loaded = self.loader.reload(&self.file, &self.loaded.load());
         *self.rejected_files.lock() = match &loaded {
@@ -88,7 +90,8 @@ impl RulesSource {
         Ok(loaded)
     }
 
-    /// Logs that a new configuration is in force, and which parts have changed.
+    /// Logs that the configuration was read, and which of its parts have changed: the first 100, or none without
+    /// `loaded`.
     pub fn log_success(loaded: Option<&Loaded>) {
         let changed = loaded.map(|loaded| names(&loaded.changes.changed)).unwrap_or_default();
         tracing::info!(changed, "the configuration was read again");
@@ -141,18 +144,18 @@ fn names(parts: &[Part]) -> String {
 /// A file that cannot be used, or that may be truncated (see [`Loader::reload`]), changes nothing: the rules in force
 /// stay. The error is logged and passed to [`on_reload`](RulesWatcher::on_reload), once for each content of the files.
 ///
-/// The files are checked every two seconds. With the feature `notify`, on Unix, they are also checked when the operating
-/// system reports a change.
+/// The files are checked every two seconds. With the feature `notify`, on Unix, they are also checked when the
+/// operating system reports a change.
 ///
-/// A reload replaces rules, plans, keys, exemptions and bans. The store and how it is called are set up at the start: if
-/// one of these settings has changed, a warning is logged.
+/// A reload replaces rules, plans, keys, exemptions and bans. The store and how it is called are set up at the start:
+/// if one of these settings has changed, a warning is logged.
 #[must_use = "the file is watched by the future that `watch` returns"]
 pub struct RulesWatcher(pub(super) FileWatch<Observed>);
 
 /// A function that is called with the result of each reload.
 type OnReload = Box<dyn Fn(Result<&Loaded, &Report>) + Send + Sync>;
 
-/// A source whose reloads are logged and passed to functions.
+/// A [`RulesSource`] whose reloads are logged and passed to the functions of the application.
 pub(super) struct Observed {
     pub(super) rules: RulesSource,
     pub(super) on_reload: Vec<OnReload>,
@@ -166,8 +169,9 @@ pub(super) enum Rejection {
 }
 
 impl RulesWatcher {
-    /// Creates a watcher. `loaded` is the configuration that `loader` has loaded from `file`, and whose rules `engine`
-    /// uses.
+    /// Creates a watcher for the configuration file `file`. [`watch`](RulesWatcher::watch) starts it.
+    ///
+    /// `loaded` must be the configuration that `loader` has loaded from `file`, and `engine` must use its rules.
     pub fn new(file: impl AsRef<Path>, loader: Loader, loaded: Loaded, engine: Engine) -> RulesWatcher {
         let rules = RulesSource::new(file.as_ref(), loader, loaded, engine);
         RulesWatcher(FileWatch::new(Observed { rules, on_reload: Vec::new() }))
@@ -188,7 +192,9 @@ impl RulesWatcher {
     /// # }
     /// ```
     ///
-    /// It is called in a task of the runtime and must not block. Without any function, the results are only logged.
+    /// Several functions are called in the order in which they were added. They are called by the task that polls
+    /// [`watch`](RulesWatcher::watch) and must not block. A panic is caught and logged. A broken file is reported once
+    /// for each content. Results are logged in any case.
     pub fn on_reload(self, on_reload: impl Fn(Result<&Loaded, &Report>) + Send + Sync + 'static) -> RulesWatcher {
         RulesWatcher(self.0.map(|mut observed| {
             observed.on_reload.push(Box::new(on_reload));
@@ -196,15 +202,18 @@ impl RulesWatcher {
         }))
     }
 
-    /// Sets the interval at which the files are checked. Defaults to 2 s.
+    /// Sets the interval at which the files are checked. Defaults to 2 s. At least 100 ms pass between two checks.
     pub fn poll_every(self, interval: Duration) -> RulesWatcher {
         RulesWatcher(self.0.poll_every(interval))
     }
 
-    /// Returns a future that never completes, and reloads the rules whenever a file changes.
+    /// Returns a future that reloads the rules whenever a file changes, and never completes.
     ///
-    /// Changes since the configuration was loaded are noticed as well. Dropping the future ends the watch. It must be
-    /// polled in a tokio runtime with a timer.
+    /// Changes since the configuration was loaded are noticed as well. Dropping the future ends the watch. If it is
+    /// dropped during a reload, the rules may still be replaced, but the result is not reported.
+    ///
+    /// # Panics
+    /// The future panics if it is polled outside a tokio runtime with a timer.
     pub fn watch(self) -> impl Future<Output = ()> + Send + 'static {
         self.0.watch()
     }
@@ -249,7 +258,7 @@ impl FileSource for Observed {
             }
         };
         for on_reload in &self.on_reload {
-            // The watch goes on.
+            // A panic must not end the watch.
             if catch_unwind(AssertUnwindSafe(|| on_reload(result))).is_err() {
                 tracing::error!("a function that was passed to `RulesWatcher::on_reload` panicked");
             }

@@ -76,8 +76,8 @@ impl Site {
         tokio::spawn(async move { inner.reload_on_change(Watches::none(inner.events.clone())).await })
     }
 
-    /// Waits for these numbers of successful and failed reloads. Time is virtual: it passes when nothing else is left to
-    /// do.
+    /// Waits for these numbers of successful and failed reloads. Time is virtual: it passes when nothing else is left
+    /// to do.
     async fn until(&self, expected: (u32, u32)) {
         let waiting = async {
             while self.reported() != expected {

@@ -1,8 +1,8 @@
 //! Converts the builder's values to a [`Config`], the form that a configuration file is read into.
 //!
-//! It is then checked and compiled as if it came from a file. Instead of a position in a file, each value has a name, such
-//! as ``rule `shorten`, limit `10/min` ``, with which [`Finding`](crate::config::Finding)s about it begin. Names never
-//! contain a secret.
+//! It is then checked and compiled as if it came from a file. Instead of a position in a file, each value has a name,
+//! such as ``rule `shorten`, limit `10/min` ``, with which [`Finding`](crate::config::Finding)s about it begin. Names
+//! never contain a secret.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -11,7 +11,7 @@ use super::*;
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 const TIMEOUT: Duration = Duration::from_millis(20);
-const PATIENCE: Patience<'static> = Patience { timeout: TIMEOUT, store: None };
+const WAIT: WaitOptions<'static> = WaitOptions { timeout: TIMEOUT, store: None };
 
 struct Bench {
     cache: LookupCache<u32>,
@@ -55,7 +55,7 @@ impl Bench {
     }
 
     async fn get(&self, name: &str, delay: Duration, result: Result<Option<u32>, &'static str>) -> Option<u32> {
-        self.cache.get(name, PATIENCE, || self.load(delay, result)).await
+        self.cache.get(name, WAIT, || self.load(delay, result)).await
     }
 }
 
@@ -133,7 +133,7 @@ async fn lookup_that_panics_is_a_failure() {
     let bench = bench(1);
     for _ in 0..3 {
         let panicking = || -> Loading<u32> { Box::pin(std::future::poll_fn(|_| panic!("a bug in a lookup"))) };
-        assert_eq!(bench.cache.get("a", PATIENCE, panicking).await, None);
+        assert_eq!(bench.cache.get("a", WAIT, panicking).await, None);
         bench.clock.advance(Duration::from_secs(1));
     }
     assert_eq!(bench.cache.stats(), LookupStats { calls: 3, failures: 3 });
@@ -166,7 +166,7 @@ async fn lookups_that_hang_return_their_permits_after_five_seconds() {
     let hanging = || Box::pin(std::future::pending()) as Loading<u32>;
     for name in ["a", "b", "c", "d"] {
         let start = Instant::now();
-        assert_eq!(bench.cache.get(name, PATIENCE, hanging).await, None);
+        assert_eq!(bench.cache.get(name, WAIT, hanging).await, None);
         assert_eq!(start.elapsed(), TIMEOUT, "{name}");
         bench.clock.advance(Duration::from_secs(1));
     }
@@ -182,7 +182,7 @@ fn lookup_whose_runtime_ended_is_started_again() {
     let bench = bench(1);
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let hanging = || Box::pin(std::future::pending()) as Loading<u32>;
-    runtime().block_on(async { assert_eq!(bench.cache.get("a", PATIENCE, hanging).await, None) });
+    runtime().block_on(async { assert_eq!(bench.cache.get("a", WAIT, hanging).await, None) });
     bench.clock.advance(Duration::from_secs(1));
     runtime().block_on(async { assert_eq!(bench.get("a", Duration::ZERO, Ok(Some(7))).await, Some(7)) });
 }

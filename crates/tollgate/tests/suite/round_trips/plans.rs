@@ -1,4 +1,5 @@
-//! Plans from a Redis hash that is some milliseconds away: a caller is held to its own plan, by the store, within the deadline.
+//! Plans from a Redis hash that is some milliseconds away: a caller is held to its own plan, by the store, within the
+//! deadline.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -22,9 +22,10 @@ use tollgate::rules::{CompiledRule, Lookups, RuleSet};
 
 static NO_HEADERS: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
 
-/// What is known of a client besides its subject.
+/// The identity of a client, as far as the text of the operator reveals it.
 #[derive(Clone, Debug)]
 pub(super) enum Client {
+    /// An address.
     Address(IpAddr),
     /// The digest of its API key, and what the configuration or a lookup knows about the key.
     Key(KeyDigest, KnownKey),
@@ -33,13 +34,13 @@ pub(super) enum Client {
 }
 
 impl Client {
-    /// Reads the text of an operator. Returns the client and its subject in `rule`, as it is stored at `now`.
+    /// Parses the text of an operator. Returns the client, and the subject under which `rule` stores it at `now`.
     ///
-    /// A text that is nothing else is looked up as an API key, by its digest, if `lookups` have a source of keys.
+    /// A text of no other form is looked up as an API key, by its digest, if `lookups` have a source of keys.
     ///
     /// # Errors
-    /// If the text is no client that `rule` counts. The message says what is accepted, and does not contain the text,
-    /// which may be an API key.
+    /// If the text names no client that `rule` counts. The message says what is accepted, and does not contain the
+    /// text, which may be an API key.
     pub(super) async fn read(
         rules: &RuleSet,
         rule: &CompiledRule,
@@ -88,7 +89,7 @@ impl Client {
         match self {
             Client::Address(address) => Some(identify(*address)),
             Client::Key(digest, known) => {
-                // The address is not known, and not used for what follows from the key.
+                // The address is unknown. Nothing that is derived from this identity depends on it.
                 Some(identify(Ipv4Addr::UNSPECIFIED.into()).with_api_key(*digest, known.clone()))
             }
             Client::Other => None,
@@ -97,8 +98,8 @@ impl Client {
 
     /// Returns whether the plan of this client's requests to `rule` can be found without their other headers.
     ///
-    /// A rule that counts callers by address counts those without a key. A rule by address alone counts all callers
-    /// together, whose plans may differ.
+    /// An API key determines it. An address does so only in a rule by `caller`, which counts by address the clients
+    /// without a key or a user. A rule by `ip` counts all clients of an address together, and their plans may differ.
     pub(super) fn determines_plan(&self, rule: &CompiledRule) -> bool {
         match self {
             Client::Address(_) => rule.by().iter().all(|kind| *kind == Subject::Caller),
@@ -137,7 +138,7 @@ async fn looked_up(lookups: Option<&Lookups>, text: &str) -> Option<Client> {
     lookups.find_key(&digest).await.map(|known| Client::Key(digest, known))
 }
 
-/// Returns the digest of the API key of the configuration that `text` is, or that has this name.
+/// Returns the digest of the API key in the configuration that is `text` or has the name `text`, or `None`.
 ///
 /// # Errors
 /// If several keys have this name.
