@@ -249,7 +249,7 @@ fn connection_command<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<
             Some(b"REPLY") => match (word(2).as_deref(), args.len()) {
                 (Some(b"ON"), 3) => Ok(ConnectionCommand::ClientOk),
                 // A client that expects no replies would take each reply for that to another command.
-                _ => Err("ERR expected CLIENT REPLY ON: every command is answered here".to_owned()),
+                _ => Err("ERR only CLIENT REPLY ON is supported".to_owned()),
             },
             _ => Err("ERR expected CLIENT ID, GETNAME, SETNAME or SETINFO".to_owned()),
         },

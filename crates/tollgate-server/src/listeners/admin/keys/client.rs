@@ -55,7 +55,7 @@ impl Client {
         let text = std::str::from_utf8(text).map_err(|_| unknown())?;
         if text.split('&').any(|part| part.ends_with(":***")) {
             return Err(
-                "the subject is masked (***), so it identifies no client; `tollgate explain --reveal` shows it \
+                "the subject is masked (***), so it does not identify a client; `tollgate explain --reveal` shows it \
                         in full"
                     .to_owned(),
             );
