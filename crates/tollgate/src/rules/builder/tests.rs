@@ -359,7 +359,7 @@ fn all_errors_are_reported_at_once_and_name_their_rule() {
         ("rule `c`, limits: ", "at least one limit"),
         ("rule `d`, by `cookie:a=b`: ", "expected a cookie name"),
         ("rule `e`, by: ", "a shield counts by address"),
-        ("rule `f`, cost: ", "which holds 5"),
+        ("rule `f`, cost: ", "which allows at most 5"),
         ("rule `g`, limits_from_plan: ", "cannot be combined with other limits"),
     ] {
         let found = messages.iter().find(|message| message.starts_with(name));
