@@ -60,7 +60,7 @@ fn document() -> Value {
             "operationId": "check",
             "summary": "Decide whether a request is allowed",
             "description": "The body has one of three forms: one limit; several limits, of which none is charged unless all pass; or the \
-                description of a request that another program received, which the rules of the configuration decide.",
+                description of a request that another program received, to be decided by the configured rules.",
             "requestBody": { "required": true, "content": { "application/json": {
                 "schema": request,
                 "examples": {

@@ -76,7 +76,7 @@ macro_rules! codes {
 codes! {
     // Reading the file.
     FileUnreadable "file-unreadable" Error "A file cannot be read.",
-    UnknownFormat "unknown-format" Error "The file's name ends neither in `.toml` nor in `.yaml` or `.yml`, or the program is built without YAML.",
+    UnknownFormat "unknown-format" Error "The file's name ends neither in `.toml` nor in `.yaml` or `.yml`, or the program was built without YAML support.",
     Syntax "syntax" Error "The text is not valid TOML or YAML.",
     UnknownField "unknown-field" Error "A field is unknown.",
     MissingField "missing-field" Error "A required field is missing.",
@@ -93,7 +93,7 @@ codes! {
     InvalidName "invalid-name" Error "The name of a rule, a limit, a plan or a Redis hash, or the prefix of keys, is empty, too long, or has characters that are not allowed.",
     InvalidSubject "invalid-subject" Error "`by` is empty, has a subject that does not exist, has one twice or more than 8, or combines `global` with others.",
     InvalidKey "invalid-key" Error "An entry for an API key has no key, has it twice, or has one that no request can carry.",
-    InvalidJwt "invalid-jwt" Error "The key for verifying JWTs cannot be used, or the program is built without JWT.",
+    InvalidJwt "invalid-jwt" Error "The key for verifying JWTs cannot be used, or the program was built without JWT support.",
     InvalidStore "invalid-store" Error "The URL of the store is invalid, or its scheme is unknown.",
     SecretMissing "secret-missing" Error "A required secret is missing or given in several ways, or its environment variable is not set.",
     // Values that do not fit together.
@@ -111,9 +111,9 @@ codes! {
     ShieldNotSpaced "shield-not-spaced" Error "A shield has a leaky bucket, but a shield never delays a request.",
     // Files that may be truncated.
     ExpectationUnmet "expectation-unmet" Error "The number of rules or keys differs from `expect`.",
-    FileCutOff "file-cut-off" Error "The file has `expect`, or the keys file is one of a file with `expect.keys`, and does not end with a newline; or, in a reload, the file is empty, or it, its keys file or a secret file is only the beginning of the active one.",
-    RulesGone "rules-gone" Error "A reload has no rules, the active configuration has some, and the file does not contain `rules = []`.",
-    KeysGone "keys-gone" Error "A reload has no keys, the active configuration has some, and the file does not contain `keys = []`.",
+    FileCutOff "file-cut-off" Error "The file has `expect`, or is the keys file of a file with `expect.keys`, and does not end with a newline; or, in a reload, the file is empty, or it, its keys file or a secret file is only the beginning of the active one.",
+    RulesGone "rules-gone" Error "A reload has no rules, although the active configuration has some, and the file does not contain `rules = []`.",
+    KeysGone "keys-gone" Error "A reload has no keys, although the active configuration has some, and the file does not contain `keys = []`.",
     ExpectationGone "expectation-gone" Error "A reload has no `expect.rules` or `expect.keys`, but the active configuration does.",
     Removed "removed" Warning "A reload removes parts of the configuration.",
     LineEndGone "line-end-gone" Warning "A reload has changes, and the file or its keys file no longer ends with a newline.",
