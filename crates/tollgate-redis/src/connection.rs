@@ -326,7 +326,7 @@ async fn connect_to_any(addresses: Vec<SocketAddr>, until: Instant) -> io::Resul
 
 /// Converts an I/O error during a call to a fault of the kind `Interrupted`: the call may have been executed.
 fn interrupted(error: io::Error) -> Fault {
-    Fault::new(Kind::Interrupted, format!("the connection broke: {}", reason(&error)))
+    Fault::new(Kind::Interrupted, format!("the connection was lost: {}", reason(&error)))
 }
 
 #[cfg(test)]

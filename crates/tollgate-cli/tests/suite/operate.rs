@@ -399,7 +399,7 @@ fn a_client_that_a_rule_does_not_count_is_refused() {
     for (client, rule, phrase) in [
         ("planted-unknown-key", "api", "unknown client; expected an address, an API key or the name of one"),
         ("ip:***", "shorten", "the subject is masked"),
-        ("acme", "shorten", "the rule counts by ip; give the whole subject"),
+        ("acme", "shorten", "the rule counts by ip; specify the whole subject"),
         ("twice", "api", "2 API keys have this name"),
         ("203.0.113.9", "shortn", "unknown rule; expected one of shorten, api"),
         ("user:42", "api", "add --plan NAME"),

@@ -106,7 +106,7 @@ fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
         }
         (Some(instances), false) if instances > 1 => {
             let span = config.instances.as_ref().map(|instances| instances.span()).unwrap_or_default();
-            let message = format!("{instances} instances, each with counters in its own memory");
+            let message = format!("there are {instances} instances, each with counters in its own memory");
             let help = "use a shared store (`store = \"redis://…\"`), or expect each instance to grant the whole quota";
             note(Code::MemoryNotShared, span, message, help);
         }
@@ -125,7 +125,7 @@ fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
         && settings.deadline.as_millis() > DEADLINE_MS_MAX
     {
         let message = "each request waits this long for a store that hangs".to_owned();
-        note(Code::DeadlineLong, deadline.span(), message, "a store on the same network answers within 25ms");
+        note(Code::DeadlineLong, deadline.span(), message, "lower it: a store on the same network answers within 25ms");
     }
 }
 
@@ -193,7 +193,7 @@ fn rules(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'
             note(Code::RuleTwice, table.name.span(), message, help);
         }
         if rule.charge.is_refundable() && policies(rule).any(|limit| limit.count_denied()) {
-            let message = format!("`count_denied` with `charge = \"{}\"`", rule.charge.as_str());
+            let message = format!("`count_denied` is combined with `charge = \"{}\"`", rule.charge.as_str());
             let help = "a denied request has no outcome, so its charge is never refunded; remove one of the two";
             note(Code::CountDeniedRefunded, table.charge.span(), message, help);
         }
@@ -207,7 +207,7 @@ fn unreachable_rule(table: &RuleTable, conditions: &Conditions, input: &LintInpu
             && list.is_empty()
         {
             let message = format!("no request can match `{}`: `{name}` is an empty list", *table.name);
-            note(Code::RuleUnreachable, list.span(), message, "omit it to match all");
+            note(Code::RuleUnreachable, list.span(), message, "omit the field to match every request");
         }
     }
     let is_exempt = |pattern: &Pattern| input.exempt_paths.iter().any(|exempt| exempt.covers(pattern));

@@ -73,7 +73,8 @@ pub struct Config {
     pub(crate) exempt: Exempt,
     /// Networks, API keys and users whose requests are refused with 403.
     pub(crate) bans: Vec<Spanned<BanEntry>>,
-    /// Named sets of limits. `default` is for callers without another plan, `anonymous` for callers without an identity.
+    /// Named sets of limits. `default` is for callers without another plan, `anonymous` for callers without an
+    /// identity.
     pub(crate) plans: BTreeMap<Spanned<String>, PlanTable>,
     /// API keys, with the plan or the limits of each.
     pub(crate) keys: OptionalList<Spanned<ApiKeyTable>>,

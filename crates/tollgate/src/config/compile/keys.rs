@@ -130,7 +130,7 @@ impl Compiler<'_> {
             }
             if table.limits.is_empty() {
                 let finding = Finding::new(Code::LimitsMissing, "a plan needs at least one limit");
-                self.note(finding.help("for callers without limits, use `exempt`").at(table.limits.span()));
+                self.note(finding.help("to leave callers unlimited, use `exempt`").at(table.limits.span()));
             }
             if let Some(url) = &table.upgrade_url
                 && url.parse::<http::Uri>().is_err()

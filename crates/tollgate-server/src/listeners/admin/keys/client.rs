@@ -123,7 +123,7 @@ impl Client {
         identity.map(|identity| identity.subject(rule.by())).ok_or_else(|| {
             let by: Vec<String> = rule.by().iter().map(ToString::to_string).collect();
             format!(
-                "the rule counts by {}; give the whole subject, as `tollgate explain --reveal` shows it",
+                "the rule counts by {}; specify the whole subject, as `tollgate explain --reveal` shows it",
                 by.join(" and ")
             )
         })
@@ -149,7 +149,7 @@ fn key_named(rules: &RuleSet, text: &str) -> Result<Option<KeyDigest>, String> {
     let mut named = rules.keys().filter(|(_, entry)| entry.name() == Some(text)).map(|(digest, _)| *digest);
     match (named.next(), named.count()) {
         (found, 0) => Ok(found),
-        (_, more) => Err(format!("{} API keys have this name; give one of the keys, or its subject", more + 1)),
+        (_, more) => Err(format!("{} API keys have this name; specify one of the keys, or its subject", more + 1)),
     }
 }
 
