@@ -21,7 +21,7 @@ use crate::{Failure, output};
 pub(crate) fn loader(store: &StoreChoice) -> Result<Loader, Failure> {
     if store.shows_password() {
         output::print_error(
-            "warning: the password in --store can be seen in the list of processes; use --store-file FILE or $TOLLGATE_STORE",
+            "warning: the password in --store is visible in the process list; use --store-file FILE or $TOLLGATE_STORE",
         );
     }
     let Some(url) = store.url()? else { return Ok(Loader::new()) };

@@ -62,7 +62,7 @@ fn print_usage(usage: clap::Error) -> Result<ExitCode, Failure> {
 /// Runs the subcommand and returns its exit code: 0; 1 if `check` was denied, `inspect` or `reset` found no counter, or
 /// `validate --deny-warnings` found a warning; 2 if `validate --json` found an error.
 ///
-/// Without a subcommand, prints the picture of `tollgate boundary`.
+/// Without a subcommand, runs `tollgate boundary`.
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
         Some(Command::Serve(serve)) => in_runtime(serve::serve(*serve))?,

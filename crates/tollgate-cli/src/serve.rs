@@ -337,7 +337,7 @@ fn log_server(server: Result<ServerReport, ServerCheckError>) {
                 tracing::warn!("{warning}");
             }
         }
-        Err(error) => tracing::warn!("{error}; until the store responds, `on_failure` of each rule applies"),
+        Err(error) => tracing::warn!("{error}; until the store responds, each rule's `on_failure` applies"),
     }
 }
 

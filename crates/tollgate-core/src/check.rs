@@ -111,14 +111,14 @@ pub enum CheckError {
     #[error("a check needs at least one limit")]
     Empty,
     /// The list has more than [`DEMANDS_MAX`] demands.
-    #[error("a check has at most {DEMANDS_MAX} limits, this one has {count}")]
+    #[error("a check can have at most {DEMANDS_MAX} limits, this one has {count}")]
     TooMany {
         /// The number of demands in the list.
         count: usize,
     },
-    /// Two demands count on the same counter.
+    /// Two demands use the same counter.
     #[error(
-        "limits {first} and {second} (counted from 0) count on the same counter; merge them or give them different keys"
+        "limits {first} and {second} (counted from 0) use the same counter; merge them or give them different keys"
     )]
     SameCounter {
         /// The index of the first of the two demands.

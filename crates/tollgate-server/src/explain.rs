@@ -310,7 +310,8 @@ impl Explanation {
         match (limits.find(|(_, limit)| limit.would_allow.is_none()), &self.counters_unknown) {
             (None, _) => verdict(Some(true), "every limit has room".to_owned()),
             (Some((rule, _)), _) if rule.shield => {
-                let because = "the counters of shield {} are in the memory of each instance: ask one with --admin URL";
+                let because =
+                    "the counters of shield {} are in the memory of each instance; query an instance with --admin URL";
                 verdict(None, because.replace("{}", &rule.name))
             }
             (Some(_), Some(unknown)) => verdict(None, unknown.clone()),
@@ -391,11 +392,11 @@ fn name_limits(rules: &mut [RuleExplanation]) {
     }
 }
 
-/// Returns a text such as `ip:*** is banned in the store for 60 s`; `for good` if the ban has no end.
+/// Returns a text such as `ip:*** is banned in the store for 60 s`; `permanently` if the ban has no end.
 pub(crate) fn banned_in_store(subject: &str, ban: Wait) -> String {
     match ban.as_secs_ceil() {
         Some(seconds) => format!("{subject} is banned in the store for {seconds} s"),
-        None => format!("{subject} is banned in the store for good"),
+        None => format!("{subject} is banned in the store permanently"),
     }
 }
 
@@ -471,7 +472,7 @@ fn masked(subject: &str) -> String {
 pub(crate) fn banned_in_configuration(rules: &RuleSet, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
     rules.ban(identity, now).map(|ban| match (ban.reason(), ban.until()) {
         (Some(reason), _) => format!("banned: {reason}"),
-        (None, Some(_)) => "banned for a time".to_owned(),
+        (None, Some(_)) => "banned temporarily".to_owned(),
         (None, None) => "banned".to_owned(),
     })
 }

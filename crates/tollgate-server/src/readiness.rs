@@ -79,7 +79,7 @@ impl EvictionState {
     fn reason(&self) -> Option<String> {
         match &self.policy {
             _ if self.reports_left > 0 => Some(
-                "the store evicts keys, and with them counters: give it more memory, and set maxmemory-policy to noeviction"
+                "the store evicts keys, including counters: give it more memory, and set maxmemory-policy to noeviction"
                     .into(),
             ),
             Some(policy) if policy != "noeviction" => Some(format!(
@@ -101,7 +101,7 @@ pub(crate) struct TaskGuard {
 impl Drop for TaskGuard {
     fn drop(&mut self) {
         if !self.readiness.is_shutting_down() {
-            tracing::error!(task = self.task, "a task has ended unexpectedly; this instance is not ready any more");
+            tracing::error!(task = self.task, "a task ended unexpectedly; this instance is no longer ready");
             self.readiness.0.ended.lock().push(self.task);
         }
     }
@@ -172,7 +172,7 @@ impl Readiness {
         eviction.update(policy, evicted_keys);
         match eviction.reason() {
             Some(reason) if !is_first && before.as_ref() != Some(&reason) => tracing::warn!(evicted_keys, "{reason}"),
-            None if before.is_some() => tracing::info!("the store does not evict keys any more"),
+            None if before.is_some() => tracing::info!("the store no longer evicts keys"),
             _ => {}
         }
     }

@@ -80,7 +80,7 @@ pub enum ReloadError {
     #[error("nothing to reload: the server was started without --config and without --tls-cert")]
     Nothing,
     /// The reload panicked. The old configuration stays in force; a new certificate may be in use.
-    #[error("the reload failed because of a defect in Tollgate; the old configuration stays in force")]
+    #[error("the reload failed because of a bug in Tollgate; the old configuration stays in force")]
     Panicked,
 }
 
@@ -304,7 +304,7 @@ impl ReloadError {
     /// Returns a sentence for the log: which rules and which certificate the server uses after this failure.
     fn consequence(&self) -> &'static str {
         match self {
-            ReloadError::Configuration(_) => "the configuration is broken; the old rules stay in force",
+            ReloadError::Configuration(_) => "the configuration is invalid; the old rules stay in force",
             ReloadError::Tls(_) => "the certificate cannot be used; the old one stays in use",
             ReloadError::ConfigurationAndTls { .. } | ReloadError::Nothing | ReloadError::Panicked => {
                 "the reload failed; the old rules stay in force, and the old certificate stays in use"

@@ -169,5 +169,5 @@ fn a_failing_command_and_a_wrong_output_are_noticed() {
     for (command, output) in [("false", ""), ("echo one", "two\n"), ("echo one", "one\ntwo\n")] {
         assert!(shell.try_run(&step(command, output)).is_err(), "{command} {output}");
     }
-    assert!(shell.try_run(&step("tollgate serve --http off --resp off --admin off &", "serves\n")).is_err());
+    assert!(shell.try_run(&step("tollgate serve --http off --resp off --admin off &", "is running\n")).is_err());
 }

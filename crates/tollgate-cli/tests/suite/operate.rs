@@ -66,7 +66,7 @@ fn explain_shows_which_rules_apply_why_others_do_not_and_the_plan() {
         "plan     anonymous (anonymous, because the caller has no known identity)\n",
         "applies  shorten (enforce), counts ip:***, costs 1\n",
         "  main: 2/h\n",
-        "not      api: the path is none of /api/*\n",
+        "not      api: the path is not one of /api/*\n",
     ] {
         assert!(out(&said).contains(phrase), "{phrase}: {}", out(&said));
     }
@@ -245,13 +245,13 @@ fn a_refusal_of_an_instance_exits_with_two_and_its_message() {
         (run(inspect(&url), "planted-wrong-token-x"), "responded with status 401"),
         (
             run(inspect("http://127.0.0.1:1"), "planted-wrong-token-x"),
-            "cannot reach the admin endpoint http://127.0.0.1:1: connection refused",
+            "cannot reach the admin listener http://127.0.0.1:1: connection refused",
         ),
         (run(inspect("ftp://127.0.0.1"), "planted-wrong-token-x"), "http://127.0.0.1:9090"),
-        (run(inspect("http://ann:planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
-        (run(inspect("http://planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
+        (run(inspect("http://ann:planted@127.0.0.1:1"), "planted-wrong-token-x"), "without a user or password"),
+        (run(inspect("http://planted@127.0.0.1:1"), "planted-wrong-token-x"), "without a user or password"),
         (with_token(&["inspect", "k", "1/fortnight", "--admin", &url]), "us, ms, s, min, h, day, week"),
-        (with_token(&["explain", "GET", "/", "--admin", &url]), "start with --config FILE"),
+        (with_token(&["explain", "GET", "/", "--admin", &url]), "start it with --config FILE"),
         (tollgate(&["inspect", "k", "--rule", "x"]), "--config FILE, or a running instance with --admin URL"),
         (tollgate(&["reset", "k", "1/h", "--rule", "x", "--store", "redis://127.0.0.1:1"]), "--config FILE"),
         (tollgate(&["explain", "GET", "/"]), "--config"),
@@ -399,7 +399,7 @@ fn a_client_that_a_rule_does_not_count_is_refused() {
     for (client, rule, phrase) in [
         ("planted-unknown-key", "api", "unknown client; expected an address, an API key or the name of one"),
         ("ip:***", "shorten", "the subject is masked"),
-        ("acme", "shorten", "the rule counts by ip; give the whole subject"),
+        ("acme", "shorten", "the rule counts by ip; specify the whole subject"),
         ("twice", "api", "2 API keys have this name"),
         ("203.0.113.9", "shortn", "unknown rule; expected one of shorten, api"),
         ("user:42", "api", "add --plan NAME"),
@@ -479,7 +479,7 @@ fn a_store_that_serve_refuses_is_refused_by_validate_and_by_a_reload() {
         for said in [written, served, given] {
             assert_eq!(said.status.code(), Some(2), "{}", err(&said));
             let said = out(&said) + &err(&said);
-            assert!(said.contains("accepted is redis://[user:password@]host[:port][/database]"), "{said}");
+            assert!(said.contains("expected redis://[user:password@]host[:port][/database]"), "{said}");
             assert!(said.contains("memory") && !said.contains("planted"), "{said}");
         }
     }

@@ -77,7 +77,7 @@ impl Bans {
 
     /// Returns the time until the longest ban of these subjects ends, or `None` if none of them is banned at `now`.
     ///
-    /// [`Wait::NEVER`] if one of them is banned for good. Drops expired bans of all subjects.
+    /// [`Wait::NEVER`] if one of them is banned permanently. Drops expired bans of all subjects.
     pub(super) fn longest(&self, subjects: impl Iterator<Item = CounterHash>, now: Timestamp) -> Option<Wait> {
         let table = self.table.read();
         let ends = subjects.filter_map(|subject| table.by_subject.get(&subject));

@@ -300,7 +300,7 @@ async fn server_without_a_free_connection_is_used_once_it_has_one() {
     let guest = server.connect().unwrap();
     let store = RedisStore::builder(server.url()).build().unwrap();
     let error = failing(&store, Kind::Unavailable).await;
-    assert!(error.to_string().contains("no connection left"), "{error}");
+    assert!(error.to_string().contains("connection limit (maxclients)"), "{error}");
     drop(guest);
     healed(&store).await;
 }

@@ -71,8 +71,8 @@ const HERE: [u8; 4] = [203, 0, 113, 9];
 async fn each_rule_explains_whether_it_applies_and_why_not() {
     let explanation = explain(&request("GET", "/shorten", &[("x-tenant", "a")]), HERE).await;
     let because: Vec<&[String]> = explanation.rules.iter().map(|rule| &rule.because[..]).collect();
-    assert_eq!(because[0], ["the method is none of POST", "the header x-kind does not have the expected value"]);
-    assert_eq!(because[1], ["the path is none of /api/*", "the host is none of api.example.com"]);
+    assert_eq!(because[0], ["the method is not one of POST", "the header x-kind does not have the expected value"]);
+    assert_eq!(because[1], ["the path is not one of /api/*", "the host is not one of api.example.com"]);
     assert_eq!(because[2], ["the rule is off"]);
     let headers = [("x-tenant", "a"), ("x-kind", "planted-kind")];
     let explanation = explain(&request("POST", "//shorten/", &headers), HERE).await;
@@ -253,7 +253,8 @@ async fn the_verdict_is_that_of_all_rules_together() {
             Outcome::Admitted(_)
         )
     };
-    let elsewhere = "the counters of shield flood are in the memory of each instance: ask one with --admin URL";
+    let elsewhere =
+        "the counters of shield flood are in the memory of each instance; query an instance with --admin URL";
     assert_eq!(verdict_of(TEXT, "POST", None).await, said(None, elsewhere));
     assert_eq!(verdict_of(TEXT, "POST", Some(&engine)).await, said(Some(true), "every limit has room"));
     assert!(send("POST").await);

@@ -148,9 +148,9 @@ impl AdminListener {
         }
         if !self.browsers.is_admin_host(request.headers()) {
             let warning =
-                "rejected a request to the admin listener with an unknown Host; --admin-host NAME allows a name";
+                "rejected a request to the admin listener with an unknown Host; use --admin-host NAME to allow a name";
             self.stats.reject(Rejection::Host, warning);
-            let message = "unknown Host; use the address of the listener, or start with --admin-host NAME";
+            let message = "unknown Host; use the address of the listener, or start the server with --admin-host NAME";
             return Some(problem(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message));
         }
         self.browsers.is_foreign(request.headers()).then(|| foreign_origin(&self.stats))
@@ -276,7 +276,7 @@ impl AdminListener {
             Err(error) => return bad(&error.to_string()),
         };
         let Some(loaded) = self.reloader.loaded() else {
-            return bad("this instance has no rules to explain; start with --config FILE");
+            return bad("this instance has no rules to explain; start it with --config FILE");
         };
         let lookups = self.reloader.engine().map(Engine::lookups).cloned().unwrap_or_default();
         let mut explanation =

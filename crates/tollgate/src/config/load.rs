@@ -400,7 +400,8 @@ pub(crate) fn read<T: FromNode>(name: &str, text: &str, format: Format) -> (Opti
         Format::Yaml => yaml::parse(text),
         #[cfg(not(feature = "yaml"))]
         Format::Yaml => {
-            let finding = Finding::new(Code::UnknownFormat, format!("{name}: this program is built without YAML"));
+            let finding =
+                Finding::new(Code::UnknownFormat, format!("{name}: this program was built without YAML support"));
             let finding = finding.help("write it as TOML, or build with the feature `yaml`");
             return (None, Arc::new(Source::unquoted(name, text)), vec![finding]);
         }

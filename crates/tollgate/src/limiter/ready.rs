@@ -46,15 +46,15 @@ const LOCAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotReady {
-    /// A cost exceeds what its limit can ever hold, or a subject is banned for good, so waiting does not help.
+    /// A cost exceeds what its limit can ever hold, or a subject is banned permanently, so waiting does not help.
     #[error(
-        "the request can never be admitted: its cost exceeds what the limit can ever hold, or it is banned for good"
+        "the request can never be admitted: its cost exceeds what the limit can ever hold, or it is banned permanently"
     )]
     Never(Decision),
     /// The check would be admitted only after `wait_max`, and not before the decision's `retry_after`.
     ///
     /// The decision is a denial. In a leaky bucket it may be an admission whose delay is too long; it was refunded.
-    #[error("the request would be admitted only after the maximum wait")]
+    #[error("the request would have to wait longer than the maximum wait")]
     TooLate(Decision),
     /// The store does not answer, and the failure policy is [`OnFailure::Deny`](crate::OnFailure::Deny).
     #[error(transparent)]

@@ -22,8 +22,8 @@ use crate::deny_cache::{CallSpan, DenyCache};
 use crate::failure::{FailurePolicy, OnFailure, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
 
-const NO_TIMER: &str = "the store can be used only inside a tokio runtime that has a timer";
-const NOT_ASKED: &str = "the store is not asked until a probe succeeds";
+const NO_TIMER: &str = "the store can be used only inside a tokio runtime with time enabled";
+const NOT_ASKED: &str = "the store is not called until a probe succeeds";
 
 /// A shared store with its deadline, circuit breaker and deny cache, and this node's shares of the limits.
 pub(super) struct Shared {
@@ -293,7 +293,7 @@ impl Shared {
         let was_shortened = deadline < self.deadlines.check;
         let is_inconclusive = error.kind() == Kind::TimedOut && (was_starved || was_shortened);
         if !is_foreign(&error) && !is_inconclusive && self.breaker.failed(phase, sent, self.clock.now()) {
-            tracing::warn!(kind = error.kind().as_str(), %error, "the store is not asked until a probe succeeds");
+            tracing::warn!(kind = error.kind().as_str(), %error, "the store is not called until a probe succeeds");
             *self.last_failure.lock() = Some(failure.clone());
             self.observers.breaker_changed(true);
             probing::start(self);
@@ -321,7 +321,7 @@ impl Shared {
             answer.as_ref().map_or(true, |decision| has_status_per_limit(decision, check))
         };
         if answers.len() != checks.len() || !checks.iter().zip(&answers).all(is_whole) {
-            return Err(StoreError::new(Kind::Protocol, "the store answered another number of checks or limits"));
+            return Err(StoreError::new(Kind::Protocol, "the store answered a different number of checks or limits"));
         }
         if answers.iter().all(Result::is_err)
             && let Some(Err(error)) = answers.pop()

@@ -25,7 +25,7 @@
 //! let report = rules.build().unwrap_err();
 //! assert_eq!(report.errors(), 2);
 //! let path = &report.findings()[0];
-//! assert_eq!(path.message(), "rule `shorten`, path `shorten`: a path begins with /");
+//! assert_eq!(path.message(), "rule `shorten`, path `shorten`: a path must begin with /");
 //! assert_eq!(path.help_text(), Some("write `/shorten`"));
 //! ```
 

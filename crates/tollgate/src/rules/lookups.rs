@@ -103,8 +103,8 @@ impl Default for Lookups {
             clock: Arc::new(SystemClock::new()),
             ttl: TTL_DEFAULT,
             lookups_max: KEY_LOOKUPS_MAX,
-            failing: "cannot look up API keys; cached keys stay as they are, others are unknown",
-            recovered: "API keys are looked up again",
+            failing: "cannot look up API keys; cached keys are used as they are, all others are treated as unknown",
+            recovered: "API key lookups succeed again",
         };
         let timeouts = Arc::default();
         Lookups { plans: Vec::new(), keys: Vec::new(), deadline: None, key_cache, timeouts }

@@ -338,7 +338,7 @@ impl CounterQuery {
                 Ok(Selected { key: self.key.clone(), plan: None, banned: None, counters, shield: None })
             }
             (Some(rule), _) => {
-                let missing = "this instance has no rules; start with --config FILE";
+                let missing = "this instance has no rules; start it with --config FILE";
                 let rules = rules.ok_or_else(|| invalid(missing))?;
                 self.select_of_rule(rules, rule, selection).await.map_err(CounterError::Invalid)
             }
@@ -363,8 +363,8 @@ impl CounterQuery {
         };
         let shield = shield.filter(|_| rule.is_shield());
         if rule.is_shield() && shield.is_none() {
-            let message = "the counters of a shield rule are in the memory of the instance that saw the request; add \
-                           --admin URL to ask that instance";
+            let message = "the counters of a shield rule are in the memory of the instance that received the request; \
+                           use --admin URL to query that instance";
             return Err(message.to_owned());
         }
         let now = SystemClock::new().now();

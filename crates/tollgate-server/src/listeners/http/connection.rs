@@ -104,14 +104,14 @@ pub(super) fn timed_out(message: &str) -> Response<Bytes> {
 
 /// Returns the 503 response to a request that was dropped before it was complete, because its bytes were evicted.
 pub(super) fn evicted() -> Response<Bytes> {
-    let message = "too much is being received; the request was dropped before it was complete";
+    let message = "too many bytes of incomplete requests are buffered; this request was dropped before it was complete";
     let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message);
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     response
 }
 
 fn too_large(bytes_max: usize) -> Response<Bytes> {
-    let message = format!("a body has at most {bytes_max} bytes");
+    let message = format!("the body is larger than {bytes_max} bytes");
     problem(StatusCode::PAYLOAD_TOO_LARGE, "too_large", &message)
 }
 

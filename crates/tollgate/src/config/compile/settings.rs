@@ -166,7 +166,7 @@ impl Compiler<'_> {
     fn prefix(&mut self, prefix: &Spanned<String>) -> String {
         let is_prefix_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
         if prefix.is_empty() || prefix.len() > PREFIX_BYTES_MAX || !prefix.bytes().all(is_prefix_byte) {
-            let message = format!("a prefix is 1 to {PREFIX_BYTES_MAX} letters, digits and - _ . :");
+            let message = format!("a prefix must be 1 to {PREFIX_BYTES_MAX} letters, digits or - _ . :");
             self.note(Finding::new(Code::InvalidName, message).at(prefix.span()));
         }
         prefix.to_string()
@@ -174,7 +174,7 @@ impl Compiler<'_> {
 
     fn hash_name(&mut self, name: &Spanned<String>) -> String {
         if name.is_empty() || name.len() > HASH_NAME_BYTES_MAX {
-            let message = format!("the name of a Redis hash is 1 to {HASH_NAME_BYTES_MAX} bytes");
+            let message = format!("the name of a Redis hash must be 1 to {HASH_NAME_BYTES_MAX} bytes");
             self.note(Finding::new(Code::InvalidName, message).at(name.span()));
         }
         name.to_string()
@@ -182,8 +182,8 @@ impl Compiler<'_> {
 
     fn instances(&mut self, instances: &Spanned<u32>) -> Option<u32> {
         if **instances == 0 {
-            let finding = Finding::new(Code::InvalidValue, "there is at least one instance");
-            self.note(finding.help("give the number of instances that share the quotas").at(instances.span()));
+            let finding = Finding::new(Code::InvalidValue, "`instances` must be at least 1");
+            self.note(finding.help("set it to the number of instances that share the quotas").at(instances.span()));
         }
         Some(**instances)
     }

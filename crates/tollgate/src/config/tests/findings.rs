@@ -312,7 +312,7 @@ fn a_rule_that_overlaps_with_all_others_is_checked_in_bounded_work() {
 fn advice_about_shadow_mode_says_that_bans_hold() {
     let found = findings("shadow = true\n[[rules]]\nname = 'a'\nlimits = ['1/s']");
     assert_eq!(found[0].code(), Code::ShadowOn);
-    assert!(found[0].message().contains("bans still hold"), "{:?}", found[0]);
+    assert!(found[0].message().contains("bans still apply"), "{:?}", found[0]);
 }
 
 #[test]

@@ -248,6 +248,6 @@ pub(super) mod tests {
         assert!(!events.is_writing(), "another file was renamed over it");
         events.handle(written(ours));
         events.watch_for([other.to_owned()].into());
-        assert!(!events.is_writing(), "the file is not watched any more");
+        assert!(!events.is_writing(), "the file is no longer watched");
     }
 }

@@ -94,7 +94,7 @@ impl RulesSource {
     /// `loaded`.
     pub fn log_success(loaded: Option<&Loaded>) {
         let changed = loaded.map(|loaded| names(&loaded.changes.changed)).unwrap_or_default();
-        tracing::info!(changed, "the configuration was read again");
+        tracing::info!(changed, "the configuration was reloaded");
     }
 }
 
@@ -249,11 +249,11 @@ impl FileSource for Observed {
                 Ok(&**loaded)
             }
             Err(Rejection::Invalid(report)) => {
-                tracing::error!(error = %report, "the configuration is broken; the old rules stay in force");
+                tracing::error!(error = %report, "the configuration is invalid; the old rules stay in force");
                 Err(report)
             }
             Err(Rejection::Panicked) => {
-                tracing::error!("the reload failed because of a defect in Tollgate; the old rules stay in force");
+                tracing::error!("the reload failed because of a bug in Tollgate; the old rules stay in force");
                 return;
             }
         };

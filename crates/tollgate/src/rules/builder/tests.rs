@@ -350,17 +350,17 @@ fn all_errors_are_reported_at_once_and_name_their_rule() {
     let messages = messages(rules);
     for (name, expected) in [
         ("trusted_proxies `10.1.2.3/8`: ", "10.0.0.0/8"),
-        ("ban 1: ", "accepted are networks and addresses"),
+        ("ban 1: ", "networks and addresses have the form"),
         ("plan `default`, limit `1/parsec`: ", "for example 10/min"),
         ("key `acme`, plan: ", "did you mean `default`?"),
         ("rule `a`, path `shorten`: ", "write `/shorten`"),
-        ("rule `b`, limit `0/min`: ", "a quota of 1 to 10000000"),
+        ("rule `b`, limit `0/min`: ", "a quota from 1 to 10000000"),
         ("rule `b`: two rules are named `b`", "give each rule its own"),
         ("rule `c`, limits: ", "at least one limit"),
         ("rule `d`, by `cookie:a=b`: ", "expected a cookie name"),
         ("rule `e`, by: ", "a shield counts by address"),
-        ("rule `f`, cost: ", "which holds 5"),
-        ("rule `g`, limits_from_plan: ", "stands alone"),
+        ("rule `f`, cost: ", "which allows at most 5"),
+        ("rule `g`, limits_from_plan: ", "cannot be combined with other limits"),
     ] {
         let found = messages.iter().find(|message| message.starts_with(name));
         assert!(found.is_some_and(|message| message.contains(expected)), "{name}{expected}: {messages:#?}");

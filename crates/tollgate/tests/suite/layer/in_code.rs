@@ -74,7 +74,7 @@ fn a_slip_is_an_error_that_says_what_is_accepted() {
     let error = RateLimitLayer::per_ip("10/mni").unwrap_err();
     assert!(format!("{error}").contains("limit `10/mni`"), "{error}");
     let error = RateLimitLayer::per_ip("10/min").unwrap().trusted_proxies(["10.0.0.0/8", "proxy"]).unwrap_err();
-    assert!(error.to_string().contains("accepted are networks and addresses"), "{error}");
+    assert!(error.to_string().contains("networks and addresses have the form"), "{error}");
 }
 
 #[tokio::test]

@@ -56,7 +56,7 @@ impl Client {
         let text = std::str::from_utf8(text).map_err(|_| unknown())?;
         if text.split('&').any(|part| part.ends_with(":***")) {
             return Err(
-                "the subject is masked (***), so it identifies no client; `tollgate explain --reveal` shows it \
+                "the subject is masked (***), so it does not identify a client; `tollgate explain --reveal` shows it \
                         in full"
                     .to_owned(),
             );
@@ -124,7 +124,7 @@ impl Client {
         identity.map(|identity| identity.subject(rule.by())).ok_or_else(|| {
             let by: Vec<String> = rule.by().iter().map(ToString::to_string).collect();
             format!(
-                "the rule counts by {}; give the whole subject, as `tollgate explain --reveal` shows it",
+                "the rule counts by {}; specify the whole subject, as `tollgate explain --reveal` shows it",
                 by.join(" and ")
             )
         })
@@ -150,7 +150,7 @@ fn key_named(rules: &RuleSet, text: &str) -> Result<Option<KeyDigest>, String> {
     let mut named = rules.keys().filter(|(_, entry)| entry.name() == Some(text)).map(|(digest, _)| *digest);
     match (named.next(), named.count()) {
         (found, 0) => Ok(found),
-        (_, more) => Err(format!("{} API keys have this name; give one of the keys, or its subject", more + 1)),
+        (_, more) => Err(format!("{} API keys have this name; specify one of the keys, or its subject", more + 1)),
     }
 }
 
