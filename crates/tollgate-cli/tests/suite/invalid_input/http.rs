@@ -86,19 +86,19 @@ fn an_invalid_request_is_refused_with_what_was_expected() {
         ("DELETE /v1/check HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(), 405, "expected POST"),
         ("POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(), 404, "POST /v1/check"),
         ("POST /v1/check/../check HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(), 404, "POST /v1/check"),
-        (request(&large), 413, "at most 524288 bytes"),
+        (request(&large), 413, "larger than 524288 bytes"),
         // Refused by its header, before the body is sent.
         (
             "POST /v1/check HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 10000000000\r\n\r\n".to_owned(),
             413,
-            "at most 524288 bytes",
+            "larger than 524288 bytes",
         ),
         (
             format!(
                 "POST /v1/check HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n927c0\r\n{large}"
             ),
             413,
-            "at most 524288 bytes",
+            "larger than 524288 bytes",
         ),
         // A content-length that is too small truncates the JSON. The bytes after it are not a second request.
         (request(GOOD).replace("content-length: 34", "content-length: 10"), 400, "such as"),
