@@ -37,7 +37,7 @@ doc: ## build the documentation; broken links are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc $(WORKSPACE) --no-deps --lib --bins --examples
 
 features: ## run clippy on the library with each feature alone
-	@for feature in redis rules jwt yaml schema tower axum; do \
+	@for feature in redis rules jwt yaml notify schema tower axum; do \
 		echo "tollgate with $$feature"; \
 		cargo clippy -p tollgate --no-default-features --features $$feature --locked -- -D warnings || exit 1; \
 	done

@@ -11,3 +11,5 @@ pub mod contestant;
 pub mod endpoint;
 pub mod measure;
 pub mod traffic;
+#[cfg(test)]
+mod window;

@@ -12,7 +12,7 @@ use tollgate::Limit;
 #[command(
     name = "tollgate",
     version,
-    after_help = "Without a command, prints the picture of `tollgate boundary`. To start the service: tollgate serve"
+    after_help = "Without a command, runs `tollgate boundary`. To start the service: tollgate serve"
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -27,7 +27,7 @@ pub(crate) enum Command {
         after_help = "Example:\n  tollgate serve --config tollgate.toml --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
     )]
     Serve(Box<Serve>),
-    /// Check a configuration file and report its errors and warnings: exit 0 if it can be used, 2 if not
+    /// Check a configuration file and report errors and warnings: exit 0 if it is valid, 2 if not
     #[command(
         after_help = "Example:\n  tollgate validate tollgate.toml --json\n  tollgate validate tollgate.toml --deny-warnings"
     )]
@@ -39,7 +39,7 @@ pub(crate) enum Command {
     Explain(Explain),
     /// Check a key against a limit once: exit 0 if allowed, 1 if denied, 2 on error
     #[command(
-        after_help = "Example:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379\n  tollgate check user:42 10/min --store memory\n\nThe store has to be given: by --store, --config, $TOLLGATE_STORE or $REDIS_URL. The counters of --store memory are empty in every new command, so that every check whose cost fits into the limit is allowed."
+        after_help = "Example:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379\n  tollgate check user:42 10/min --store memory\n\nA store is required: --store, --config, $TOLLGATE_STORE or $REDIS_URL. With --store memory, every command starts with empty counters, so every check whose cost fits within the limit is allowed."
     )]
     Check(Check),
     /// Show a counter without changing it: exit 0, 1 if there is no such counter, 2 on error
@@ -52,38 +52,45 @@ pub(crate) enum Command {
         after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate reset acme --rule api --admin http://127.0.0.1:9090"
     )]
     Reset(Inspect),
-    /// Refuse all requests of a subject (HTTP 403), on all instances that share the store
+    /// Refuse all requests from a subject (HTTP 403), on all instances that share the store
     #[command(
-        after_help = "Example:\n  tollgate ban ip:203.0.113.9 --for 1h --store redis://127.0.0.1:6379\n  tollgate ban user:42 --config tollgate.toml\n  tollgate ban user:42 --admin http://127.0.0.1:9090\n\nSUBJECT is what a rule counts, as `tollgate explain --reveal` prints it after `counts`, or the key of a check without rules."
+        after_help = "Example:\n  tollgate ban ip:203.0.113.9 --for 1h --store redis://127.0.0.1:6379\n  tollgate ban user:42 --config tollgate.toml\n  tollgate ban user:42 --admin http://127.0.0.1:9090\n\nSUBJECT is what a rule counts, as `tollgate explain --reveal` prints it after `counts`, or the key of an explicit check."
     )]
     Ban(Ban),
-    /// Lift the ban of a subject
+    /// Lift the ban on a subject
     #[command(
         after_help = "Example:\n  tollgate unban ip:203.0.113.9 --store redis://127.0.0.1:6379\n  tollgate unban user:42 --admin http://127.0.0.1:9090"
     )]
     Unban(Unban),
-    /// Print the Lua script that decides on Redis, for clients in any language
+    /// Print the Lua script that makes the decisions in Redis, for clients in any language
     #[command(after_help = "Example:\n  tollgate script\n  redis-cli SCRIPT LOAD \"$(tollgate script)\"")]
     Script,
-    /// Show how fixed-window and sliding limits decide a burst at the edge of a minute
+    /// Show how fixed-window and sliding limits handle a burst at a minute boundary
     #[command(after_help = "Example:\n  tollgate boundary")]
     Boundary,
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  tollgate completions bash\n  source <(tollgate completions bash)")]
     Completions {
-        /// Shell of the script
+        /// Shell to generate the script for
         shell: clap_complete::Shell,
+    },
+    /// Print the man pages of all commands, or write each to a file
+    #[command(after_help = "Example:\n  tollgate man | man -l -\n  tollgate man --dir ~/.local/share/man/man1")]
+    Man {
+        /// Directory to write one file per command to, such as tollgate-serve.1; created if missing
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
     },
 }
 
 /// The options `--store` and `--store-file`. [`StoreChoice::url`] falls back to the environment.
 #[derive(Args, Debug)]
 pub(crate) struct StoreChoice {
-    /// Store of the counters: memory, redis://[user:password@]host[:port][/database] or rediss://… [default:
-    /// $TOLLGATE_STORE, else $REDIS_URL, else the store of the configuration file, else memory]
+    /// Store for the counters: memory, redis://[user:password@]host[:port][/database] or rediss://… [default:
+    /// $TOLLGATE_STORE, else $REDIS_URL, else the store in the configuration file, else memory]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
-    /// File with the URL of the store, which keeps a password out of the process list
+    /// File with the URL of the store; keeps a password out of the process list
     #[arg(long, value_name = "FILE", conflicts_with = "store")]
     pub(crate) store_file: Option<PathBuf>,
 }
@@ -152,11 +159,11 @@ pub(crate) struct Serve {
     /// Number of threads that serve connections [default: one for every two cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<std::num::NonZeroUsize>,
-    /// Number of instances that share the quotas while the store is unavailable [default: `instances` of the
+    /// Number of instances that share the quotas while the store is unavailable [default: `instances` in the
     /// configuration file, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) instances: Option<u32>,
-    /// Maximum number of connections of the HTTP and the RESP listener each
+    /// Maximum number of connections to each of the HTTP and RESP listeners
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) connections: u32,
     /// Time after which an idle connection is closed; at most 10s on the admin listener [default: 60s for HTTP, 300s
@@ -229,10 +236,10 @@ fn size(text: &str) -> Result<usize, String> {
 /// The options `--admin` and `--admin-token-file` of a command that can use a running instance instead of a store.
 #[derive(Args, Debug)]
 pub(crate) struct AdminChoice {
-    /// URL of the admin listener of a running instance to use, such as http://127.0.0.1:9090
+    /// URL of a running instance's admin listener, such as http://127.0.0.1:9090
     #[arg(long, value_name = "URL", conflicts_with_all = ["store", "store_file", "config"])]
     pub(crate) admin: Option<String>,
-    /// File with the token of the instance's admin API [default: $TOLLGATE_ADMIN_TOKEN]
+    /// File with the token for the instance's admin API [default: $TOLLGATE_ADMIN_TOKEN]
     #[arg(long, value_name = "FILE", requires = "admin")]
     pub(crate) admin_token_file: Option<PathBuf>,
 }
@@ -244,7 +251,7 @@ pub(crate) struct Validate {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Exit with 1 if the file can be used and there are warnings; advice does not count
+    /// Exit with 1 if the file is valid but has warnings; advice does not count
     #[arg(long)]
     pub(crate) deny_warnings: bool,
     #[command(flatten)]
@@ -257,7 +264,7 @@ pub(crate) struct Explain {
     pub(crate) method: String,
     /// Path and query of the request, such as /shorten
     pub(crate) path: String,
-    /// IP address from which the request's connection comes
+    /// Remote IP address of the request's connection
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub(crate) peer: std::net::IpAddr,
     /// Header of the request as `NAME: VALUE`, or @FILE to read one header per line, which keeps secrets out of the
@@ -286,7 +293,7 @@ pub(crate) struct Check {
     pub(crate) key: String,
     /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]
     pub(crate) limit: Limit,
-    /// Units that the check costs; 0 reads the counter and charges nothing
+    /// Cost of the check in units; 0 reads the counter and charges nothing
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) cost: u32,
     /// Print JSON
@@ -306,7 +313,7 @@ pub(crate) struct Inspect {
     /// all of them]
     #[arg(required_unless_present = "rule")]
     pub(crate) limit: Option<String>,
-    /// Use the counters of this rule of the configuration file (--config) or the instance (--admin)
+    /// Use the counters of this rule, defined in the configuration file (--config) or by the instance (--admin)
     #[arg(long, value_name = "NAME")]
     pub(crate) rule: Option<String>,
     /// Plan of the client, for a rule whose limits come from plans [default: the plan of the client's API key or
@@ -341,7 +348,7 @@ pub(crate) struct Ban {
 
 #[derive(Args, Debug)]
 pub(crate) struct Unban {
-    /// Subject whose ban is lifted, such as ip:203.0.113.9 or user:42
+    /// Subject to unban, such as ip:203.0.113.9 or user:42
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) subject: String,
     /// Print JSON
@@ -437,8 +444,9 @@ mod tests {
     fn every_example_in_a_help_text_can_be_parsed() {
         for command in Arguments::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            let examples: Vec<&str> =
-                help.lines().map(str::trim).filter(|line| line.starts_with("tollgate ")).collect();
+            // The first command of a pipe.
+            let lines = help.lines().map(|line| line.split(" | ").next().unwrap_or(line).trim());
+            let examples: Vec<&str> = lines.filter(|line| line.starts_with("tollgate ")).collect();
             assert!(!examples.is_empty(), "{} has no example", command.get_name());
             for example in examples {
                 let parsed = Arguments::try_parse_from(words(example));

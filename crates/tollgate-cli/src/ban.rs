@@ -28,7 +28,7 @@ pub(crate) async fn ban(arguments: Ban) -> Result<(), Failure> {
         (false, Some(duration)) => {
             output::print_line(format_args!("{subject} is banned for {}", humantime::format_duration(*duration)))
         }
-        (false, None) => output::print_line(format_args!("{subject} is banned for good")),
+        (false, None) => output::print_line(format_args!("{subject} is banned permanently")),
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn picture() -> String {
     let _ = writeln!(out, "  {:<13} {:>edge$}\n  {:<13} {:>edge$}", "", "│", "", "minute ends");
     let _ = writeln!(
         out,
-        "  █ admitted, ░ refused; one column is 50 ms. The window that people mean is the one that ends now."
+        "  █ admitted, ░ refused; one column is 50 ms. A sliding window always covers the 60 s before now."
     );
     out
 }

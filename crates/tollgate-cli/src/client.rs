@@ -16,9 +16,9 @@ use tollgate::__io_reason;
 /// Maximum size of a response body.
 const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Returns the URL that a text without a scheme probably means: `http://` and the text. `None` if the text has a scheme.
+/// Returns the URL that a text without a scheme probably means: `http://` and the text.
 ///
-/// Also `None` if the text may contain a user or password, which must not be printed.
+/// `None` if the text has a scheme, or if it may contain a user or password, which must not be printed.
 pub(crate) fn with_scheme(text: &str) -> Option<String> {
     let url = format!("http://{text}");
     let is_meant = !text.contains("://") && url.parse().is_ok_and(|url| is_http_url(&url));

@@ -12,15 +12,16 @@ use crate::{Failure, output};
 
 /// Creates a loader of configuration files.
 ///
-/// The store in `--store`, `--store-file`, `TOLLGATE_STORE` or `REDIS_URL` overrides that of every file that it loads. If none of them
-/// is set, the store of the file is used. Opens no connection. Prints a warning if `--store` contains a password.
+/// The store in `--store`, `--store-file`, `TOLLGATE_STORE` or `REDIS_URL` overrides that of every file that it loads.
+/// If none of them is set, the store of the file is used. Opens no connection. Prints a warning if `--store` contains a
+/// password.
 ///
 /// # Errors
 /// If the file of `--store-file` cannot be read, or that store is neither `memory` nor a valid URL of a Redis store.
 pub(crate) fn loader(store: &StoreChoice) -> Result<Loader, Failure> {
     if store.shows_password() {
         output::print_error(
-            "warning: the password in --store can be seen in the list of processes; use --store-file FILE or $TOLLGATE_STORE",
+            "warning: the password in --store is visible in the process list; use --store-file FILE or $TOLLGATE_STORE",
         );
     }
     let Some(url) = store.url()? else { return Ok(Loader::new()) };
@@ -56,7 +57,7 @@ pub(crate) fn load(file: &Path, loader: &Loader) -> Result<Loaded, Failure> {
     Ok(loaded)
 }
 
-/// Prints a finding to standard error, after its severity, as it is printed among the findings of a file with errors.
+/// Prints a finding to standard error with its severity, in the form that findings have in an error report.
 fn print_finding(finding: Finding) {
     let severity = match finding.severity() {
         Severity::Error => "Error",
@@ -66,7 +67,7 @@ fn print_finding(finding: Finding) {
     output::print_error(format_args!("{severity}: {:?}", miette::Report::new(finding)));
 }
 
-/// The result of `tollgate validate`, as its exit code tells.
+/// The result of `tollgate validate`, which determines its exit code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Validity {
     /// The file can be used.
@@ -94,8 +95,8 @@ fn warnings(findings: &[Finding]) -> usize {
 
 /// Runs `tollgate validate`: loads the file and prints the result.
 ///
-/// With `--json`, prints one JSON object to standard output. Otherwise prints warnings and advice to standard error and a
-/// summary to standard output; it never returns [`Validity::Unusable`].
+/// With `--json`, prints one JSON object to standard output. Otherwise prints warnings and advice to standard error and
+/// a summary to standard output; it never returns [`Validity::Unusable`].
 ///
 /// # Errors
 /// If the store URL is invalid or the output cannot be written. Without `--json`, also if the file cannot be used; the

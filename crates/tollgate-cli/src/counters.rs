@@ -1,12 +1,11 @@
 //! The commands `check`, `inspect` and `reset`, on a store or a running instance.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 use tollgate::config::Loaded;
-use tollgate::rules::PlanLookup;
+use tollgate::rules::Lookups;
 use tollgate::{Check, Cost, Demand, Key, Limit, LimitStatus, Limiter, Wait};
 use tollgate_server::{CounterQuery, CounterRules};
 
@@ -43,7 +42,7 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
 
 /// Runs `tollgate inspect`: prints a counter without changing it, or with `--rule` the counters of a rule.
 ///
-/// Returns whether there is such a counter: at least one of them has something counted.
+/// Returns whether something is counted in at least one of them.
 ///
 /// # Errors
 /// If the options are invalid, the instance or the store does not answer, the store is the memory store, or the output
@@ -70,7 +69,7 @@ pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<bool, Failu
 /// Returns whether at least one of them existed.
 ///
 /// # Errors
-/// As [`inspect`].
+/// Fails in the same cases as [`inspect`]. Some counters may have been deleted if the store fails.
 pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<bool, Failure> {
     let report = match Admin::from_options(&arguments.admin)? {
         Some(admin) => admin.send("DELETE", &counters_path(&arguments), None).await?,
@@ -95,7 +94,7 @@ struct CounterSource {
     limiter: Limiter,
     /// The configuration, if the query is about a rule.
     loaded: Option<Loaded>,
-    lookups: Vec<Arc<dyn PlanLookup>>,
+    lookups: Lookups,
 }
 
 impl CounterSource {
@@ -114,7 +113,7 @@ impl CounterSource {
         };
         if arguments.rule.is_none() {
             let limiter = counters.shared_limiter()?;
-            return Ok(CounterSource { query, limiter, loaded: None, lookups: Vec::new() });
+            return Ok(CounterSource { query, limiter, loaded: None, lookups: Lookups::new() });
         }
         let file = counters.config.as_deref().ok_or(Failure::RuleWithoutConfiguration)?;
         let loaded = configuration::load(file, &configuration::loader(&counters.store)?)?;
@@ -123,7 +122,7 @@ impl CounterSource {
     }
 
     fn rules(&self) -> Option<CounterRules<'_>> {
-        self.loaded.as_ref().map(|loaded| CounterRules { loaded, lookups: &self.lookups, shield: None })
+        self.loaded.as_ref().map(|loaded| CounterRules { loaded, lookups: Some(&self.lookups), shield: None })
     }
 }
 

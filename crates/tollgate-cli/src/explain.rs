@@ -9,7 +9,7 @@ use tollgate_server::Explanation;
 
 use crate::admin::Admin;
 use crate::arguments::Explain;
-use crate::store::{COMMAND_DEADLINE, MEMORY, check_server, plan_lookups};
+use crate::store::{COMMAND_DEADLINE, MEMORY, check_server};
 use crate::{Failure, configuration, output};
 
 /// Runs `tollgate explain`: prints which rules apply to a request, by the rules of a running instance or a
@@ -44,8 +44,8 @@ async fn request(admin: &Admin, arguments: &Explain, headers: &[(String, String)
 
 /// Computes the explanation from a configuration file, as JSON. Prints the file's warnings to standard error.
 ///
-/// Remaining units and plans in a Redis hash are read only if `--store`, `TOLLGATE_STORE` or `REDIS_URL` names a Redis
-/// store, and not from a store that only the file names.
+/// Remaining units, and plans and API keys in a Redis hash, are read only from a Redis store that `--store`,
+/// `--store-file`, `TOLLGATE_STORE` or `REDIS_URL` names, not from a store that only the file names.
 async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
     let loaded = configuration::load(file, &configuration::loader(&arguments.store)?)?;
     let mut request = Request::builder().method(&*arguments.method).uri(&*arguments.path);
@@ -62,7 +62,7 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
         // A store that does not answer is reported in the explanation.
         let _ = check_server(store).await?;
     }
-    let lookups = store.as_ref().map(|store| plan_lookups(settings, store)).unwrap_or_default();
+    let lookups = store.as_ref().map(|store| settings.lookups(store, COMMAND_DEADLINE)).unwrap_or_default();
     let now = SystemClock::new().now();
     let mut explanation = Explanation::new(&loaded, &lookups, &request, arguments.peer, now, arguments.reveal).await;
     if let Some(store) = store {
@@ -108,7 +108,7 @@ fn format_explanation(explanation: &Value) -> String {
     let mut line = |label: &str, rest: String| lines += &format!("  {label:<8} {rest}\n");
     let known = explanation["key_name"].as_str().map(|name| format!(" ({name})")).unwrap_or_default();
     line("caller", format!("identified by {}{known}", text(&explanation["caller"])));
-    for (label, field) in [("token", "token_refused"), ("refused", "banned")] {
+    for (label, field) in [("key", "key_lookup"), ("token", "token_refused"), ("refused", "banned")] {
         if let Some(reason) = explanation[field].as_str() {
             line(label, reason.to_owned());
         }

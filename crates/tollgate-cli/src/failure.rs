@@ -18,14 +18,18 @@ pub(crate) enum Failure {
     #[diagnostic(transparent)]
     Configuration(tollgate::config::Report),
     #[error(transparent)]
-    #[diagnostic(help("check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is right"))]
+    #[diagnostic(help(
+        "check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is correct"
+    ))]
     StoreFailed(tollgate::StoreError),
     #[error(transparent)]
-    #[diagnostic(help("check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is right"))]
+    #[diagnostic(help(
+        "check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is correct"
+    ))]
     Unavailable(tollgate::Unavailable),
-    /// A server that cannot be used as a store however long one waits. The message names its address.
+    /// A server that can never be used as the store, such as a node of a cluster. The message names its address.
     #[error("{0}")]
-    #[diagnostic(help("give another server with --store URL (or $TOLLGATE_STORE, $REDIS_URL)"))]
+    #[diagnostic(help("specify another server with --store URL (or $TOLLGATE_STORE, $REDIS_URL)"))]
     StoreUnsupported(String),
     #[error(transparent)]
     Key(#[from] tollgate::KeyError),
@@ -34,14 +38,17 @@ pub(crate) enum Failure {
     #[error("cannot read {}: {}", .file.display(), __io_reason(.error))]
     #[diagnostic(help("check the name and the permissions of the file"))]
     Unreadable { file: PathBuf, error: std::io::Error },
+    #[error("cannot write {}: {}", .file.display(), __io_reason(.error))]
+    #[diagnostic(help("specify a directory that you can write to"))]
+    Unwritable { file: PathBuf, error: std::io::Error },
     #[error("{place}: {error}")]
     Token { place: String, error: tollgate_server::AdminTokenError },
-    #[error("{} contains no URL of a store", .file.display())]
-    #[diagnostic(help("write the URL into this file, such as redis://:PASSWORD@127.0.0.1:6379"))]
+    #[error("{} contains no store URL", .file.display())]
+    #[diagnostic(help("write the URL to this file, such as redis://:PASSWORD@127.0.0.1:6379"))]
     StoreUrlMissing { file: PathBuf },
     #[error("{place} contains no password for Redis clients")]
     #[diagnostic(help(
-        "write the password into this file, or omit --resp-password-file to accept clients without a password"
+        "write the password to this file, or omit --resp-password-file to accept clients without a password"
     ))]
     PasswordMissing { place: String },
     #[error("${variable} is not valid UTF-8")]
@@ -69,27 +76,27 @@ pub(crate) enum Failure {
     ))]
     Listen { listener: &'static str, address: String, error: std::io::Error },
     #[error("every listener is off, so there is nothing to serve{}", .admin.as_ref().map(|reason| format!(" (admin: {reason})")).unwrap_or_default())]
-    #[diagnostic(help("give an address for at least one of --http, --resp and --admin"))]
+    #[diagnostic(help("set an address for at least one of --http, --resp and --admin"))]
     NothingToServe {
-        /// The reason why there is no admin listener, unless it was disabled.
+        /// Why there is no admin listener. `None` if it was disabled.
         admin: Option<String>,
     },
     #[error("invalid --{option} URL: the scheme is missing; did you mean {url}?")]
     SchemeMissing { option: &'static str, url: String },
-    #[error("invalid --admin URL: expected http or https, without user and password, such as http://127.0.0.1:9090")]
+    #[error("invalid --admin URL: expected http or https, without a user or password, such as http://127.0.0.1:9090")]
     #[diagnostic(help(
-        "give the admin token in $TOLLGATE_ADMIN_TOKEN or with --admin-token-file FILE, not in the URL"
+        "pass the admin token in $TOLLGATE_ADMIN_TOKEN or with --admin-token-file FILE, not in the URL"
     ))]
     AdminUrl,
-    #[error("the admin endpoint requires a token, and none was given")]
+    #[error("the admin API requires a token, but none was given")]
     #[diagnostic(help(
         "set $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE; without these, `tollgate serve` generates a token and prints it"
     ))]
     AdminTokenMissing,
-    #[error("cannot reach the admin endpoint {url}: {reason}")]
+    #[error("cannot reach the admin listener {url}: {reason}")]
     #[diagnostic(help("check that the instance is running, and that --admin is the URL of its admin listener"))]
     AdminUnreachable { url: String, reason: String },
-    #[error("the admin endpoint responded with status {status}: {message}")]
+    #[error("the admin listener responded with status {status}: {message}")]
     AdminRefused { status: u16, message: String },
     #[error("invalid request: {0}")]
     #[diagnostic(help("expected METHOD PATH, such as POST /shorten"))]
@@ -97,27 +104,27 @@ pub(crate) enum Failure {
     #[error("invalid header: expected `NAME: VALUE`, or @FILE with one such header per line")]
     Header,
     #[error("there are no rules to explain")]
-    #[diagnostic(help("give a configuration with --config FILE, or a running instance with --admin URL"))]
+    #[diagnostic(help("specify a configuration with --config FILE, or a running instance with --admin URL"))]
     NoRules,
-    #[error("the memory store is empty in every new command, so there are no counters and no bans in it")]
-    #[diagnostic(help("give the store with --store URL or --config FILE, or a running instance with --admin URL"))]
+    #[error("the memory store starts empty in every command, so it contains no counters and no bans")]
+    #[diagnostic(help("specify a store with --store URL or --config FILE, or a running instance with --admin URL"))]
     NothingCounted,
-    #[error("no store was given, and the memory store is empty in every new command: every check would be allowed")]
+    #[error("no store was given, and the memory store starts empty in every command, so every check would be allowed")]
     #[diagnostic(help(
-        "give the store with --store URL or --config FILE, or --store memory to check without counters of others"
+        "specify a store with --store URL or --config FILE, or use --store memory to check against empty counters"
     ))]
     NothingKept,
     /// A query of counters that selects none.
     #[error("{0}")]
     Counters(String),
-    #[error("--rule needs the configuration with that rule")]
-    #[diagnostic(help("give it with --config FILE, or a running instance with --admin URL"))]
+    #[error("--rule requires the configuration that defines the rule")]
+    #[diagnostic(help("specify it with --config FILE, or a running instance with --admin URL"))]
     RuleWithoutConfiguration,
-    #[error("the subject is masked (***), so it identifies no client")]
-    #[diagnostic(help("give the subject that `tollgate explain --reveal` prints, such as ip:203.0.113.9"))]
+    #[error("the subject is masked (***), so it does not identify a client")]
+    #[diagnostic(help("use the subject that `tollgate explain --reveal` prints, such as ip:203.0.113.9"))]
     MaskedSubject,
     #[cfg(feature = "otlp")]
-    #[error("invalid --otlp URL: expected http or https, without user and password, such as http://127.0.0.1:4318")]
+    #[error("invalid --otlp URL: expected http or https, without a user or password, such as http://127.0.0.1:4318")]
     OtlpUrl,
     #[error("cannot write the output: {}", __io_reason(.0))]
     Output(std::io::Error),

@@ -10,6 +10,7 @@ mod configuration;
 mod counters;
 mod explain;
 mod failure;
+mod man;
 mod output;
 mod secrets;
 mod serve;
@@ -32,7 +33,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Exit code of a denied `check`, of an `inspect` or `reset` of a counter that does not exist, and of
 /// `validate --deny-warnings` if there are warnings. Every other command that succeeds exits with 0.
-const NO: u8 = 1;
+const NEGATIVE: u8 = 1;
 /// Exit code of an error.
 const FAILED: u8 = 2;
 
@@ -61,7 +62,7 @@ fn print_usage(usage: clap::Error) -> Result<ExitCode, Failure> {
 /// Runs the subcommand and returns its exit code: 0; 1 if `check` was denied, `inspect` or `reset` found no counter, or
 /// `validate --deny-warnings` found a warning; 2 if `validate --json` found an error.
 ///
-/// Without a subcommand, prints the picture of `tollgate boundary`.
+/// Without a subcommand, runs `tollgate boundary`.
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
         Some(Command::Serve(serve)) => in_runtime(serve::serve(*serve))?,
@@ -76,11 +77,12 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             clap_complete::generate(shell, &mut Arguments::command(), "tollgate", &mut script);
             output::print(String::from_utf8_lossy(&script))?;
         }
+        Some(Command::Man { dir }) => man::man(dir.as_deref())?,
         Some(Command::Boundary) | None => output::print(boundary::picture())?,
         Some(Command::Validate(validate)) => {
             return Ok(match configuration::validate(&validate)? {
                 Validity::Usable => ExitCode::SUCCESS,
-                Validity::WarningsDenied => ExitCode::from(NO),
+                Validity::WarningsDenied => ExitCode::from(NEGATIVE),
                 Validity::Unusable => ExitCode::from(FAILED),
             });
         }
@@ -91,7 +93,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
 
 /// Returns the exit code of a command that answers yes or no: 0 for `true`, 1 for `false`.
 fn exit_code(answer: bool) -> ExitCode {
-    if answer { ExitCode::SUCCESS } else { ExitCode::from(NO) }
+    if answer { ExitCode::SUCCESS } else { ExitCode::from(NEGATIVE) }
 }
 
 /// Creates a multi-threaded tokio runtime, blocks until `work` completes in it, and returns the result of `work`.

@@ -30,7 +30,7 @@ pub(crate) fn admin_token(file: Option<&Path>) -> Result<Option<Token>, Failure>
 /// Returns `None` if there is no file and the variable is not set or empty.
 ///
 /// # Errors
-/// As [`admin_token`].
+/// If the file cannot be read, or the text is not UTF-8 or not a valid token.
 pub(crate) fn http_token(file: Option<&Path>) -> Result<Option<Token>, Failure> {
     let Some((place, text)) = read_secret(file, HTTP_TOKEN_VARIABLE)? else { return Ok(None) };
     Token::given(&text).map(Some).map_err(|error| Failure::Token { place, error })

@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tollgate::config::{Loaded, Loader, Settings};
 use tollgate::engine::Engine;
 use tollgate::observe::TracingObserver;
-use tollgate::rules::{Charge, PlanLookup, RuleSet};
+use tollgate::rules::{Charge, Lookups, RuleSet};
 use tollgate::{Limiter, LimiterBuilder, MemoryStore, Store};
 use tollgate_redis::{RedisStore, ServerCheckError, ServerReport};
 use tollgate_server::listeners::resp::RespOptions;
@@ -36,8 +36,6 @@ const EVICTION_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 const BACKLOG: u32 = 4_096;
 /// The value of an address option that disables the listener.
 const OFF: &str = "off";
-
-type Lookups = Vec<Arc<dyn PlanLookup>>;
 
 /// Runs `tollgate serve`: starts the service, prints its addresses, and serves until SIGTERM or SIGINT.
 ///
@@ -190,8 +188,8 @@ fn warn_about_refunds(rules: &RuleSet) {
     }
 }
 
-/// Returns a builder for the limiter, on `store` or in memory without one, and the lookups of plans that rules do not
-/// assign. `settings` have the key prefix, the deadline, the number of instances and the Redis hash of plans.
+/// Returns a builder for the limiter, on `store` or in memory without one, and the lookups of plans and API keys that
+/// rules do not have. `settings` have the key prefix, the deadline, the number of instances and the Redis hashes.
 ///
 /// The limiter logs each decision if the level is `debug`, and records the durations of calls to a shared store in
 /// `store_times`.
@@ -210,7 +208,7 @@ fn limiter(store: Option<RedisStore>, settings: &Settings, store_times: &Arc<Sto
 /// Creates the engine, which decides by rules, and the reloader of the configuration file and the certificate.
 ///
 /// Without a configuration file there is no engine, and only the certificate is reloaded, if there is one. `lookups`
-/// find plans that the rules do not assign. Counters of shield rules take at most `shield_bytes`.
+/// find plans and API keys that the rules do not have. Counters of shield rules take at most `shield_bytes`.
 fn rules(
     arguments: &Serve,
     loader: Loader,
@@ -339,7 +337,7 @@ fn log_server(server: Result<ServerReport, ServerCheckError>) {
                 tracing::warn!("{warning}");
             }
         }
-        Err(error) => tracing::warn!("{error}; until the store responds, `on_failure` of each rule applies"),
+        Err(error) => tracing::warn!("{error}; until the store responds, each rule's `on_failure` applies"),
     }
 }
 

@@ -1,10 +1,9 @@
 //! The choice of the store by options and environment, and limiters on it for single commands.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate::config::Settings;
-use tollgate::rules::{PlanHash, PlanLookup};
+use tollgate::rules::Lookups;
 use tollgate::{Limiter, OnFailure, StoreErrorKind};
 use tollgate_redis::{RedisStore, ServerCheckError, ServerReport};
 
@@ -17,10 +16,9 @@ pub(crate) const MEMORY: &str = "memory";
 pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
 impl StoreChoice {
-    /// Returns the store URL: `--store`, else the content of `--store-file`, else `TOLLGATE_STORE`, else `REDIS_URL`, else
-    /// `None`.
+    /// Returns the store URL: `--store`, else the content of `--store-file`, else `TOLLGATE_STORE`, else `REDIS_URL`.
     ///
-    /// Empty variables are ignored. The URL is not checked.
+    /// `None` if there is none of them. Empty variables are ignored. The URL is not checked.
     ///
     /// # Errors
     /// If the file cannot be read or contains no URL.
@@ -68,25 +66,21 @@ impl CountersChoice {
     }
 }
 
-/// Builds a limiter on the shared store of the settings, and the lookups of plans in that store.
+/// Builds a limiter on the shared store of the settings, and the lookups of plans and API keys in that store.
 ///
 /// # Errors
 /// If the URL of the store is invalid, or [`Failure::NothingCounted`] if it is the memory store.
-pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Vec<Arc<dyn PlanLookup>>), Failure> {
+pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Lookups), Failure> {
     let store = settings.redis()?.ok_or(Failure::NothingCounted)?;
-    let lookups = plan_lookups(settings, &store);
+    let lookups = settings.lookups(&store, COMMAND_DEADLINE);
     let (builder, _) = settings.limiter_on(Some(store));
     Ok((builder.deadline(COMMAND_DEADLINE).on_failure(OnFailure::Deny).build(), lookups))
 }
 
-/// Returns the lookup of plans in the Redis hash that the settings name, or nothing if they name none.
-pub(crate) fn plan_lookups(settings: &Settings, store: &RedisStore) -> Vec<Arc<dyn PlanLookup>> {
-    let hash = |name| Arc::new(PlanHash::new(store.clone(), name).timeout(COMMAND_DEADLINE)) as Arc<dyn PlanLookup>;
-    settings.plan_hash.as_deref().into_iter().map(hash).collect()
-}
-
-/// Asks the store's server for its version and settings. A server that does not answer is not an error, because the
-/// service starts without it: the inner result has the reason.
+/// Asks the store's server for its version and settings.
+///
+/// A server that does not answer is not an error, because the service starts without it. The inner result has the
+/// reason.
 ///
 /// # Errors
 /// If the server answers, and is one that the store can never use, such as a node of a cluster.

@@ -81,12 +81,12 @@ impl<'a> Demand<'a> {
 }
 
 impl Demand<'static> {
-    /// Creates the demand of a probe, with which a caller tests whether a store decides and writes.
+    /// Creates the demand of a probe, which tests whether a store decides and writes.
     ///
-    /// It charges one unit to a counter that is used for nothing else: that of the subject `tollgate` in the scope named
-    /// `probe`. Its limit, ten million units per second in a token bucket, is never used up, and its counter is whole
-    /// again within a microsecond, so that a store need not keep it. On Redis its key is
-    /// `tollgate:tg2:{tollgate}:probe:bucket`, with the store's prefix, and lives for two milliseconds.
+    /// It charges one unit to a counter that is used for nothing else: that of the subject `tollgate` in the scope
+    /// named `probe`. Its limit is a token bucket of ten million units per second, so it is never used up. The bucket
+    /// is full again within a microsecond, so a store need not keep it. On Redis, with the default prefix, its key is
+    /// `tollgate:tg2:{tollgate}:probe:bucket` and expires after two milliseconds.
     pub fn probe() -> Demand<'static> {
         const SCOPE: Scope<'static> = Scope::Named(ScopeName::new("probe"));
         let limit = Limit::new(10_000_000, Duration::from_secs(1));
@@ -111,14 +111,14 @@ pub enum CheckError {
     #[error("a check needs at least one limit")]
     Empty,
     /// The list has more than [`DEMANDS_MAX`] demands.
-    #[error("a check has at most {DEMANDS_MAX} limits, this one has {count}")]
+    #[error("a check can have at most {DEMANDS_MAX} limits, this one has {count}")]
     TooMany {
         /// The number of demands in the list.
         count: usize,
     },
-    /// Two demands count on the same counter.
+    /// Two demands use the same counter.
     #[error(
-        "limits {first} and {second} (counted from 0) count on the same counter; merge them or give them different keys"
+        "limits {first} and {second} (counted from 0) use the same counter; merge them or give them different keys"
     )]
     SameCounter {
         /// The index of the first of the two demands.

@@ -11,7 +11,13 @@ use crate::time::Timestamp;
 
 /// A duration in whole microseconds, or *never*.
 ///
-/// *Never* compares greater than every other wait.
+/// *Never* compares greater than every other wait. `Debug` prints a [`Duration`], or `never`:
+///
+/// ```
+/// use tollgate_core::Wait;
+///
+/// assert_eq!(format!("{:?}, {:?}", Wait::from_micros(59_998_500), Wait::NEVER), "59.9985s, never");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Wait(u64);
 
@@ -55,8 +61,8 @@ impl Wait {
 
 impl fmt::Debug for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.as_micros() {
-            Some(us) => write!(f, "{us}µs"),
+        match self.as_duration() {
+            Some(wait) => fmt::Debug::fmt(&wait, f),
             None => f.write_str("never"),
         }
     }

@@ -2,14 +2,14 @@
 
 use std::io;
 
-/// Returns the reason of an I/O error in the words of the operating system, without its number: `connection refused`.
+/// Returns the text of an error of the operating system without its number: `connection refused`.
 ///
-/// The first letter is in lower case, because the reason follows a colon in every message. An error that is not one of
-/// the operating system has its own text.
+/// The first letter is in lower case, because the text follows a colon in every message. The text of any other error is
+/// returned unchanged.
 #[doc(hidden)]
 pub fn __io_reason(error: &io::Error) -> String {
     let text = error.to_string();
-    // An error that another one wraps has the number in its text only.
+    // A wrapped error has no `raw_os_error`. Its number is only in the text.
     let Some((reason, _)) = text.split_once(" (os error ") else { return text };
     let mut letters = reason.chars();
     match (letters.next(), letters.next()) {

@@ -190,7 +190,7 @@ pub enum LimitError {
         got: u64,
     },
     /// The algorithm does not have this option.
-    #[error("{option} belongs to {belongs_to}, not to {algorithm}")]
+    #[error("{option} is an option of {belongs_to}, not of {algorithm}")]
     Option {
         /// `burst` or `queue`.
         option: &'static str,

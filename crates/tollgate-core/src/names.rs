@@ -7,10 +7,10 @@
 ///
 /// assert_eq!("sliding".parse(), Ok(Algorithm::Sliding));
 /// let error = "sliding_log".parse::<Algorithm>().unwrap_err();
-/// assert!(error.to_string().starts_with("unknown algorithm \"sliding_log\"; accepted are sliding, sliding-log, "));
+/// assert!(error.to_string().starts_with("unknown algorithm \"sliding_log\"; expected one of sliding, sliding-log, "));
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("unknown {what} {found:?}; accepted are {}", .accepted.join(", "))]
+#[error("unknown {what} {found:?}; expected one of {}", .accepted.join(", "))]
 pub struct NameError {
     what: &'static str,
     /// At most [`FOUND_CHARS_MAX`] characters of the text.
@@ -81,7 +81,7 @@ mod tests {
         for text in ["", "Store", "store ", &"x".repeat(10_000)] {
             let message = text.parse::<Source>().unwrap_err().to_string();
             assert!(message.starts_with("unknown source \"") && message.len() < 200, "{message}");
-            assert!(message.ends_with("; accepted are store, deny_cache, local, none"), "{message}");
+            assert!(message.ends_with("; expected one of store, deny_cache, local, none"), "{message}");
         }
     }
 }

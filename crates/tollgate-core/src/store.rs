@@ -93,9 +93,10 @@ pub trait Store: Send + Sync {
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
     }
 
-    /// Returns the address of the store for messages to operators, such as `redis://127.0.0.1:6379`, without secrets.
+    /// Returns the address of the store for messages to operators, such as `redis://127.0.0.1:6379`. It must not
+    /// contain a user or a password.
     ///
-    /// The default implementation returns `None`: the store has no address.
+    /// The default implementation returns `None`, for a store without an address.
     fn address(&self) -> Option<String> {
         None
     }
@@ -159,7 +160,7 @@ pub enum StoreErrorKind {
     /// The store rejects the credentials or the command, or does not support the request. Nothing was executed.
     Forbidden,
     /// The server is of a kind that cannot hold the counters of this store, such as a node of a cluster behind the URL
-    /// of a single server. Nothing was executed. Only another configuration of the store or the server helps.
+    /// of a single server. Nothing was executed. Retries fail until the store or the server is configured otherwise.
     Unsupported,
     /// A counter's key holds data that Tollgate did not write. Nothing was executed.
     Foreign,

@@ -34,8 +34,8 @@ use crate::worker::CallScope;
 const INBOX_BYTES_MAX: usize = 8 << 20;
 
 /// The message of a server in cluster mode behind the URL of a single server.
-const CLUSTER_NODE: &str = "the server is a node of a Redis Cluster (cluster_enabled:1), which a redis:// or rediss:// URL \
-    cannot serve, because the node holds only a part of the keys; use a server with `cluster-enabled no`";
+const CLUSTER_NODE: &str = "the server is a node of a Redis Cluster (cluster_enabled:1), which cannot be used with a redis:// or \
+    rediss:// URL, because the node holds only part of the keys; use a server with `cluster-enabled no`";
 
 /// A byte stream to the server: TCP, TLS, or what a [`Connector`] opened.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -326,7 +326,7 @@ async fn connect_to_any(addresses: Vec<SocketAddr>, until: Instant) -> io::Resul
 
 /// Converts an I/O error during a call to a fault of the kind `Interrupted`: the call may have been executed.
 fn interrupted(error: io::Error) -> Fault {
-    Fault::new(Kind::Interrupted, format!("the connection broke: {}", reason(&error)))
+    Fault::new(Kind::Interrupted, format!("the connection was lost: {}", reason(&error)))
 }
 
 #[cfg(test)]

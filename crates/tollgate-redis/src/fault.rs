@@ -38,12 +38,12 @@ impl Fault {
             "LOADING" => (Kind::Unavailable, "the server is loading its data"),
             "READONLY" => (Kind::Unavailable, "the server is a read-only replica"),
             "BUSY" => (Kind::Unavailable, "the server is busy running another script"),
-            "MASTERDOWN" => (Kind::Unavailable, "the server is a replica that has lost its master"),
+            "MASTERDOWN" => (Kind::Unavailable, "the server is a replica that has lost its connection to the master"),
             "MISCONF" => (Kind::Unavailable, "the server rejects writes because it cannot save its data"),
             "NOREPLICAS" => (Kind::Unavailable, "the server has fewer replicas than it requires for writes"),
             "CLUSTERDOWN" | "TRYAGAIN" => (Kind::Unavailable, "the cluster does not serve this slot at the moment"),
             "MOVED" | "ASK" => (Kind::Unavailable, "the key is on another node of the cluster"),
-            "NOAUTH" | "WRONGPASS" => (Kind::Forbidden, "the server requires another user or password"),
+            "NOAUTH" | "WRONGPASS" => (Kind::Forbidden, "the server requires a different user or password"),
             "NOPERM" => (Kind::Forbidden, "the Redis user lacks permission to run the script or to access its keys"),
             "CROSSSLOT" => (Kind::Forbidden, "the keys of one check are in different slots of the cluster"),
             "TOLLGATE_FOREIGN" => (Kind::Foreign, "a counter's key holds data that Tollgate did not write"),
@@ -60,9 +60,9 @@ impl Fault {
     /// Phrases in the text determine the kind; `Protocol` if none is known.
     fn of_plain_error(reply: &str) -> Fault {
         if reply.contains("max number of clients") {
-            Fault::new(Kind::Unavailable, "the server has no connection left (maxclients)")
+            Fault::new(Kind::Unavailable, "the server has reached its connection limit (maxclients)")
         } else if reply.contains("AUTH") {
-            Fault::new(Kind::Forbidden, "the server requires another user or password")
+            Fault::new(Kind::Forbidden, "the server requires a different user or password")
         } else if reply.contains("DB index") || reply.contains("SELECT is not allowed") {
             Fault::new(Kind::Forbidden, "the server does not have this database")
         } else if reply.contains("ACL failure in script") || reply.contains("The user executing the script can't") {

@@ -386,7 +386,7 @@ impl RedisStore {
                 return Err(self.error(Fault::new(Kind::Unavailable, "too many callers are waiting")));
             }
             Err(mpsc::error::TrySendError::Closed(_)) => {
-                return Err(self.error(Fault::new(Kind::Unreachable, "the tokio runtime of the store has ended")));
+                return Err(self.error(Fault::new(Kind::Unreachable, "the tokio runtime of the store has shut down")));
             }
         }
         match answer.await {

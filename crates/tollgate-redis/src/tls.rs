@@ -9,7 +9,7 @@ pub(crate) use with_rustls::Tls;
 /// or one that cannot be decoded or is not a valid certificate authority. A failed TLS handshake is not a `TlsError`:
 /// decisions then fail with [`StoreErrorKind::Unreachable`](tollgate_core::StoreErrorKind::Unreachable).
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{problem}; accepted are certificates in PEM form")]
+#[error("{problem}; expected certificates in PEM format")]
 pub struct TlsError {
     problem: &'static str,
 }
@@ -52,7 +52,7 @@ mod with_rustls {
                         certificate.map_err(|_| TlsError { problem: "a certificate cannot be decoded" })?;
                     roots
                         .add(certificate)
-                        .map_err(|_| TlsError { problem: "a certificate is not a valid authority" })?;
+                        .map_err(|_| TlsError { problem: "a certificate cannot be used as a certificate authority" })?;
                 }
                 if roots.len() == before {
                     return Err(TlsError { problem: "no certificate was found" });
@@ -97,9 +97,9 @@ mod without {
     pub(crate) enum Tls {}
 
     impl Tls {
-        /// Returns an error: this build has no TLS. No caller gets here, because `rediss://` URLs are rejected before.
+        /// Returns an error: this build does not support TLS. No caller gets here, because `rediss://` URLs are rejected before.
         pub(crate) fn new(_: Option<&[u8]>) -> Result<Tls, TlsError> {
-            Err(TlsError { problem: "this build has no TLS" })
+            Err(TlsError { problem: "this build does not support TLS" })
         }
 
         /// Never runs, because there is no `Tls` value.

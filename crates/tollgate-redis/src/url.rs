@@ -27,7 +27,7 @@ pub(crate) struct Endpoint {
 ///
 /// The message says what is wrong and what is accepted. It never contains the password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{problem}; accepted is redis://[user:password@]host[:port][/database], or rediss:// for TLS")]
+#[error("{problem}; expected redis://[user:password@]host[:port][/database], or rediss:// for TLS")]
 pub struct UrlError {
     problem: String,
 }

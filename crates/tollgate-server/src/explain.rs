@@ -19,12 +19,12 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::Request;
+use http::{HeaderMap, Request};
 use serde::Serialize;
 use tollgate::answer::{Policies, Policy};
 use tollgate::config::{Loaded, RuleConditions};
-use tollgate::identity::{Caller, Identity, Origin};
-use tollgate::rules::{CompiledRule, LimitSetId, Mode, PlanLookup, RequestView, RuleSet};
+use tollgate::identity::{Caller, Identity, KeyDigest, KnownKey, Origin};
+use tollgate::rules::{CompiledRule, LimitSetId, Lookups, Mode, RequestView, RuleSet};
 use tollgate::{
     Check, CheckOptions, Cost, Decision, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, OnFailure, Scope,
     Timestamp, Wait,
@@ -40,8 +40,11 @@ pub struct Explanation {
     pub path: String,
     /// The kind of the caller's identity: `api_key`, `user` or `ip`.
     pub caller: &'static str,
-    /// The name of the API key in the configuration. `None` without a known key, or if it has no name.
+    /// The name of the API key, in the configuration or by a lookup. `None` without a known key, or if it has no name.
     pub key_name: Option<String>,
+    /// The result of the key lookup, such as `known to the Redis hash tollgate:keys`. `None` if the request has no key,
+    /// if the configuration lists it, or if no key lookup is configured.
+    pub key_lookup: Option<String>,
     /// Why the JWT of the request is invalid. `None` if it is valid or there is none.
     pub token_refused: Option<String>,
     /// Whether the kill switch is on, so that no request is limited.
@@ -56,13 +59,13 @@ pub struct Explanation {
     /// Why the counters are unknown: the store's error, with its address. `None` unless the store was asked and did not
     /// answer.
     pub counters_unknown: Option<String>,
-    /// What happens to the request as a whole, by what is known.
+    /// What would happen to the request as a whole, judged by the counters that were read.
     pub verdict: VerdictExplanation,
     /// All rules of the configuration, in the order of the file.
     pub rules: Vec<RuleExplanation>,
 }
 
-/// What happens to a request as a whole, and why.
+/// What would happen to a request as a whole, and why.
 #[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct VerdictExplanation {
@@ -116,12 +119,13 @@ pub struct LimitExplanation {
     pub name: String,
     /// The limit as text, such as `10/min`.
     pub limit: String,
-    /// The remaining units. `None` if [`Explanation::read_counters`] has not read the counter.
+    /// The remaining units. `None` if the counter was not read, by [`Explanation::read_counters`] or, for a shield, by
+    /// [`Explanation::read_shields`].
     pub remaining: Option<u32>,
-    /// Whether the limit would allow the request. `None` like `remaining`.
+    /// Whether the limit would allow the request. `None` if the counter was not read.
     pub would_allow: Option<bool>,
-    /// The milliseconds until the limit would allow the request: 0 if it would now. `None` like `remaining`, and if the
-    /// cost exceeds the limit.
+    /// The milliseconds until the limit would allow the request: 0 if it would now. `None` if the counter was not read,
+    /// or if the cost exceeds the limit.
     pub retry_after_ms: Option<u64>,
     #[serde(skip)]
     policy: Arc<Policy>,
@@ -132,27 +136,43 @@ impl Explanation {
     ///
     /// Does not read counters; see [`read_counters`](Self::read_counters).
     ///
-    /// If rules have limits per plan and the configuration does not determine the caller's plan, `lookups` are asked in
-    /// turn; they may call other services. Subjects are shown in full if `is_revealing`, else without their values
-    /// (`ip:***`).
+    /// Asks `lookups`, within their deadline, about an API key that the configuration does not list, and about the plan
+    /// of the caller if rules have limits per plan and the configuration does not determine it.
+    ///
+    /// Subjects are shown in full if `is_revealing`, else without their values (`ip:***`).
     pub async fn new<B>(
         loaded: &Loaded,
-        lookups: &[Arc<dyn PlanLookup>],
+        lookups: &Lookups,
         request: &Request<B>,
         peer: IpAddr,
         now: Timestamp,
         is_revealing: bool,
     ) -> Explanation {
-        let looked_up = match plan::question(loaded, request, peer, now) {
-            Some(question) if !lookups.is_empty() => Some(loaded.rules.look_up_limit_set(&question, lookups).await),
+        let unknown = identify(loaded, request.headers(), "", peer, now).unknown_api_key();
+        let key = match unknown {
+            Some(digest) if lookups.has_keys() => match lookups.find_key(&digest).await {
+                Some(known) => KeyAnswer::Known(digest, known),
+                None => KeyAnswer::Unknown,
+            },
+            Some(_) => KeyAnswer::NotAsked,
+            None => KeyAnswer::NotNeeded,
+        };
+        let question = {
+            let identity = key.apply(identify(loaded, request.headers(), "", peer, now));
+            plan::question(loaded, &identity)
+        };
+        let looked_up = match question {
+            Some(question) if lookups.has_plans() => Some(lookups.limit_set(&loaded.rules, &question).await),
             _ => None,
         };
-        Explanation::with_plan(loaded, looked_up, request, peer, now, is_revealing)
+        Explanation::with_answers(loaded, &key, looked_up, request, peer, now, is_revealing)
     }
 
-    /// Explains a request. `looked_up` is the result of the plan lookups; `None` if none was asked.
-    fn with_plan<B>(
+    /// Explains a request. `key` is the result of the key lookups, and `looked_up` that of the plan lookups, or `None`
+    /// if none was asked.
+    fn with_answers<B>(
         loaded: &Loaded,
+        key: &KeyAnswer,
         looked_up: Option<LimitSetId>,
         request: &Request<B>,
         peer: IpAddr,
@@ -162,8 +182,7 @@ impl Explanation {
         let rules = &loaded.rules;
         let view = RequestView::of(request);
         let path = view.canonical_path();
-        let origin = Origin { peer, headers: request.headers(), path: &path };
-        let identity = rules.identifier().identify(origin, rules, now);
+        let identity = key.apply(identify(loaded, request.headers(), &path, peer, now));
         let conditions = RuleConditions::new(loaded);
         let (limit_set, plan) = plan::resolve(loaded, looked_up, &identity);
         let exempt = exempt(loaded, &identity, conditions.is_exempt_path(&view));
@@ -187,7 +206,8 @@ impl Explanation {
                 Caller::User(_) => "user",
                 _ => "ip",
             },
-            key_name: identity.api_key().and_then(|(digest, _)| Some(rules.key(&digest)?.name()?.to_owned())),
+            key_name: identity.api_key().and_then(|(_, known)| Some(known.name.as_ref()?.to_string())),
+            key_lookup: key.describe(loaded.settings.key_hash.as_deref()),
             token_refused: identity.token().and_then(Result::err).map(|error| error.to_string()),
             kill_switch: rules.is_off(),
             banned: refused(loaded, &view, &identity, now),
@@ -259,7 +279,7 @@ impl Explanation {
         }
     }
 
-    /// Returns what happens to the request, by the counters that were read.
+    /// Returns what would happen to the request, judged by the counters that were read.
     fn conclude(&self) -> VerdictExplanation {
         let verdict = |allowed, because: String| VerdictExplanation { allowed, because };
         if let Some(reason) = &self.banned {
@@ -290,7 +310,8 @@ impl Explanation {
         match (limits.find(|(_, limit)| limit.would_allow.is_none()), &self.counters_unknown) {
             (None, _) => verdict(Some(true), "every limit has room".to_owned()),
             (Some((rule, _)), _) if rule.shield => {
-                let because = "the counters of shield {} are in the memory of each instance: ask one with --admin URL";
+                let because =
+                    "the counters of shield {} are in the memory of each instance; query an instance with --admin URL";
                 verdict(None, because.replace("{}", &rule.name))
             }
             (Some(_), Some(unknown)) => verdict(None, unknown.clone()),
@@ -299,8 +320,54 @@ impl Explanation {
     }
 }
 
+/// The result of the key lookups for the API key of a request.
+enum KeyAnswer {
+    /// There is no key, or the configuration lists it.
+    NotNeeded,
+    /// The configuration does not list the key, and no lookup was asked.
+    NotAsked,
+    /// No lookup knows the key, or none answered in time.
+    Unknown,
+    /// A lookup knows the key with this digest.
+    Known(KeyDigest, KnownKey),
+}
+
+impl KeyAnswer {
+    /// Returns the identity with the key that was found, if one was.
+    fn apply<'r>(&self, identity: Identity<'r>) -> Identity<'r> {
+        match self {
+            KeyAnswer::Known(digest, known) => identity.with_api_key(*digest, known.clone()),
+            KeyAnswer::NotNeeded | KeyAnswer::NotAsked | KeyAnswer::Unknown => identity,
+        }
+    }
+
+    /// Returns the answer as a text. `hash` is the name of the Redis hash of keys in the configuration.
+    ///
+    /// `None` if no lookup is needed, or if none was asked and no hash is configured.
+    fn describe(&self, hash: Option<&str>) -> Option<String> {
+        let source = hash.map_or("a lookup".to_owned(), |hash| format!("the Redis hash {hash}"));
+        match self {
+            KeyAnswer::NotNeeded => None,
+            KeyAnswer::NotAsked => hash.map(|_| format!("not listed, and {source} was not read")),
+            KeyAnswer::Unknown => Some(format!("not listed, and not known to {source}, or it did not answer")),
+            KeyAnswer::Known(..) => Some(format!("known to {source}")),
+        }
+    }
+}
+
+/// Creates the identity of a request, with the keys of the configuration.
+fn identify<'r>(
+    loaded: &'r Loaded,
+    headers: &'r HeaderMap,
+    path: &'r str,
+    peer: IpAddr,
+    now: Timestamp,
+) -> Identity<'r> {
+    loaded.rules.identifier().identify(Origin { peer, headers, path }, &loaded.rules, now)
+}
+
 impl LimitExplanation {
-    /// Sets what a counter tells about the request.
+    /// Sets the fields that depend on the counter, from its status for the request.
     fn set(&mut self, status: &LimitStatus) {
         self.remaining = Some(status.remaining);
         self.would_allow = Some(status.allowed);
@@ -308,7 +375,7 @@ impl LimitExplanation {
     }
 }
 
-/// Gives the limits of the enforced rules that apply the names that the response to this request has.
+/// Sets the names of limits, of the enforced rules that apply, to those in the response to this request.
 ///
 /// They differ from the usual names only if the request matches rules that usually exclude each other.
 fn name_limits(rules: &mut [RuleExplanation]) {
@@ -325,11 +392,11 @@ fn name_limits(rules: &mut [RuleExplanation]) {
     }
 }
 
-/// Returns a text such as `ip:*** is banned in the store for 60 s`; `for good` if the ban has no end.
+/// Returns a text such as `ip:*** is banned in the store for 60 s`; `permanently` if the ban has no end.
 pub(crate) fn banned_in_store(subject: &str, ban: Wait) -> String {
     match ban.as_secs_ceil() {
         Some(seconds) => format!("{subject} is banned in the store for {seconds} s"),
-        None => format!("{subject} is banned in the store for good"),
+        None => format!("{subject} is banned in the store permanently"),
     }
 }
 
@@ -348,7 +415,8 @@ async fn decision_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost)
     limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.to_string())
 }
 
-/// Returns the demand of a request on `limit`, and one that is always denied. `None` if that one cannot be built.
+/// Returns the demand of a request on `limit`, and a second demand that is always denied. `None` if the second cannot
+/// be built.
 fn denied_demands(limit: Limit, key: Key<'_>, cost: Cost) -> Option<[Demand<'_>; 2]> {
     let one: Limit = "1/s".parse().ok()?;
     // The same subject, so that both counters are on one node of a cluster.
@@ -404,7 +472,7 @@ fn masked(subject: &str) -> String {
 pub(crate) fn banned_in_configuration(rules: &RuleSet, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
     rules.ban(identity, now).map(|ban| match (ban.reason(), ban.until()) {
         (Some(reason), _) => format!("banned: {reason}"),
-        (None, Some(_)) => "banned for a time".to_owned(),
+        (None, Some(_)) => "banned temporarily".to_owned(),
         (None, None) => "banned".to_owned(),
     })
 }
@@ -425,10 +493,7 @@ fn refused(loaded: &Loaded, request: &RequestView<'_>, identity: &Identity<'_>, 
 ///
 /// `None` if none does.
 fn exempt(loaded: &Loaded, identity: &Identity<'_>, is_exempt_path: bool) -> Option<&'static str> {
-    let is_exempt_key = || {
-        let entry = identity.api_key().and_then(|(digest, _)| loaded.rules.key(&digest));
-        entry.is_some_and(|entry| entry.is_exempt())
-    };
+    let is_exempt_key = || identity.api_key().is_some_and(|(_, known)| known.exempt);
     match () {
         () if is_exempt_path => Some("path"),
         () if is_exempt_key() => Some("key"),

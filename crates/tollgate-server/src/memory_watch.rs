@@ -69,7 +69,7 @@ impl Warnings {
         match self.due(usage) {
             None | Some(UsageLevel::Low) => {}
             Some(UsageLevel::NearlyFull) => {
-                tracing::warn!(kind, bytes, max_bytes, "90 % of the memory for counters is used; raise --memory");
+                tracing::warn!(kind, bytes, max_bytes, "90% of the memory for counters is used; raise --memory");
             }
             Some(UsageLevel::Full) => tracing::warn!(
                 kind,

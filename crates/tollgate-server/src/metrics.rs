@@ -21,6 +21,7 @@ use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tollgate::engine::Engine;
+use tollgate::rules::{LookupStats, Lookups};
 use tollgate::{DecisionOutcome, Limiter, LimiterStats, MemoryStore, OutcomeCount, Source};
 
 pub(crate) use self::format::MetricsFormat;
@@ -115,13 +116,14 @@ impl Collector for Scrape {
         page.histograms("decision_seconds", "Duration of decisions, by source.", "source", metrics.decisions.times())?;
         let help = "Duration of calls to the shared store, by kind of call.";
         page.histograms("store_call_seconds", help, "call", metrics.store_times.read())?;
+        page.lookups(metrics.reloader.engine().map(Engine::lookups))?;
         page.reloads(&metrics.reloader)?;
         page.eviction(&metrics.readiness)?;
         page.connections(metrics.listeners())?;
         page.requests(metrics.listeners())?;
         let help = "Whether requests should be sent to this instance: 1 or 0.";
         page.gauge("ready", help, u64::from(metrics.readiness.is_ready()))?;
-        page.info("build", "The version that is running.", &[("version", env!("CARGO_PKG_VERSION"))])
+        page.info("build", "The running version.", &[("version", env!("CARGO_PKG_VERSION"))])
     }
 }
 
@@ -206,7 +208,7 @@ impl MetricsPage<'_, '_> {
 
     fn banned(&mut self, decisions: &DecisionStats) -> std::fmt::Result {
         let series = decisions.banned().map(|(ban, count)| (vec![("ban", Cow::from(ban))], count));
-        self.counters("banned_requests", "Checks and requests refused by a ban, by where the ban is.", series)
+        self.counters("banned_requests", "Checks and requests refused by a ban, by location of the ban.", series)
     }
 
     fn limiter(&mut self, stats: &LimiterStats) -> std::fmt::Result {
@@ -217,7 +219,7 @@ impl MetricsPage<'_, '_> {
             "Whether the circuit breaker is open, so that the store is not called: 1 or 0.",
             u64::from(stats.breaker_open),
         )?;
-        self.counter("breaker_opened", "Times that the circuit breaker opened.", stats.breaker_opened)?;
+        self.counter("breaker_opened", "Number of times the circuit breaker opened.", stats.breaker_opened)?;
         self.counter("deny_cache_hits", "Denials answered from the deny cache.", stats.deny_cache_hits)
     }
 
@@ -261,7 +263,7 @@ impl MetricsPage<'_, '_> {
             let labels = |status: &'static str| vec![(LISTENER, stats.name.into()), ("status", status.into())];
             stats.errors.read().map(move |(status, times)| (labels(status), times))
         });
-        let help = "Responses with an error, by listener and status: the HTTP status, or the code of a RESP error.";
+        let help = "Error responses, by listener and status: the HTTP status, or the code of a RESP error.";
         self.counters("error_responses", help, errors)?;
         let rejected = listeners.iter().flat_map(|stats| {
             let labels = |reason: Rejection| vec![(LISTENER, stats.name.into()), ("reason", reason.name().into())];
@@ -273,9 +275,23 @@ impl MetricsPage<'_, '_> {
             let labels = |result: &'static str| vec![(LISTENER, stats.name.into()), ("result", result.into())];
             stats.auth_failures().map(move |(result, times)| (labels(result), times))
         });
-        let help =
-            "Failed authentication attempts: a wrong secret, or refused because too many attempts of the address wait.";
+        let help = "Failed authentication attempts: a wrong secret, or refused because too many attempts from the address are pending.";
         self.counters("auth_failures", help, failures)
+    }
+
+    /// Writes the metrics of lookups of plans and API keys, with zeros if there are none.
+    fn lookups(&mut self, lookups: Option<&Lookups>) -> std::fmt::Result {
+        let stats = [
+            ("plan", lookups.map(Lookups::plan_stats).unwrap_or_default()),
+            ("key", lookups.map(Lookups::key_stats).unwrap_or_default()),
+        ];
+        let column = |read: fn(&LookupStats) -> u64| {
+            stats.iter().map(move |(kind, stats)| (vec![("kind", Cow::from(*kind))], read(stats)))
+        };
+        let help = "Lookups of plans and API keys that were sent to their source, by kind.";
+        self.counters("lookups", help, column(|stats| stats.calls))?;
+        let help = "Lookups of plans and API keys without an answer, by kind.";
+        self.counters("lookup_failures", help, column(|stats| stats.failures))
     }
 
     fn reloads(&mut self, reloader: &Reloader) -> std::fmt::Result {
@@ -311,7 +327,11 @@ impl MetricsPage<'_, '_> {
         };
         self.gauges("connections", "Open connections, by listener.", column(0))?;
         self.counters("connections_accepted", "Connections accepted, by listener.", column(1))?;
-        self.counters("connections_refused", "Connections refused because of the limit, by listener.", column(2))?;
+        self.counters(
+            "connections_refused",
+            "Connections refused because of the connection limit, by listener.",
+            column(2),
+        )?;
         self.counters("connections_evicted", "Connections closed to make room for others, by listener.", column(3))
     }
 }

@@ -59,8 +59,8 @@ fn document() -> Value {
         "paths": { "/v1/check": { "post": {
             "operationId": "check",
             "summary": "Decide whether a request is allowed",
-            "description": "The body has one of three forms: one limit; several limits, which all pass or none is charged; or the \
-                description of a request that another program received, which the rules of the configuration decide.",
+            "description": "The body has one of three forms: one limit; several limits, of which none is charged unless all pass; or the \
+                description of a request that another program received, to be decided by the configured rules.",
             "requestBody": { "required": true, "content": { "application/json": {
                 "schema": request,
                 "examples": {
@@ -111,7 +111,7 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
             "headers": limits,
             "content": { "application/json": { "schema": decision } },
         },
-        "400": rejected("The body is invalid. The message says what is expected, also for a limit that is out of bounds."),
+        "400": rejected("The body is invalid. The message says what is expected. A limit that is out of range is invalid, too."),
         "401": unauthenticated,
         "403": forbidden,
         "405": not_allowed,
@@ -125,7 +125,7 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
         },
         "431": { "description": "The headers are too large." },
         "503": {
-            "description": "The store is unreachable and the rule has `on_failure = \"deny\"`, or the listener is overloaded. Never \
+            "description": "The store is unreachable and the rule has `on_failure = \"deny\"`, or the listener is overloaded. Never sent \
                 because of a quota. The body has the format of the rule.",
             "headers": { "Retry-After": retry, "Cache-Control": header("`no-store`, if a rule decided.", json!({ "type": "string" })) },
             "content": {
@@ -158,9 +158,9 @@ fn limit_headers() -> Value {
         "X-RateLimit-Reset": header("When more units of that limit are available, in Unix seconds.", number()),
         "RateLimit-Policy": header("The name, quota (q) and window in seconds (w) of every limit.", text()),
         "RateLimit": header("The remaining units (r) of every limit, and the seconds until more are available (t).", text()),
-        "RateLimit-Limit": header("Of rules with `draft-6`: the quota of the most restrictive limit.", number()),
-        "RateLimit-Remaining": header("Of rules with `draft-6`: the remaining units of that limit.", number()),
-        "RateLimit-Reset": header("Of rules with `draft-6`: the seconds until more units of that limit are available.", number()),
+        "RateLimit-Limit": header("For rules with `draft-6`: the quota of the most restrictive limit.", number()),
+        "RateLimit-Remaining": header("For rules with `draft-6`: the remaining units of that limit.", number()),
+        "RateLimit-Reset": header("For rules with `draft-6`: the seconds until more units of that limit are available.", number()),
     })
 }
 

@@ -79,7 +79,7 @@ impl EvictionState {
     fn reason(&self) -> Option<String> {
         match &self.policy {
             _ if self.reports_left > 0 => Some(
-                "the store evicts keys, and with them counters: give it more memory, and set maxmemory-policy to noeviction"
+                "the store evicts keys, including counters: give it more memory, and set maxmemory-policy to noeviction"
                     .into(),
             ),
             Some(policy) if policy != "noeviction" => Some(format!(
@@ -101,7 +101,7 @@ pub(crate) struct TaskGuard {
 impl Drop for TaskGuard {
     fn drop(&mut self) {
         if !self.readiness.is_shutting_down() {
-            tracing::error!(task = self.task, "a task has ended unexpectedly; this instance is not ready any more");
+            tracing::error!(task = self.task, "a task ended unexpectedly; this instance is no longer ready");
             self.readiness.0.ended.lock().push(self.task);
         }
     }
@@ -124,12 +124,12 @@ impl Readiness {
         TaskGuard { readiness: self.clone(), task }
     }
 
-    /// Finds out every 500 ms whether the shared store answers, and never returns. Without one, returns at once.
+    /// Checks every 500 ms whether the shared store answers. Never returns, except at once if there is no shared store.
     ///
-    /// If the store has answered calls for decisions since the last time, and none has failed, it answers. Otherwise it
-    /// is probed: a probe charges a counter that is used for nothing else, and fails after 400 ms. The instance is not
-    /// ready after two consecutive failures, until the store answers. An error is logged if a probe finds a server that
-    /// cannot be used as the store, and again if that ends and recurs.
+    /// No probe is needed if the store has answered calls for decisions since the last check, and none has failed.
+    /// Otherwise the store is probed: a probe charges a counter that is used for nothing else, and fails after 400 ms.
+    /// After two consecutive failures the instance is not ready, until the store answers. An error is logged when a
+    /// probe first finds a server that cannot be used as the store, and again each time that this recurs.
     ///
     /// If the future is dropped after its first poll and before [`leave`](Self::leave), an error is logged, and the
     /// instance is never ready again.
@@ -172,7 +172,7 @@ impl Readiness {
         eviction.update(policy, evicted_keys);
         match eviction.reason() {
             Some(reason) if !is_first && before.as_ref() != Some(&reason) => tracing::warn!(evicted_keys, "{reason}"),
-            None if before.is_some() => tracing::info!("the store does not evict keys any more"),
+            None if before.is_some() => tracing::info!("the store no longer evicts keys"),
             _ => {}
         }
     }
@@ -257,8 +257,10 @@ fn has_answered(before: &LimiterStats, now: &LimiterStats) -> bool {
     now.store_answers > before.store_answers && now.store_failures == before.store_failures
 }
 
-/// Charges one unit to the counter of probes. `Ok` if the store decides that, whatever the decision. Foreign data under
-/// the probe's key is an answer as well, of a store that works.
+/// Charges one unit to the counter of probes.
+///
+/// Returns `Ok` if the store decides, whether it admits or denies. Foreign data under the probe's key is `Ok`, too,
+/// because the store works.
 ///
 /// # Errors
 /// Returns the error of the store, or one of the kind `TimedOut` after 400 ms.

@@ -156,7 +156,7 @@ impl ServerOptions {
 
     /// Sets the token that checks on HTTP listeners must have as `Authorization: Bearer`.
     ///
-    /// Defaults to none: then every client can check. With a token, a check without it gets 401.
+    /// Defaults to none: every client can send checks. With a token, a check without it is answered with 401.
     #[must_use]
     pub fn http_token(self, token: Token) -> ServerOptions {
         ServerOptions { http_token: Some(token), ..self }

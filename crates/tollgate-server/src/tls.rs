@@ -21,8 +21,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ServerConfig, crypto};
 use tokio_rustls::server::TlsStream;
-
-use crate::reload::{Stamps, stamp};
+use tollgate::config::watch::{Stamps, stamp};
 
 /// The bytes that a client may send before the handshake is done. A client hello with a post-quantum key share and a
 /// session ticket has 2 to 4 KiB. Without this bound one handshake message may have 64 KiB, all of which is held until

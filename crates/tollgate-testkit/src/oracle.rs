@@ -164,7 +164,7 @@ impl Oracle {
     }
 }
 
-/// The identity of a counter. Two demands with equal names count on the same counter.
+/// The identity of a counter. Two demands with equal names use the same counter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Name {
     subject: Vec<u8>,

@@ -39,6 +39,7 @@ use crate::poll::poll;
 use process::Process;
 
 pub use brand::Brand;
+pub use port::free as free_port;
 pub use resp::{Connection, Reply};
 
 mod brand;

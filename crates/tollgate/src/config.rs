@@ -60,6 +60,8 @@ mod span;
 mod toml;
 mod tree;
 mod types;
+#[doc(hidden)] // for the server's own files
+pub mod watch;
 #[cfg(feature = "yaml")]
 mod yaml;
 
@@ -74,11 +76,12 @@ pub use forms::Secret;
 pub use load::{Format, Loaded, Loader};
 pub use span::Span;
 pub use types::Config;
+pub use watch::RulesWatcher;
 pub(crate) use {
     forms::{AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreUrl},
     span::Spanned,
     types::{
-        AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Exempt, Jwt, JwtAlgorithm, LimitTable, MatchTable,
-        PlanSources, PlanTable, RuleStore, RuleTable,
+        AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Exempt, Jwt, JwtAlgorithm, KeySources, LimitTable,
+        MatchTable, PlanSources, PlanTable, RuleStore, RuleTable,
     },
 };

@@ -14,11 +14,13 @@
 //! If the store's task has to wait for the CPU, the call waits for it too, but at most [`CATCH_UP_MAX`].
 
 use std::future::Future;
+use std::panic::catch_unwind;
 use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::{Either, poll_immediate, select};
-use tokio::time::{Sleep, timeout};
+use tokio::runtime::Handle;
+use tokio::time::{Sleep, sleep, timeout};
 use tollgate_core::Store;
 
 /// Longest time that a call waits, after its deadline, for the store's task to be scheduled.
@@ -28,6 +30,30 @@ const CATCH_UP_MAX: Duration = Duration::from_millis(25);
 ///
 /// Timers tick every millisecond, and a wake-up takes less than a millisecond on a machine that is not overloaded.
 pub(crate) const LATENESS_MAX: Duration = Duration::from_millis(5);
+
+/// Creates a timer that expires after `time`. Returns `None` outside a tokio runtime, and in one without timers.
+pub(crate) fn timer(time: Duration) -> Option<Sleep> {
+    Handle::try_current().ok()?;
+    // In a runtime without timers, making one panics.
+    catch_unwind(|| sleep(time)).ok()
+}
+
+/// Waits until `call` is complete, at most for `time`. Returns its result, or `None` if the time is over.
+///
+/// A call that is ready at its first poll costs no timer, whatever `time` is. Outside a tokio runtime with a timer,
+/// `time` has no effect.
+#[cfg(feature = "rules")]
+pub(crate) async fn within<T>(time: Duration, call: impl Future<Output = T>) -> Option<T> {
+    let mut call = pin!(call);
+    if let Some(done) = poll_immediate(call.as_mut()).await {
+        return Some(done);
+    }
+    let Some(timer) = timer(time) else { return Some(call.await) };
+    match select(call, pin!(timer)).await {
+        Either::Left((done, _)) => Some(done),
+        Either::Right(((), call)) => poll_immediate(call).await,
+    }
+}
 
 /// Waits until `call` is complete or `deadline` expires. Returns the reply, or `None` if the deadline expired first.
 ///

@@ -3,7 +3,8 @@
 //! ```text
 //!   identify ─▶ banned address? ─▶ path too long? ─▶ shield without room? ─▶ match_rules ─▶ banned key or user?
 //!                                                                                                 │
-//!   Outcome ◀─ decide ◀─ check_plan ◀─ limit_set (may call a PlanLookup) ◀─ subjects, limits ◀─ exempt?
+//!   Outcome ◀─ decide ◀─ check_plan ◀─ limit_set ◀─ subjects, limits ◀─ exempt? ◀─ unknown key: may call a KeyLookup
+//!                                      may call a PlanLookup
 //!
 //!   decide:  shields, in process ─▶ all other enforced limits, one check ─▶ shadow rules (never refuse)
 //! ```
@@ -13,7 +14,8 @@
 //! first poll.
 //!
 //! **Cheap refusals come first.** A request from a banned address, with a path beyond the bound, or for which a shield
-//! has no room is refused before its path is normalised, its key hashed, its token verified or its plan looked up.
+//! has no room is refused before its path is normalised, its key hashed, its token verified, or its key or plan looked
+//! up. A shield without room lets a key pass that a lookup exempts only if the answer about the key is cached.
 //!
 //! **One decision.** All enforced limits that apply, except those of shields, are decided together: the request passes
 //! all of them, or none is charged (except limits with `count_denied`). Shields are decided before. A shield that has
@@ -46,9 +48,11 @@ mod run_to_completion;
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::future::join_all;
+use tokio::time::Instant;
 use tollgate_core::{Check, Clock, Cost, Decision, MemoryStore, StoreError, SystemClock, Timestamp};
 
 use self::active_rules::{ActiveRules, Limits};
@@ -61,9 +65,10 @@ pub use self::request::RequestOptions;
 pub use self::rule_counts::RuleStats;
 use self::run_to_completion::{PendingWork, RunToCompletion};
 use crate::identity::Identity;
+use crate::identity::{KeyDigest, KnownKey};
 use crate::limiter::{EachDecision, Limiter, catch_panic, panicked};
 use crate::observe::BannedBy;
-use crate::rules::{CompiledRule, Indices, LazyReadings, PlanLookup, RequestView, RuleSet};
+use crate::rules::{CompiledRule, Indices, LazyReadings, Lookups, RequestView, RuleSet};
 
 /// Decides requests by rules.
 ///
@@ -95,7 +100,7 @@ struct Inner {
     limiter: Limiter,
     shield: MemoryStore,
     active: ArcSwap<ActiveRules>,
-    lookups: Vec<Arc<dyn PlanLookup>>,
+    lookups: Lookups,
     clock: Arc<dyn Clock>,
     pending: Arc<PendingWork>,
 }
@@ -109,6 +114,17 @@ pub enum Outcome {
     Admitted(Permit),
     /// The request must not proceed.
     Refused(Refusal),
+}
+
+/// A request before its limits are decided.
+#[allow(clippy::large_enum_variant)] // matched at once; most requests are the large variant
+enum Prepared {
+    /// No rule applies, or the request is exempt.
+    Unlimited,
+    /// Rules apply.
+    Limited(Limited),
+    /// The API key with this digest has to be looked up first.
+    UnknownKey(KeyDigest),
 }
 
 /// A request to which rules apply, before the limit set of its caller is looked up.
@@ -125,14 +141,16 @@ impl Engine {
     /// Creates an engine with these rules, the system's clock and no lookups. Shield rules count in a memory store of
     /// their own, with the default cap.
     pub fn new(limiter: Limiter, rules: RuleSet) -> Engine {
-        Engine::with_lookups(limiter, rules, Vec::new())
+        Engine::with_lookups(limiter, rules, Lookups::new())
     }
 
-    /// Creates an engine that calls `lookups` for callers whose plan the rules do not determine.
+    /// Creates an engine that calls `lookups` for API keys that the rules do not list, and for callers whose plan the
+    /// rules do not determine.
     ///
-    /// They are called one after the other, until one returns a plan that exists. If none does, the caller has the plan
-    /// `default`, or `anonymous` if it is known by its address alone.
-    pub fn with_lookups(limiter: Limiter, rules: RuleSet, lookups: Vec<Arc<dyn PlanLookup>>) -> Engine {
+    /// Sources are called one after the other, until one knows the key, or returns a plan that exists. If none knows
+    /// the key, the key is unknown. If none returns a plan, the caller has the plan `default`, or `anonymous` if only
+    /// its address identifies it. If `lookups` have no deadline of their own, they get that of `limiter`.
+    pub fn with_lookups(limiter: Limiter, rules: RuleSet, lookups: impl Into<Lookups>) -> Engine {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         Engine::on_clock(limiter, rules, lookups, clock)
     }
@@ -141,14 +159,9 @@ impl Engine {
     /// shield rules. For tests.
     ///
     /// The limiter keeps its own clock. See [`with_lookups`](Engine::with_lookups) for `lookups`.
-    pub fn on_clock(
-        limiter: Limiter,
-        rules: RuleSet,
-        lookups: Vec<Arc<dyn PlanLookup>>,
-        clock: Arc<dyn Clock>,
-    ) -> Engine {
+    pub fn on_clock(limiter: Limiter, rules: RuleSet, lookups: impl Into<Lookups>, clock: Arc<dyn Clock>) -> Engine {
         let shield = MemoryStore::builder().clock(clock.clone()).build();
-        Engine::of_parts(limiter, rules, lookups, clock, shield)
+        Engine::of_parts(limiter, rules, lookups.into(), clock, shield)
     }
 
     /// Creates an engine whose shield rules count in `shield`, by the clock of that store. The other constructors
@@ -156,23 +169,19 @@ impl Engine {
     ///
     /// Bans of the configuration and identities use the system's clock. See [`with_lookups`](Engine::with_lookups) for
     /// `lookups`.
-    pub fn with_shield(
-        limiter: Limiter,
-        rules: RuleSet,
-        lookups: Vec<Arc<dyn PlanLookup>>,
-        shield: MemoryStore,
-    ) -> Engine {
-        Engine::of_parts(limiter, rules, lookups, Arc::new(SystemClock::new()), shield)
+    pub fn with_shield(limiter: Limiter, rules: RuleSet, lookups: impl Into<Lookups>, shield: MemoryStore) -> Engine {
+        Engine::of_parts(limiter, rules, lookups.into(), Arc::new(SystemClock::new()), shield)
     }
 
     fn of_parts(
         limiter: Limiter,
         rules: RuleSet,
-        lookups: Vec<Arc<dyn PlanLookup>>,
+        lookups: Lookups,
         clock: Arc<dyn Clock>,
         shield: MemoryStore,
     ) -> Engine {
         let active = ArcSwap::from_pointee(ActiveRules::new(rules, None));
+        let lookups = lookups.or_deadline(limiter.deadline());
         Engine(Arc::new(Inner { limiter, shield, active, lookups, clock, pending: Arc::default() }))
     }
 
@@ -190,10 +199,8 @@ impl Engine {
         &self.0.limiter
     }
 
-    /// Returns the lookups that are called for callers whose plan the rules do not determine. Empty if there are none.
-    ///
-    /// They are called in this order, each only if no earlier one returned a plan that exists.
-    pub fn lookups(&self) -> &[Arc<dyn PlanLookup>] {
+    /// Returns the lookups of plans and API keys of this engine, whose statistics can be read. Empty if none were set.
+    pub fn lookups(&self) -> &Lookups {
         &self.0.lookups
     }
 
@@ -230,15 +237,22 @@ impl Engine {
     /// Observers are called before this returns. Call [`Permit::finish`] when the response is known.
     ///
     /// If the returned future is dropped while it waits for a shared store, the check runs to completion and its charge
-    /// is kept. If it is dropped before, while a plan is looked up, nothing is charged.
+    /// is kept. If it is dropped before, while a key or a plan is looked up, nothing is charged.
     pub async fn check(&self, request: &RequestView<'_>, peer: IpAddr, options: RequestOptions) -> Outcome {
         let active = self.0.active.load();
-        let Limited { rules, limits, mut context } = match self.prepare(&active, request, peer, options) {
-            Ok(Some(limited)) => limited,
-            Ok(None) => return Outcome::Admitted(Permit::unlimited()),
+        let (mut prepared, mut spent) = (self.prepare(&active, request, peer, options, None), Duration::ZERO);
+        if let Ok(Prepared::UnknownKey(digest)) = prepared {
+            let start = Instant::now();
+            let known = Box::pin(self.0.lookups.find_key(&digest)).await;
+            spent = start.elapsed();
+            prepared = self.prepare(&active, request, peer, options, Some((digest, known)));
+        }
+        let Limited { rules, limits, mut context } = match prepared {
+            Ok(Prepared::Limited(limited)) => limited,
+            Ok(Prepared::Unlimited | Prepared::UnknownKey(_)) => return Outcome::Admitted(Permit::unlimited()),
             Err(refusal) => return Outcome::Refused(*refusal),
         };
-        let (limit_set, spent) = active.limit_set(limits, &self.0.lookups).await;
+        let (limit_set, spent) = active.limit_set(limits, &self.0.lookups, spent).await;
         context.spent = spent;
         let plan = active.check_plan(rules, limit_set);
         drop(active);
@@ -254,8 +268,9 @@ impl Engine {
     /// Runs the steps that need neither the limiter nor a lookup, and reports bans, refusals by shields and exemptions
     /// to the observers.
     ///
-    /// Returns the rules and subjects of the request, or `None` if no rule applies to it (always while the kill switch
-    /// is on) or it is exempt.
+    /// Returns the rules and subjects of the request; [`Prepared::Unlimited`] if no rule applies to it (always while
+    /// the kill switch is on) or it is exempt; or [`Prepared::UnknownKey`] if its key has to be looked up first, and
+    /// the answer is not cached. `looked_up` is then the result, in a second call.
     ///
     /// # Errors
     /// Returns the refusal by a ban of the configuration, by the maximum length of paths, or by a shield.
@@ -265,24 +280,41 @@ impl Engine {
         request: &RequestView<'_>,
         peer: IpAddr,
         options: RequestOptions,
-    ) -> Result<Option<Limited>, Box<Refusal>> {
+        looked_up: Option<(KeyDigest, Option<KnownKey>)>,
+    ) -> Result<Prepared, Box<Refusal>> {
         let now = active.now(&*self.0.clock);
-        let identity = active.identify(request, peer, now);
-        let banned = active.refuse_banned_address(&identity, now);
-        banned.inspect_err(|refusal| self.observe_ban(&identity, BannedBy::Address, refusal))?;
-        active.refuse_long_path(request)?;
+        let mut identity = active.identify(request, peer, now);
         let path = LazyReadings::of(request.path());
-        self.refuse_by_shield(active, request, &path, &identity, options)?;
+        if looked_up.is_none() {
+            let banned = active.refuse_banned_address(&identity, now);
+            banned.inspect_err(|refusal| self.observe_ban(&identity, BannedBy::Address, refusal))?;
+            active.refuse_long_path(request)?;
+            self.refuse_by_shield(active, request, &path, &identity, options)?;
+        }
         let rules = active.match_rules(request, &path);
         let banned = active.refuse_banned_caller(&identity, now);
         banned.inspect_err(|refusal| self.observe_ban(&identity, BannedBy::Caller, refusal))?;
+        match looked_up {
+            Some((digest, Some(known))) => identity = identity.with_api_key(digest, known),
+            Some((_, None)) => {}
+            None if rules.is_empty() || !self.0.lookups.has_keys() => {}
+            None => {
+                if let Some(digest) = identity.unknown_api_key() {
+                    match self.0.lookups.cached_key(&digest) {
+                        Some(Some(known)) => identity = identity.with_api_key(digest, known),
+                        Some(None) => {}
+                        None => return Ok(Prepared::UnknownKey(digest)),
+                    }
+                }
+            }
+        }
         if rules.is_empty() || active.is_exempt(&identity) {
             self.observe_exemption(&rules, &identity);
-            return Ok(None);
+            return Ok(Prepared::Unlimited);
         }
-        let limits = active.resolve_limits(&identity, &rules, !self.0.lookups.is_empty());
+        let limits = active.resolve_limits(&identity, &rules, self.0.lookups.has_plans());
         let context = RequestContext::new(rules.iter().map(CompiledRule::by), &identity, options);
-        Ok(Some(Limited { rules: rules.into_indices(), limits, context }))
+        Ok(Prepared::Limited(Limited { rules: rules.into_indices(), limits, context }))
     }
 
     /// Refuses a request for which the shields have no room, unless its caller or path is exempt. `path` must hold the
@@ -316,7 +348,7 @@ impl Engine {
         let Some(shield) = plan.shield.as_ref().filter(|shield| !self.has_room(shield, &context)) else {
             return Ok(());
         };
-        if active.is_exempt(identity) || active.rules.is_exempt_path(path) {
+        if active.is_exempt(identity) || self.is_exempt_in_cache(identity) || active.rules.is_exempt_path(path) {
             return Ok(());
         }
         match self.check_shield(shield, &context) {
@@ -437,6 +469,15 @@ impl Engine {
             charge(GroupId::Shadow(index), shadow, &decided);
         }
         banned.map_or(Ok(()), |banned| Err(Box::new(banned)))
+    }
+
+    /// Returns whether the cached answer of a key lookup exempts the request's API key. `false` if none is cached.
+    fn is_exempt_in_cache(&self, identity: &Identity<'_>) -> bool {
+        if !self.0.lookups.has_keys() {
+            return false;
+        }
+        let cached = identity.unknown_api_key().and_then(|digest| self.0.lookups.cached_key(&digest));
+        cached.flatten().is_some_and(|known| known.exempt)
     }
 
     /// Checks the limits of a group of shields, which charges them.

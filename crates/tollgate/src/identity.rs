@@ -14,12 +14,11 @@
 //! | subject | [`Identity::subject`] encodes the parts without collisions | `subject.rs` |
 //! | stored value | [`Anonymizer`] replaces values by HMAC pseudonyms that change at midnight | `anonymize.rs` |
 //!
-//! The module is pure: it does no I/O, reads no clock (time is an argument) and is not asynchronous. To use a key
-//! source behind a network, an application that calls [`Identifier::identify`] itself reads the key with
-//! [`Identifier::read_api_key`], looks it up, and passes the result as a closure. An [`Engine`](crate::engine::Engine),
-//! and so the layer and the server, only knows the keys of its rules (`keys`, `keys_file`). If keys change at run time,
-//! pass a new rule set to [`Engine::reload`](crate::engine::Engine::reload). If the upstream verifies keys, use
-//! [`ApiKeys::Any`].
+//! The module is pure: it does no I/O, reads no clock (time is an argument) and is not asynchronous. An
+//! [`Engine`](crate::engine::Engine), and so the layer and the server, knows the keys of its rules (`keys`,
+//! `keys_file`), and asks a [`KeyLookup`](crate::rules::KeyLookup) about others. An application that calls
+//! [`Identifier::identify`] itself does the same with [`Identity::unknown_api_key`] and [`Identity::with_api_key`]. If
+//! the upstream verifies keys, use [`ApiKeys::Any`].
 //!
 //! No `Debug` output and no error of this module shows a key, a token or a secret.
 

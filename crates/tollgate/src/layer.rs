@@ -35,17 +35,18 @@
 //! # Ok::<(), tollgate::config::Report>(())
 //! ```
 //!
-//! A refusal is a *response*; the error type of the inner service is unchanged. If an enforced rule applies to a request,
-//! the layer inserts the [`Decision`](crate::Decision) into its extensions and writes the rate-limit headers of its
-//! response. If a leaky bucket admits a request with a wait, the layer waits, up to [`RateLimitLayer::wait_at_most`].
+//! A refusal is a *response*; the error type of the inner service is unchanged. If an enforced rule applies to a
+//! request, the layer inserts the [`Decision`](crate::Decision) into its extensions and writes the rate-limit headers
+//! of its response. If a leaky bucket admits a request with a wait, the layer waits, up to
+//! [`RateLimitLayer::wait_at_most`].
 //!
 //! Refunds of a rule (`charge`) are decided by the head of the response. An error of the inner service counts as a
-//! failure. If the request's future is dropped before that, because the client disconnected, an outer timeout expired or
-//! the inner service panicked, the charge is kept.
+//! failure. If the request's future is dropped before that, because the client disconnected, an outer timeout expired
+//! or the inner service panicked, the charge is kept.
 //!
 //! **An unknown remote address is an error.** A request in whose extensions the remote address of its connection is not
-//! found is answered with 500, and an error that says what to do is logged. Counting all such requests together would let
-//! one client lock out all others.
+//! found is answered with 500, and an error that says what to do is logged. Counting all such requests together would
+//! let one client lock out all others.
 //!
 #![doc = include_str!("layer/recipes.md")]
 
@@ -158,8 +159,8 @@ impl RateLimitLayer {
 
     /// Creates a layer that decides requests by `engine`.
     ///
-    /// `find_peer` returns the remote address of the connection from the extensions of a request. A request for which it
-    /// returns `None` is answered with 500, and an error is logged.
+    /// `find_peer` returns the remote address of the connection from the extensions of a request. A request for which
+    /// it returns `None` is answered with 500, and an error is logged.
     pub fn new(engine: Engine, find_peer: impl Fn(&Extensions) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
         let settings = LayerSettings {
             engine,
@@ -199,8 +200,8 @@ impl<M> RateLimitLayer<M> {
     /// Trusts proxies in these networks to report the client's address, and no other proxies.
     ///
     /// They report it in the header of the engine's rules: `X-Forwarded-For`, unless [`Rules::forwarding_header`] sets
-    /// another. This method reloads the engine with a copy of its rules, so it affects everything that uses the engine, until
-    /// the next reload.
+    /// another. This method reloads the engine with a copy of its rules, so it affects everything that uses the engine,
+    /// until the next reload.
     ///
     /// # Errors
     /// If a text is not a network such as `10.0.0.0/8` or an address.
@@ -234,10 +235,11 @@ impl<M> RateLimitLayer<M> {
 
     /// Sets the function that returns the caller of a request: a session, a tenant, a user of the application.
     ///
-    /// Rules by [`Subject::Caller`](crate::Subject::Caller), which is the default and what [`RateLimitLayer::per_ip`] uses,
-    /// count by the returned value. If it is `None`, they count by API key, user or address, as without this method. Rules
-    /// by other subjects and shields are not affected. A caller that is set here has the plan `default`, unless its API key,
-    /// address, trusted header, token or a [`PlanLookup`](crate::rules::PlanLookup) determines another.
+    /// Rules by [`Subject::Caller`](crate::Subject::Caller), which is the default and what [`RateLimitLayer::per_ip`]
+    /// uses, count by the returned value. If it is `None`, they count by API key, user or address, as without this
+    /// method. Rules by other subjects and shields are not affected. A caller that is set here has the plan `default`,
+    /// unless its API key, address, trusted header, token or a [`PlanLookup`](crate::rules::PlanLookup) determines
+    /// another.
     ///
     /// The value is stored in the counter's key (as a pseudonym under `anonymize`), so it should not be a secret.
     ///
@@ -263,8 +265,9 @@ impl<M> RateLimitLayer<M> {
 
     /// Sets the function that returns the URI that the client sent, for services behind a router that rewrites paths.
     ///
-    /// Rules and exemptions match the path of that URI. If the function returns `None`, they match the path of the request.
-    /// It may be called several times for a request. [`RateLimitLayer::axum`] sets it to find axum's `OriginalUri`.
+    /// Rules and exemptions match the path of that URI. If the function returns `None`, they match the path of the
+    /// request. It may be called several times for a request. [`RateLimitLayer::axum`] sets it to find axum's
+    /// `OriginalUri`.
     ///
     /// ```
     /// use axum::extract::OriginalUri;
@@ -286,8 +289,8 @@ impl<M> RateLimitLayer<M> {
 
     /// Sets the function that returns the cost of a request, in units. It applies to all rules, shields included.
     ///
-    /// If it returns `None`, the cost is the one that each rule sets. A cost of 0 is a peek: the request is charged nothing
-    /// and never denied by a limit.
+    /// If it returns `None`, the cost is the one that each rule sets. A cost of 0 is a peek: the request is charged
+    /// nothing and never denied by a limit.
     ///
     /// ```
     /// use tollgate::{Cost, RateLimitLayer};

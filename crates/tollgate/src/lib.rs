@@ -20,11 +20,12 @@
 //!
 //! The example needs `tokio` with the features `macros` and `rt-multi-thread`.
 //!
-//! `RateLimitLayer::per_ip("10/min")?` is a Tower layer that limits an HTTP service. `Rules` set limits by route, caller
-//! or plan, in code; `Config` and `Loader` read the same rules from a file. An `Engine` decides requests by them.
+//! `RateLimitLayer::per_ip("10/min")?` is a Tower layer that limits an HTTP service. `Rules` set limits by route,
+//! caller or plan, in code; `Config` and `Loader` read the same rules from a file. An `Engine` decides requests by
+//! them.
 //!
-//! The types of everyday use are at the root. The modules hold the rest. The limits, the algorithms and the memory store
-//! are those of `tollgate-core`, re-exported here.
+//! The types of everyday use are at the root. The modules hold the rest. The limits, the algorithms and the memory
+//! store are those of `tollgate-core`, re-exported here.
 //!
 //! # Features
 //!
@@ -36,6 +37,7 @@
 //! | `rules` | yes | limits by rules, in code or from a TOML file: `rules`, `config`, `identity`, `engine`, `answer` |
 //! | `jwt` | – | users by verified JSON web tokens: `[jwt]` in a file, `Rules::jwt`, `identity::TokenVerifier` |
 //! | `yaml` | – | configuration files in YAML, besides TOML |
+//! | `notify` | – | events of the operating system for `RulesWatcher`, which reloads a changed file; without them it polls |
 //! | `schema` | – | the JSON schema of the configuration file, for editors: `Config::schema` |
 //! | `tower` | – | `RateLimitLayer` for any HTTP service |
 //! | `axum` | – | `RateLimitLayer::axum`, which finds the remote address of a connection where axum puts it |
@@ -66,13 +68,13 @@ pub mod rules;
 mod ttl_cache;
 
 #[cfg(feature = "rules")]
-pub use config::{Config, Format, Loader};
+pub use config::{Config, Format, Loader, RulesWatcher};
 pub use counts::{DecisionCounts, DecisionOutcome, OutcomeCount};
 #[cfg(feature = "rules")]
 pub use engine::{Engine, Outcome, RequestOptions};
 pub use failure::{CheckKeyError, OnFailure, Unavailable};
 #[cfg(feature = "rules")]
-pub use identity::{ForwardingHeader, Networks, Subject, TrustedProxies};
+pub use identity::{ForwardingHeader, KeyDigest, KnownKey, Networks, Subject, TrustedProxies};
 #[cfg(feature = "tower")]
 pub use layer::RateLimitLayer;
 #[cfg(feature = "redis")]
@@ -80,7 +82,7 @@ pub use limiter::StoreUrlError;
 pub use limiter::{CheckOptions, EachDecision, Limiter, LimiterBuilder, LimiterStats, NotReady, PartialDecision};
 pub use observe::Observer;
 #[cfg(feature = "rules")]
-pub use rules::{Plan, PlanLookup, PlanQuestion, RequestView, Rule, Rules};
+pub use rules::{KeyLookup, Lookups, Plan, PlanLookup, PlanQuestion, RequestView, Rule, Rules};
 #[doc(hidden)]
 pub use tollgate_core::__io_reason;
 pub use tollgate_core::{

@@ -38,7 +38,7 @@ use tollgate_core::{
 pub use self::each_decision::{EachDecision, PartialDecision};
 use self::fair_queue::FairQueues;
 pub use self::ready::NotReady;
-use self::shared::{Shared, SharedParts};
+use self::shared::{Deadlines, Shared, SharedParts, TimeBudget};
 use self::stats::Counters;
 pub use self::stats::LimiterStats;
 use crate::failure::{CheckKeyError, FailurePolicy, OnFailure, Unavailable};
@@ -74,6 +74,9 @@ struct Inner {
     clock: Arc<dyn Clock>,
     counters: Counters,
     observers: Observers,
+    /// The deadline of a check. Counters in process memory need none, but the lookups of an engine do.
+    #[cfg(feature = "rules")]
+    deadline: Duration,
     /// The queues of [`Limiter::until_ready`].
     queues: FairQueues,
     on_failure: OnFailure,
@@ -109,6 +112,7 @@ pub struct LimiterBuilder {
     memory: Option<MemoryStore>,
     clock: Arc<dyn Clock>,
     deadline: Duration,
+    ready_deadline: Option<Duration>,
     instances: u32,
     on_failure: OnFailure,
     deny_cache: bool,
@@ -159,10 +163,23 @@ impl LimiterBuilder {
     /// Sets the deadline for an answer of the shared store, connecting included. Defaults to 25 ms. It has no effect on
     /// counters in process memory.
     ///
+    /// It is also the default deadline of the lookups of an engine on this limiter (`Lookups::deadline`).
+    ///
     /// If this process is short of CPU when the deadline passes, an answer that has already arrived is still used.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         LimiterBuilder { deadline, ..self }
+    }
+
+    /// Sets the deadline for an answer of the shared store to [`Limiter::until_ready`]. Defaults to
+    /// [`deadline`](Self::deadline), which still applies to all other calls.
+    ///
+    /// An incoming request must not wait long for the store, but outgoing work can. With a longer deadline here, a slow
+    /// store decides the work, instead of the failure policy. The deadline is for one answer of the store; `wait_max`
+    /// of `until_ready` bounds the time that it waits for units.
+    #[must_use]
+    pub fn ready_deadline(self, deadline: Duration) -> Self {
+        LimiterBuilder { ready_deadline: Some(deadline), ..self }
     }
 
     /// Sets the number of nodes that share the quota while the store does not answer. Defaults to 1; 0 counts as 1.
@@ -195,18 +212,28 @@ impl LimiterBuilder {
     /// Creates the limiter. Nothing is connected or spawned here.
     pub fn build(self) -> Limiter {
         let LimiterBuilder { clock, deadline, instances, on_failure, .. } = self;
+        let deadlines = Deadlines { check: deadline, ready: self.ready_deadline.unwrap_or(deadline) };
         let local = self.memory.unwrap_or_else(|| MemoryStore::builder().clock(clock.clone()).build());
         let observers = Observers::new(self.observers);
         let backend = match self.store {
             None => Backend::Memory(local),
             Some(store) => {
                 let (clock, observers, has_deny_cache) = (clock.clone(), observers.clone(), self.deny_cache);
-                let parts = SharedParts { store, local, clock, observers, deadline, instances, has_deny_cache };
+                let parts = SharedParts { store, local, clock, observers, deadlines, instances, has_deny_cache };
                 Backend::Shared(Arc::new(Shared::new(parts)))
             }
         };
         let (counters, queues) = (Counters::default(), FairQueues::default());
-        let inner = Inner { backend, clock, counters, observers, queues, on_failure };
+        let inner = Inner {
+            backend,
+            clock,
+            counters,
+            observers,
+            #[cfg(feature = "rules")]
+            deadline,
+            queues,
+            on_failure,
+        };
         Limiter(Arc::new(inner))
     }
 }
@@ -224,6 +251,7 @@ impl Limiter {
             memory: None,
             clock: Arc::new(SystemClock::new()),
             deadline: DEADLINE_DEFAULT,
+            ready_deadline: None,
             instances: 1,
             on_failure: OnFailure::default(),
             deny_cache: true,
@@ -250,7 +278,17 @@ impl Limiter {
     /// # Errors
     /// Returns an error only if the store does not answer and the failure policy is [`OnFailure::Deny`].
     pub async fn check_with(&self, check: &Check<'_>, options: CheckOptions) -> Result<Decision, Unavailable> {
-        let decided = self.check_by(check, self.failure_policy(options), options.refundable, Duration::ZERO).await;
+        self.check_in(TimeBudget::CHECK, check, options).await
+    }
+
+    /// Decides a check like [`Limiter::check_with`], but within `budget`.
+    async fn check_in(
+        &self,
+        budget: TimeBudget,
+        check: &Check<'_>,
+        options: CheckOptions,
+    ) -> Result<Decision, Unavailable> {
+        let decided = self.check_by(check, self.failure_policy(options), options.refundable, budget).await;
         decided.map(EachDecision::into_decision)
     }
 
@@ -287,7 +325,7 @@ impl Limiter {
         refundable: bool,
     ) -> Result<EachDecision, Unavailable> {
         let policy = FailurePolicy { each: on_failure, rest: self.0.on_failure };
-        self.check_by(check, policy, refundable, spent).await
+        self.check_by(check, policy, refundable, TimeBudget::Check { spent }).await
     }
 
     /// Decides many checks, one after the other, with at most one call to the store. Returns one result per check, in
@@ -295,26 +333,25 @@ impl Limiter {
     ///
     /// Each result is as from [`Limiter::check_with`]. Checks in the deny cache are not sent to the store.
     pub async fn check_batch(&self, checks: &[Check<'_>], options: CheckOptions) -> Vec<Result<Decision, Unavailable>> {
-        let decided = self.check_all(checks, self.failure_policy(options), options.refundable, Duration::ZERO).await;
+        let decided = self.check_all(checks, self.failure_policy(options), options.refundable, TimeBudget::CHECK).await;
         decided.into_iter().map(|decided| decided.map(EachDecision::into_decision)).collect()
     }
 
     /// Decides one check, counts the decision and calls the observers.
     ///
-    /// `policy` decides if the store does not answer. `refundable` is as in [`CheckOptions`], `spent` as in
-    /// [`Limiter::check_each_after`].
+    /// `policy` decides if the store does not answer within `budget`. `refundable` is as in [`CheckOptions`].
     async fn check_by(
         &self,
         check: &Check<'_>,
         policy: FailurePolicy<'_>,
         refundable: bool,
-        spent: Duration,
+        budget: TimeBudget,
     ) -> Result<EachDecision, Unavailable> {
         match &self.0.backend {
             Backend::Memory(store) => self.check_in_memory(store, check, policy),
             Backend::Shared(_) => {
                 // Boxed, so that the futures of callers with counters in memory stay small enough to be moved.
-                let decided = Box::pin(self.check_all(std::slice::from_ref(check), policy, refundable, spent));
+                let decided = Box::pin(self.check_all(std::slice::from_ref(check), policy, refundable, budget));
                 let mut decided = decided.await;
                 decided.pop().unwrap_or_else(|| Err(Unavailable::from(&panicked())))
             }
@@ -326,7 +363,7 @@ impl Limiter {
         checks: &[Check<'_>],
         policy: FailurePolicy<'_>,
         refundable: bool,
-        spent: Duration,
+        budget: TimeBudget,
     ) -> Vec<Result<EachDecision, Unavailable>> {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
@@ -335,7 +372,7 @@ impl Limiter {
                 Some(decisions) => decisions.into_iter().map(|decision| Ok(EachDecision::Complete(decision))).collect(),
                 None => checks.iter().map(|check| self.undecided(check, policy)).collect(),
             },
-            Backend::Shared(shared) => shared.check_batch(checks, policy, refundable, spent, counters).await,
+            Backend::Shared(shared) => shared.check_batch(checks, policy, refundable, budget, counters).await,
         };
         let decisions = || decided.iter().map(|decided| decided.as_ref().map(EachDecision::decision));
         decisions().for_each(|decision| counters.count(decision));
@@ -520,6 +557,11 @@ fn has_status_per_limit(decision: &Decision, check: &Check<'_>) -> bool {
 /// For the engine.
 #[cfg(feature = "rules")]
 impl Limiter {
+    /// Returns the deadline of a check.
+    pub(crate) fn deadline(&self) -> Duration {
+        self.0.deadline
+    }
+
     /// Returns the observers.
     pub(crate) fn observers(&self) -> &Observers {
         &self.0.observers

@@ -43,7 +43,12 @@ pub(crate) mod comparisons;
 #[cfg(any(fuzzing, test))]
 pub mod fuzz;
 pub(crate) mod host;
+#[cfg(feature = "redis")]
+mod key_hash;
+mod key_lookup;
 pub(crate) mod lists;
+mod lookup_cache;
+mod lookups;
 pub(crate) mod matcher;
 pub(crate) mod method;
 pub(crate) mod path;
@@ -60,7 +65,12 @@ pub(crate) mod trie;
 mod tests;
 
 pub use builder::{Ban, JwtSettings, LimitText, ListedKey, Plan, Rule, Rules, SecretSource};
+#[cfg(feature = "redis")]
+pub use key_hash::KeyHash;
+pub use key_lookup::{KeyFuture, KeyLookup};
 pub use lists::CompiledBan;
+pub use lookup_cache::{LookupError, LookupStats};
+pub use lookups::Lookups;
 pub(crate) use matcher::Indices;
 pub(crate) use path::LazyReadings;
 pub use plan::{CompiledPlan, KeyEntry, LimitSetId, PlanFuture, PlanLookup, PlanQuestion};

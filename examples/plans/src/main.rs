@@ -26,7 +26,11 @@ const CONFIGURATION: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tollgate.toml"
 async fn main() -> Result<(), Box<dyn Error>> {
     let file = std::env::args().nth(1).unwrap_or_else(|| CONFIGURATION.to_owned());
     let app = app(engine(&file)?);
-    let listener = TcpListener::bind("127.0.0.1:3001").await?;
+    let port = match std::env::var("PORT") {
+        Ok(port) => port.parse().map_err(|_| format!("PORT is {port:?}; expected a port from 0 to 65535"))?,
+        Err(_) => 3001,
+    };
+    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
     println!("listening on http://{}", listener.local_addr()?);
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())

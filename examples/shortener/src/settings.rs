@@ -156,8 +156,8 @@ mod tests {
             ("RATE_LIMIT_WINDOW_MS", "0", "a window is 1ms to 400day"),
             ("RATE_LIMIT_WINDOW_MS", "1min", "expected a whole number of milliseconds"),
             ("RATE_LIMIT_WINDOW_MS", "18446744073709551615", "a window is 1ms to 400day"),
-            ("TRUSTED_PROXIES", "10.0.0.1/8", "accepted are networks and addresses"),
-            ("TRUSTED_PROXIES", "localhost", "accepted are networks and addresses"),
+            ("TRUSTED_PROXIES", "10.0.0.1/8", "networks and addresses have the form"),
+            ("TRUSTED_PROXIES", "localhost", "networks and addresses have the form"),
         ];
         for (variable, value, expected) in cases {
             let error = settings(&[(variable, value)]).unwrap_err();

@@ -130,7 +130,7 @@ fn without_redis_links_are_created_without_a_limit_and_the_outage_is_logged() {
     assert_eq!((unknown.status, unknown.header("retry-after")), (503, "1"), "it is unknown whether the link exists");
     let log = instances[0].log();
     assert!(log.contains("WARN") && log.contains("Redis is unavailable"), "{log}");
-    assert!(log.contains("the store is not asked until a probe succeeds"), "{log}");
+    assert!(log.contains("the store is not called until a probe succeeds"), "{log}");
 
     redis.restart();
     let is_back = |log: &String| log.contains("Redis is available again") && log.contains("the store answers again");

@@ -44,8 +44,8 @@ impl Announcement<'_> {
     }
 
     fn text(&self) -> String {
-        let kind = if self.is_shared { "on Redis" } else { "in memory" };
-        let mut text = format!("tollgate {} serves, counters {kind}\n", env!("CARGO_PKG_VERSION"));
+        let kind = if self.is_shared { "in Redis" } else { "in memory" };
+        let mut text = format!("tollgate {} is running, counters {kind}\n", env!("CARGO_PKG_VERSION"));
         let mut line = |listener: &str, rest: std::fmt::Arguments<'_>| {
             writeln!(text, "  {listener:<5} {rest}").expect("writing to memory does not fail");
         };

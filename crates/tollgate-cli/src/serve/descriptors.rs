@@ -38,7 +38,7 @@ pub(super) fn fit(bounds: Bounds, listeners: usize, limit: Option<usize>) -> Bou
             limit,
             wanted = bounds.connections,
             connections = fitting,
-            "the limit of open files (ulimit -n) is too low for --connections; each listener accepts fewer connections"
+            "the open file limit (ulimit -n) is too low for --connections; each listener accepts fewer connections"
         );
     }
     Bounds { admin_connections, connections: bounds.connections.min(fitting), ..bounds }

@@ -50,7 +50,7 @@ impl Signals {
                 _ = self.interrupt.recv() => {}
                 _ = self.terminate.recv() => {}
             }
-            tracing::warn!("second signal: exiting at once");
+            tracing::warn!("received a second signal; exiting immediately");
             std::process::exit(1);
         });
     }

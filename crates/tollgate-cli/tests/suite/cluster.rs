@@ -42,7 +42,8 @@ fn serve_and_every_command_refuse_a_node_of_a_cluster() {
     }
 }
 
-/// The server was another one at the start, so the instance serves, but it says what is wrong: with and without traffic.
+/// The server becomes a node of a cluster after the start. The instance serves and logs the error, with and without
+/// traffic.
 #[test]
 fn server_that_becomes_a_node_of_a_cluster_is_a_failure_that_is_logged_as_an_error() {
     let mut server = Server::redis();
@@ -69,7 +70,7 @@ fn server_that_becomes_a_node_of_a_cluster_is_a_failure_that_is_logged_as_an_err
     assert!(line.contains("ERROR") && line.contains(&reason), "{line}");
 }
 
-/// Returns the number of calls of the script for the probe's key in the server's log of slow commands, which has all.
+/// Returns the number of script calls for the probe's key, from the server's slow log, which must log all commands.
 fn probes(server: &Server) -> usize {
     let entries = server.command(&["SLOWLOG", "GET", "-1"]);
     let is_probe = |entry: &&tollgate_testkit::server::Reply| {

@@ -50,7 +50,7 @@ fn an_error_exits_with_two_and_a_message_that_names_what_is_accepted() {
         (&["serve", "--http", "off", "--resp", "off", "--admin", "off"], "every listener is off"),
         (&["inspect", "k", "1/h", "--admin", "127.0.0.1:9090"], "did you mean http://127.0.0.1:9090?"),
         (&["inspect", "k", "1/h", "--admin", "localhost:9090"], "did you mean http://localhost:9090?"),
-        (&["inspect", "k", "1/h", "--admin", "ann:hunter2@localhost:9090"], "without user and password"),
+        (&["inspect", "k", "1/h", "--admin", "ann:hunter2@localhost:9090"], "without a user or password"),
         (
             &["serve", "--http", "off", "--resp", "off", "--otlp", "127.0.0.1:4318"],
             "did you mean http://127.0.0.1:4318?",
@@ -103,7 +103,9 @@ fn a_failure_of_the_store_is_printed_once_with_the_address_and_the_reason() {
 fn the_script_and_every_help_text_are_printed() {
     let script = tollgate(&["script"]);
     assert!(text(&script.stdout).contains("TWIN OF"));
-    for command in ["serve", "validate", "explain", "check", "inspect", "reset", "script", "boundary", "completions"] {
+    for command in
+        ["serve", "validate", "explain", "check", "inspect", "reset", "script", "boundary", "completions", "man"]
+    {
         let help = tollgate(&[command, "--help"]);
         assert!(text(&help.stdout).contains("Example:\n"), "{command}");
     }
@@ -155,7 +157,7 @@ fn serve_decides_requests_by_rules_and_a_broken_file_changes_nothing() {
         serving.post(&POSTED.replace("9\"", "10\"")).split("\"quota\":").nth(1).map(|rest| rest[..1].to_owned())
     };
     std::fs::write(&file, RULES.replace("2/h", "3/h")).unwrap();
-    serving.reload("was read again");
+    serving.reload("was reloaded");
     assert_eq!(quota(&serving).as_deref(), Some("3"), "the new quota is in force");
     assert!(serving.post(POSTED).starts_with("HTTP/1.1 200"), "two of three were used before the reload");
     assert!(serving.post(POSTED).starts_with("HTTP/1.1 429"), "they stay charged after the reload");
@@ -249,7 +251,7 @@ fn instances_on_the_command_line_count_as_configured() {
     let said = |more: &[&str]| {
         let serving = Serving::start(&[&config[..], more].concat());
         serving.wait_for_log("connected to the store");
-        serving.reload("was read again");
+        serving.reload("was reloaded");
         serving.output()
     };
     assert!(said(&[]).contains("instances-unset"));

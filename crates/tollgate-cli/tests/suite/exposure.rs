@@ -78,7 +78,7 @@ fn checks_over_http_need_the_token() {
     }
     std::fs::write(&file, "short").unwrap();
     let output = ended(Serving::command().args(["serve", "--http-token-file", file.to_str().unwrap()]));
-    assert!(text(&output.stderr).contains("a token has at least 16 characters"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("a token must have at least 16 characters"), "{}", text(&output.stderr));
 }
 
 #[test]
@@ -92,14 +92,13 @@ fn a_password_in_the_arguments_is_reported_and_a_file_is_accepted() {
     let given = check(&["--store", &url]);
     assert_eq!(given.status.code(), Some(0), "{}", text(&given.stderr));
     let warning = text(&given.stderr);
-    assert!(warning.starts_with("warning: the password in --store can be seen"), "{warning}");
+    assert!(warning.starts_with("warning: the password in --store is visible"), "{warning}");
     assert!(warning.lines().count() == 1 && !warning.contains("planted"), "{warning}");
     let read = check(&["--store-file", file.to_str().unwrap()]);
     assert_eq!((read.status.code(), text(&read.stderr)), (Some(0), String::new()));
     assert!(text(&read.stdout).contains("8 of 10"), "{}", text(&read.stdout));
     std::fs::write(&file, "\n").unwrap();
-    for (file, phrase) in
-        [(file.to_str().unwrap(), "contains no URL of a store"), ("absent", "cannot read absent: no such")]
+    for (file, phrase) in [(file.to_str().unwrap(), "contains no store URL"), ("absent", "cannot read absent: no such")]
     {
         let refused = check(&["--store-file", file]);
         assert_eq!(refused.status.code(), Some(2));

@@ -66,7 +66,7 @@ fn explain_shows_which_rules_apply_why_others_do_not_and_the_plan() {
         "plan     anonymous (anonymous, because the caller has no known identity)\n",
         "applies  shorten (enforce), counts ip:***, costs 1\n",
         "  main: 2/h\n",
-        "not      api: the path is none of /api/*\n",
+        "not      api: the path is not one of /api/*\n",
     ] {
         assert!(out(&said).contains(phrase), "{phrase}: {}", out(&said));
     }
@@ -127,6 +127,61 @@ fn explain_reads_the_plan_from_the_redis_hash() {
     let admin = format!("http://{}", serving.admin);
     let said = explain(&["--admin", &admin]);
     assert!(said.contains(in_hash) && said.contains("30/h, 30 left") && !said.contains("planted"), "{said}");
+}
+
+/// Keys of a Redis hash identify their callers in `serve`, and `explain`, `inspect` and `reset` know them.
+#[test]
+fn keys_of_a_redis_hash_are_known_to_serve_explain_and_inspect() {
+    let redis = Server::redis();
+    let (_dir, file) = rules_file();
+    let sources = "[key_sources]\nredis_hash = \"tollgate:keys\"\n";
+    let config = format!("store = \"{}\"\ninstances = 1\ndeadline = \"20s\"\n{sources}{RULES}", redis.url());
+    std::fs::write(&file, config).unwrap();
+    // The output of `printf %s planted-key-of-initech | sha256sum`.
+    let field = "api_key:8f7b38aafc1e6e66b995f86495e2c8432612de068b89cb8c2ac78a9413b92c7c";
+    let key = "planted-key-of-initech";
+    let serving = Serving::start(&["--config", &file]);
+    let quota = || {
+        let headers = format!(r#""headers":{{"x-api-key":"{key}"}}"#);
+        let body = format!(r#"{{"request":{{"method":"GET","path":"/api/x","peer":"203.0.113.9",{headers}}}}}"#);
+        let answer = serving.check(&body).body;
+        answer.split("\"quota\":").nth(1).and_then(|rest| rest.split(',').next()).map(str::to_owned)
+    };
+    assert_eq!(quota().as_deref(), Some("2"), "an unknown key: the plan `anonymous`");
+    redis.command(&["HSET", "tollgate:keys", field, r#"{"name": "initech", "plan": "pro"}"#]);
+    eventually("the key is known", quota, |quota| quota.as_deref() == Some("30"));
+
+    let (header, url) = (format!("x-api-key: {key}"), redis.url());
+    let admin = format!("http://{}", serving.admin);
+    let explain = |more: &[&str]| {
+        let said = with_token(&[&["explain", "GET", "/api/x", "-H", &header], more].concat());
+        out(&said) + &err(&said)
+    };
+    let not_read = explain(&["--config", &file]);
+    assert!(not_read.contains("key      not listed, and the Redis hash tollgate:keys was not read\n"), "{not_read}");
+    for said in [explain(&["--admin", &admin]), explain(&["--config", &file, "--store", &url])] {
+        assert!(said.contains("caller   identified by api_key (initech)\n"), "{said}");
+        assert!(said.contains("key      known to the Redis hash tollgate:keys\n"), "{said}");
+        assert!(said.contains("plan     pro (the API key)\n") && said.contains("30/h"), "{said}");
+        assert!(!said.contains("planted"), "{said}");
+    }
+    for source in [["--admin", &admin], ["--config", &file]] {
+        let said = with_token(&[&["inspect", key, "--rule", "api"], &source[..]].concat());
+        let said = out(&said) + &err(&said);
+        assert!(said.contains("plan         pro (the API key)\n") && said.contains("of 30\n"), "{said}");
+        assert!(!said.contains("planted"), "{said}");
+    }
+    let said = with_token(&["reset", key, "--rule", "api", "--admin", &admin]);
+    assert_eq!((said.status.code(), out(&said).as_str()), (Some(0), "the counter was reset\n"), "{}", err(&said));
+
+    // A value that is no key, and then no field: the key is unknown.
+    redis.command(&["HSET", "tollgate:keys", field, r#"{"plann": "pro"}"#]);
+    eventually("the key is unknown", quota, |quota| quota.as_deref() == Some("2"));
+    let warning = serving.wait_for_log("the value of an API key is ignored");
+    assert!(warning.contains("WARN") && !warning.contains("8f7b38aa") && !warning.contains("planted"), "{warning}");
+    redis.command(&["HDEL", "tollgate:keys", field]);
+    let said = explain(&["--config", &file, "--store", &url]);
+    assert!(said.contains("not known to the Redis hash tollgate:keys"), "{said}");
 }
 
 #[test]
@@ -190,13 +245,13 @@ fn a_refusal_of_an_instance_exits_with_two_and_its_message() {
         (run(inspect(&url), "planted-wrong-token-x"), "responded with status 401"),
         (
             run(inspect("http://127.0.0.1:1"), "planted-wrong-token-x"),
-            "cannot reach the admin endpoint http://127.0.0.1:1: connection refused",
+            "cannot reach the admin listener http://127.0.0.1:1: connection refused",
         ),
         (run(inspect("ftp://127.0.0.1"), "planted-wrong-token-x"), "http://127.0.0.1:9090"),
-        (run(inspect("http://ann:planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
-        (run(inspect("http://planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
+        (run(inspect("http://ann:planted@127.0.0.1:1"), "planted-wrong-token-x"), "without a user or password"),
+        (run(inspect("http://planted@127.0.0.1:1"), "planted-wrong-token-x"), "without a user or password"),
         (with_token(&["inspect", "k", "1/fortnight", "--admin", &url]), "us, ms, s, min, h, day, week"),
-        (with_token(&["explain", "GET", "/", "--admin", &url]), "start with --config FILE"),
+        (with_token(&["explain", "GET", "/", "--admin", &url]), "start it with --config FILE"),
         (tollgate(&["inspect", "k", "--rule", "x"]), "--config FILE, or a running instance with --admin URL"),
         (tollgate(&["reset", "k", "1/h", "--rule", "x", "--store", "redis://127.0.0.1:1"]), "--config FILE"),
         (tollgate(&["explain", "GET", "/"]), "--config"),
@@ -344,7 +399,7 @@ fn a_client_that_a_rule_does_not_count_is_refused() {
     for (client, rule, phrase) in [
         ("planted-unknown-key", "api", "unknown client; expected an address, an API key or the name of one"),
         ("ip:***", "shorten", "the subject is masked"),
-        ("acme", "shorten", "the rule counts by ip; give the whole subject"),
+        ("acme", "shorten", "the rule counts by ip; specify the whole subject"),
         ("twice", "api", "2 API keys have this name"),
         ("203.0.113.9", "shortn", "unknown rule; expected one of shorten, api"),
         ("user:42", "api", "add --plan NAME"),
@@ -424,7 +479,7 @@ fn a_store_that_serve_refuses_is_refused_by_validate_and_by_a_reload() {
         for said in [written, served, given] {
             assert_eq!(said.status.code(), Some(2), "{}", err(&said));
             let said = out(&said) + &err(&said);
-            assert!(said.contains("accepted is redis://[user:password@]host[:port][/database]"), "{said}");
+            assert!(said.contains("expected redis://[user:password@]host[:port][/database]"), "{said}");
             assert!(said.contains("memory") && !said.contains("planted"), "{said}");
         }
     }

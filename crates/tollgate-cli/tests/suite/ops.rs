@@ -1,7 +1,7 @@
 //! The files in `ops/` and the workflow, checked with the programs that read them and with the real binary.
 //!
-//! The image is not built, which would need a container engine. What the deployments start is started: each command line
-//! and environment, with free ports and a Redis of the test.
+//! The image is not built, which would need a container engine. Each deployment's command line is
+//! started with its environment, on free ports and with a Redis server of the test.
 
 mod deployment;
 mod monitoring;
@@ -35,12 +35,12 @@ fn tool(name: &str) -> Command {
 /// Returns standard output and standard error of a command. Panics if it fails.
 fn succeed(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; scripts/setup.sh installs it"));
-    let said = said(&output);
-    assert!(output.status.success(), "{command:?}: {}\n{said}", output.status);
-    said
+    let text = output_text(&output);
+    assert!(output.status.success(), "{command:?}: {}\n{text}", output.status);
+    text
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
 }
 

@@ -52,7 +52,7 @@ fn a_file_that_is_written_in_place_is_reloaded() {
     let site = Site::start();
     assert_eq!(quota(&site.serving), Some(2));
     std::fs::write(site.file(), rules(3)).unwrap();
-    site.serving.wait_for_log("was read again");
+    site.serving.wait_for_log("was reloaded");
     assert_eq!(quota(&site.serving), Some(3));
 }
 
@@ -63,7 +63,7 @@ fn a_file_that_is_replaced_by_rename_is_reloaded_each_time() {
         let draft = site.dir.path().join(".tollgate.toml.swp");
         std::fs::write(&draft, rules(renamed)).unwrap();
         std::fs::rename(&draft, site.file()).unwrap();
-        site.serving.wait_for_log("was read again");
+        site.serving.wait_for_log("was reloaded");
         assert_eq!(quota(&site.serving), Some(renamed));
     }
 }
@@ -85,7 +85,7 @@ fn a_file_behind_swapped_symlinks_is_reloaded() {
     assert_eq!(quota(&serving), Some(2));
     for version in 3..6 {
         swap_in(dir.path(), &format!("..{version}"), &rules(version));
-        serving.wait_for_log("was read again");
+        serving.wait_for_log("was reloaded");
         assert_eq!(quota(&serving), Some(version));
     }
 }
@@ -150,7 +150,7 @@ fn removed_parts_are_in_the_log_the_response_and_a_metric() {
     let keys = "[[keys]]\nkey = \"planted-key\"\nname = \"acme\"\n[[keys]]\nkey = \"planted-other\"\n";
     let whole = rules(2) + &rules(9).replace("all", "login") + keys + bans;
     std::fs::write(site.file(), &whole).unwrap();
-    site.serving.wait_for_log("was read again");
+    site.serving.wait_for_log("was reloaded");
     let cut = whole.find("[[keys]]\nkey = \"planted-other").unwrap();
     std::fs::write(site.file(), whole[..cut].replace("name = \"login\"", "name = \"logout\"")).unwrap();
     let told = site.serving.operate("POST", "/v1/reload");
@@ -175,7 +175,7 @@ fn a_file_with_an_expectation_is_refused_when_it_is_cut_off_anywhere() {
     let site = Site::start();
     let whole = "expect = { rules = 2, keys = 0 }\n".to_owned() + &rules(2) + &rules(9).replace("all", "login");
     std::fs::write(site.file(), &whole).unwrap();
-    site.serving.wait_for_log("was read again");
+    site.serving.wait_for_log("was reloaded");
     for end in [0, 20, whole.find("[[rules]]").unwrap(), whole.rfind("[[rules]]").unwrap(), whole.len() - 10] {
         std::fs::write(site.file(), &whole[..end]).unwrap();
         let told = site.serving.operate("POST", "/v1/reload");
@@ -199,7 +199,7 @@ fn a_file_that_is_written_slowly_is_reloaded_once_after_it_is_closed() {
         assert_eq!(quota(&site.serving), Some(2));
     }
     drop(file);
-    site.serving.wait_for_log("was read again");
+    site.serving.wait_for_log("was reloaded");
     assert_eq!([reloads(&site.serving, "ok"), reloads(&site.serving, "failed")], [1, 0]);
 }
 
@@ -217,7 +217,7 @@ fn a_bind_mounted_file_is_reloaded() {
     let serving = Serving::start(&["--config", mounted.to_str().unwrap()]);
     for version in 3..6 {
         std::fs::write(&source, rules(version)).unwrap();
-        serving.wait_for_log("was read again");
+        serving.wait_for_log("was reloaded");
         assert_eq!(quota(&serving), Some(version));
     }
 }
@@ -229,14 +229,14 @@ fn a_truncated_keys_file_is_refused_or_its_removed_keys_are_named() {
     let cut = keys.rfind("[[keys]]").unwrap();
     std::fs::write(site.dir.path().join("keys.toml"), keys).unwrap();
     std::fs::write(site.file(), "keys_file = \"keys.toml\"\n".to_owned() + &rules(2)).unwrap();
-    site.serving.wait_for_log("was read again");
+    site.serving.wait_for_log("was reloaded");
     std::fs::write(site.dir.path().join("keys.toml"), "").unwrap();
     site.serving.wait_for_log("the old rules stay in force");
     std::fs::write(site.dir.path().join("keys.toml"), &keys[..cut]).unwrap();
     site.serving.wait_for_log("1 key removed: second");
     let expecting = "expect.keys = 1\nkeys_file = \"keys.toml\"\n".to_owned() + &rules(2);
     std::fs::write(site.file(), expecting).unwrap();
-    site.serving.wait_for_log("was read again");
+    site.serving.wait_for_log("was reloaded");
     std::fs::write(site.dir.path().join("keys.toml"), keys).unwrap();
     let told = site.serving.until("/readyz", |answer| answer.body.contains("\"failed\""));
     assert!(told.body.contains("expected 1 key, found 2"), "{told:?}");
@@ -247,10 +247,10 @@ fn a_truncated_keys_file_is_refused_or_its_removed_keys_are_named() {
 fn a_signal_and_the_admin_api_reload() {
     let site = Site::start();
     site.serving.signal("HUP");
-    site.serving.wait_for_log("was read again");
+    site.serving.wait_for_log("was reloaded");
     let told = site.serving.operate("POST", "/v1/reload");
     assert_eq!((told.status, told.body.contains("\"rules\":1")), (200, true), "{told:?}");
-    site.serving.wait_for_log("was read again");
+    site.serving.wait_for_log("was reloaded");
     assert_eq!(reloads(&site.serving, "ok"), 2);
 }
 
@@ -262,11 +262,11 @@ fn a_keys_file_is_watched_as_soon_as_the_configuration_names_it() {
     let keys = |plan: &str| format!("[[keys]]\nkey = \"planted-key\"\nplan = \"{plan}\"\n");
     std::fs::write(site.dir.path().join("keys.toml"), keys("default")).unwrap();
     std::fs::write(site.file(), by_plan).unwrap();
-    site.serving.wait_for_log("was read again");
+    site.serving.wait_for_log("was reloaded");
     let question = r#"{"request":{"method":"GET","path":"/","headers":{"x-api-key":"planted-key"},"peer":"::1"}}"#;
     assert!(site.serving.check(question).body.contains("\"quota\":2"));
     std::fs::write(site.dir.path().join("keys.toml"), keys("pro")).unwrap();
-    site.serving.wait_for_log("was read again");
+    site.serving.wait_for_log("was reloaded");
     assert!(site.serving.check(question).body.contains("\"quota\":7"));
 }
 
@@ -279,7 +279,7 @@ fn reloading_under_load_loses_no_decision_and_resets_no_counter() {
     let site = Site::start();
     let text = |extra: &str| rules(QUOTA as u32) + &rules(1_000_000).replace("all", extra);
     std::fs::write(site.file(), text("first")).unwrap();
-    site.serving.wait_for_log("was read again");
+    site.serving.wait_for_log("was reloaded");
 
     let (admitted, refused, is_over) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {

@@ -14,7 +14,7 @@ use tollgate_testkit::server::{Connection, Reply};
 
 /// Time after which a test stops waiting for an event and fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-const TOKEN: &str = "a-token-for-tests-only";
+pub(crate) const TOKEN: &str = "a-token-for-tests-only";
 
 /// Returns the command `tollgate` without the environment variables that configure it.
 pub(crate) fn command() -> Command {

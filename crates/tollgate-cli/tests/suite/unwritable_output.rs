@@ -68,6 +68,7 @@ fn printing(config: &str) -> Vec<(Vec<&str>, i32)> {
         (vec!["script"], 0),
         (vec!["boundary"], 0),
         (vec!["completions", "bash"], 0),
+        (vec!["man"], 0),
         (vec!["validate", config], 0),
         (vec!["validate", config, "--json"], 0),
         (vec!["explain", "--config", config, "GET", "/"], 0),

@@ -83,25 +83,27 @@ impl fmt::Display for LimitTextError {
         let example = "for example 10/min or 100/min token-bucket burst=20";
         match problem {
             Problem::TooLong(bytes) => {
-                return write!(f, "a limit text has at most {TEXT_BYTES_MAX} bytes, this one has {bytes}; {example}");
+                return write!(f, "a limit can have at most {TEXT_BYTES_MAX} bytes, this one has {bytes}; {example}");
             }
             Problem::Empty => return write!(f, "expected QUOTA/WINDOW, found nothing; {example}"),
             Problem::Slash => write!(f, "expected a / between quota and window; {example}")?,
-            Problem::Quota => write!(f, "expected a quota of 1 to {} in digits; {example}", super::QUOTA_MAX)?,
+            Problem::Quota => write!(f, "expected a quota from 1 to {} in digits; {example}", super::QUOTA_MAX)?,
             Problem::Window => {
                 write!(f, "expected a window: a whole number and a unit, or a unit alone (500ms, 10s, min, day)")?
             }
-            Problem::Unit => write!(f, "unknown unit of time; accepted are us, ms, s, min, h, day, week")?,
+            Problem::Unit => write!(f, "unknown unit of time; expected one of us, ms, s, min, h, day, week")?,
             Problem::Word => {
-                write!(f, "unknown algorithm; accepted are ")?;
+                write!(f, "unknown algorithm; expected one of ")?;
                 for (index, algorithm) in Algorithm::ALL.into_iter().enumerate() {
                     write!(f, "{}{}", if index == 0 { "" } else { ", " }, algorithm.as_str())?;
                 }
             }
-            Problem::OptionName => write!(f, "unknown option; accepted are burst=N, queue=N, count_denied=true|false")?,
+            Problem::OptionName => {
+                write!(f, "unknown option; expected one of burst=N, queue=N, count_denied=true|false")?
+            }
             Problem::OptionTwice => write!(f, "this option is given twice")?,
             Problem::OptionNumber(option) => {
-                write!(f, "expected {option}=N with N of 1 to {} in digits", super::QUOTA_MAX)?
+                write!(f, "expected {option}=N with N from 1 to {}, in digits", super::QUOTA_MAX)?
             }
             Problem::OptionFlag => write!(f, "expected count_denied=true or count_denied=false")?,
             Problem::Limit(error) => write!(f, "{error}")?,
@@ -344,8 +346,8 @@ mod tests {
             ("10/5", 3..4, "expected a window"),
             ("/min", 0..0, "1 to 10000000"),
             ("10/min slidding", 7..15, "sliding, sliding-log, sliding-counter"),
-            ("10/min sliding burst=5", 15..22, "burst belongs to token-bucket"),
-            ("10/min token-bucket queue=5", 20..27, "queue belongs to leaky-bucket"),
+            ("10/min sliding burst=5", 15..22, "burst is an option of token-bucket"),
+            ("10/min token-bucket queue=5", 20..27, "queue is an option of leaky-bucket"),
             ("10/min token-bucket burst=0", 20..27, "burst is 1 to 10000000"),
             ("10/min token-bucket burst=x", 26..27, "burst=N"),
             ("10/min token-bucket burst=", 26..26, "burst=N"),

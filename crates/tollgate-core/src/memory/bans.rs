@@ -77,7 +77,7 @@ impl Bans {
 
     /// Returns the time until the longest ban of these subjects ends, or `None` if none of them is banned at `now`.
     ///
-    /// [`Wait::NEVER`] if one of them is banned for good. Drops expired bans of all subjects.
+    /// [`Wait::NEVER`] if one of them is banned permanently. Drops expired bans of all subjects.
     pub(super) fn longest(&self, subjects: impl Iterator<Item = CounterHash>, now: Timestamp) -> Option<Wait> {
         let table = self.table.read();
         let ends = subjects.filter_map(|subject| table.by_subject.get(&subject));
@@ -187,6 +187,28 @@ mod tests {
         assert!(store.check(&check).allowed());
         store.ban(b"ann", Some(Duration::MAX)).unwrap();
         assert_eq!(store.ban_of(b"ann"), Some(Wait::NEVER));
+    }
+
+    /// A check looks for bans only if the store counts any.
+    #[test]
+    fn ban_holds_after_others_have_ended_or_were_lifted() {
+        let (store, clock) = store();
+        let demands = [demand("5/min", "ann"), demand("5/h", "ann")];
+        let assert_banned = || {
+            assert_eq!(store.check(&Check::one(&demands[0])).ban, Some(Wait::NEVER));
+            assert_eq!(store.check(&Check::new(&demands).unwrap()).ban, Some(Wait::NEVER));
+            assert!(!store.check_one(&demands[0].limit, demands[0].key, Cost::ONE).allowed);
+        };
+        store.ban(b"ann", None).unwrap();
+        store.ban(b"bob", None).unwrap();
+        store.ban(b"cyd", Some(Duration::from_secs(1))).unwrap();
+        assert!(store.unban(b"bob"));
+        assert_banned();
+        clock.advance(Duration::from_secs(1));
+        // The first check drops the ban that has ended.
+        assert_banned();
+        assert_banned();
+        assert_eq!(store.bans.count.load(Ordering::Relaxed), 1);
     }
 
     #[test]

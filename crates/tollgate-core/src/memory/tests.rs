@@ -107,6 +107,24 @@ fn denial_under_a_longer_limit_extends_the_life_of_a_counter_to_its_retry_after(
     }
 }
 
+/// A denial drops the entries that have left the shorter window. The others still count under the longer one.
+#[test]
+fn denial_that_drops_entries_under_a_shorter_limit_keeps_the_others_for_a_longer_one() {
+    for (slow, quick) in [("20/h", "8/s"), ("20/h sliding-log", "8/s sliding-log")] {
+        let (store, clock) = store(1 << 24);
+        let key = crate::Key::scoped("k", crate::Scope::rule("rule", "limit")).unwrap();
+        let ask = |text: &str, cost| store.check(&Check::one(&Demand::new(limit(text), key).cost(cost)));
+        for pause_us in [1, 2_000_000, 1, 1, 1, 1, 1, 1, 1] {
+            clock.advance(Duration::from_micros(pause_us));
+            assert!(ask(slow, 1).allowed());
+        }
+        assert!(!ask(quick, 1).allowed());
+        clock.advance(Duration::from_secs(100));
+        churn(&store, limit("1/s"));
+        assert_eq!(ask(slow, 0).limits[0].remaining, 12, "{slow}");
+    }
+}
+
 /// A rule changes from `fixed-window` to `sliding-counter`; both keep a count per aligned window.
 #[test]
 fn sliding_counter_counts_the_previous_fixed_window_of_its_rule() {

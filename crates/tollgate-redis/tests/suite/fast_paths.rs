@@ -11,10 +11,12 @@ use tollgate_testkit::server::{Brand, Config, Connection, Reply, Server};
 /// In the year 2096, so that no key expires while the test runs.
 const START_US: u64 = 4_000_000_000_000_000;
 const SEED: u64 = 0x5eed_fa57;
-const TRACES: u64 = 18;
+const TRACES: u64 = 23;
 /// Enough for several closed chunks of 256 entries.
 const CALLS: usize = 1_500;
 const WINDOW_US: u64 = 300_000;
+/// `LIFE_STEP` of the script.
+const LIFE_STEP_US: u64 = 900_000;
 
 /// One call of the script: its time, its keys and its arguments.
 struct Call {
@@ -44,6 +46,12 @@ fn line(limit: &str, cost: u64, options: &str, random: &mut Random) -> String {
     format!("{} {cost}{options}", limit.replace('W', &window_us.to_string()))
 }
 
+/// Returns the limit with a third of its quota.
+fn lowered(limit: &str) -> String {
+    let [algorithm, quota, window]: [&str; 3] = limit.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    format!("{algorithm} {} {window}", quota.parse::<u64>().unwrap().div_ceil(3))
+}
+
 /// Creates the calls of a trace.
 fn trace(number: u64) -> Vec<Call> {
     let mut random = Random::new(SEED + number);
@@ -52,26 +60,43 @@ fn trace(number: u64) -> Vec<Call> {
         number @ 0..8 => (LIMITS[number], &[" window=fixed"], false),
         number @ 8..16 => (LIMITS[number - 8], &["", "", " count_denied=1"], false),
         16 => (LIMITS[7], &[" window=fixed"], true),
+        18 => (LIMITS[1], &[" window=fixed", " count_denied=1 window=fixed"], true),
+        19 => (LIMITS[4], &[" window=fixed", " count_denied=1 window=fixed"], true),
+        20 => (LIMITS[7], &[" window=fixed"], true),
+        21 => (&LIMITS[3][..1], &[" window=fixed"], true),
+        22 => (LIMITS[1], &[" window=fixed"], false),
         _ => (&LIMITS[7][..1], &[" window=fixed"], true),
     };
     let mut now_us = START_US;
     let mut charged: Vec<(usize, u64, u64)> = Vec::new();
     let mut calls = Vec::new();
     for _ in 0..CALLS {
-        now_us = match random.below(300) {
+        // The next microsecond at which an admission leaves the window.
+        let next_edge_us = || {
+            let edges_us = charged.iter().map(|(_, at_us, _)| at_us + WINDOW_US);
+            edges_us.filter(|edge_us| (now_us + 1..now_us + 60_000).contains(edge_us)).min().unwrap_or(now_us + 1)
+        };
+        now_us = match (number, random.below(300)) {
+            // All entries leave the window, so that the list is plain again.
+            (19, 0..75) => now_us + WINDOW_US,
+            // More units in one microsecond than a plain list may get at once.
+            (20, 0..260) => now_us,
+            // From the thousandth call on, every call is at the microsecond at which the next entry leaves. Some of these
+            // entries are the last ones of their chunks.
+            (21, _) if calls.len() == 1_000 => START_US + WINDOW_US,
+            (21, _) if calls.len() > 1_000 => next_edge_us(),
+            // The last microsecond of a step of the TTL, and the first one of the next step.
+            (22, 0..100) => ((now_us + WINDOW_US) / LIFE_STEP_US + 1) * LIFE_STEP_US - WINDOW_US - 1,
+            (22, 100..200) => now_us + 1,
             // So short that more than 500 units are in a window, and never five in one microsecond.
-            _ if costs_one => now_us + 1 + random.below(100),
+            (_, _) if costs_one => now_us + 1 + random.below(100),
             // The microsecond at which an admission leaves the window, or the one before.
-            40..=47 => {
-                let edges_us = charged.iter().map(|(_, at_us, _)| at_us + WINDOW_US);
-                let next_us = edges_us.filter(|edge_us| (now_us + 1..now_us + 60_000).contains(edge_us)).min();
-                next_us.unwrap_or(now_us + 1) - random.below(2)
-            }
-            8..=17 => now_us,
-            0 => now_us + random.below(WINDOW_US),
-            1..=7 => now_us - random.below(3_000),
-            18..=39 => now_us + random.below(4_000),
-            _ => now_us + 1 + random.below(600),
+            (_, 40..=47) => next_edge_us() - random.below(2),
+            (_, 8..=17) => now_us,
+            (_, 0) => now_us + random.below(WINDOW_US),
+            (_, 1..=7) => now_us - random.below(3_000),
+            (_, 18..=39) => now_us + random.below(4_000),
+            (_, _) => now_us + 1 + random.below(600),
         };
         let mut call = Call { now_us, keys: Vec::new(), arguments: Vec::new(), is_banned: random.below(20) == 0 };
         if random.below(8) == 0 && !charged.is_empty() {
@@ -89,10 +114,15 @@ fn trace(number: u64) -> Vec<Call> {
             calls.push(call);
             continue;
         }
-        let checks = if number == 17 { 1 } else { 1 + random.below(3) };
+        let checks = if number == 17 || number == 21 { 1 } else { 1 + random.below(3) };
         for _ in 0..checks {
             let option = options[random.below(options.len() as u64) as usize];
             let key = random.below(limits.len() as u64) as usize;
+            // A key with a fixed window may be used with another quota.
+            let limit = match (number == 18 || number == 19) && random.below(2) == 0 {
+                true => lowered(limits[key]),
+                false => limits[key].to_owned(),
+            };
             // Mostly small, so that a log has many entries before its quota is spent.
             let cost = match random.below(40) {
                 _ if costs_one => 1,
@@ -116,11 +146,11 @@ fn trace(number: u64) -> Vec<Call> {
                     call.keys.extend((0..bans).map(|_| "ban".to_owned()));
                     call.keys.push(format!("k{key}"));
                     call.arguments.push(format!("check 1 {bans} {}", 1 + random.below(6)));
-                    call.arguments.push(line(limits[key], cost, option, &mut random));
+                    call.arguments.push(line(&limit, cost, option, &mut random));
                 }
                 _ => {
                     call.keys.push(format!("k{key}"));
-                    call.arguments.push(line(limits[key], cost, option, &mut random));
+                    call.arguments.push(line(&limit, cost, option, &mut random));
                     charged.push((key, now_us, cost));
                 }
             }
@@ -184,7 +214,9 @@ fn difference(server: &Server, script: &str) -> Option<String> {
     let (with, without) = (with_ttls(script), general_path());
     let (mut with, mut without) = (Side::new(server, "with", &with), Side::new(server, "without", &without));
     // Traces of different kinds first, so that a difference is found soon.
-    for number in (0..TRACES).map(|nth| (nth * 11 + 17) % TRACES) {
+    let first = [17, 22, 8, 19, 21];
+    let others = (0..TRACES).rev().filter(|number| !first.contains(number));
+    for number in first.into_iter().chain(others) {
         server.command(&["FLUSHALL"]);
         (with.is_banned, without.is_banned) = (false, false);
         for (nth, call) in trace(number).iter().enumerate() {
@@ -194,8 +226,8 @@ fn difference(server: &Server, script: &str) -> Option<String> {
                 return Some(format!("{}: {replies:?}", at()));
             }
             assert!(matches!(replies.0, Reply::Array(_)), "{}: {replies:?}", at());
-            // A wrong value shows in later calls as well, so not every one is read.
-            for key in call.keys.iter().filter(|_| nth % 4 == 0) {
+            // A wrong value mostly shows in later calls as well, so not every one is read.
+            for key in call.keys.iter().filter(|_| nth % 4 == 0 || (number == 21 && nth > 1_000)) {
                 let (value, general) = (with.value(key), without.value(key));
                 if value != general {
                     return Some(format!("{}, {key}: {value:?} {general:?}", at()));
@@ -249,6 +281,15 @@ const BROKEN: &[(&str, &str, &str)] = &[
     ("quick, admitted, reset", "= next_after, limit.window\n", "= next_after, limit.window - 1\n"),
     ("quick, denied", "= 1, 0, 0, next_after\n", "= 1, 0, 0, next_after + 1\n"),
     ("quick, denied, reset", "= next_after, time - left_until\n", "= next_after, oldest - left_until\n"),
+    ("quick, quota exceeded", "elseif room == 0 then", "elseif room <= 0 then"),
+    ("quick, of now", "not (time < now and time", "not (time <= now and time"),
+    ("quick, ticks", "limit.tick == 1 and limit.cost == 1 and", "limit.cost == 1 and"),
+    ("quick, count_denied", "limit.is_window_fixed and not limit.count_denied then", "limit.is_window_fixed then"),
+    (
+        "quick, then with ticks",
+        "            write(state)\n            return load(key, limit)",
+        "            return load(key, limit)",
+    ),
     ("quick, expired", "oldest <= left_until then return", "oldest < left_until then return"),
     ("quick, full", "total < PLAIN_UNITS_MAX then", "total <= PLAIN_UNITS_MAX then"),
     ("quick, twice", "#last_text == 0 or quick_limit_of[key] then", "#last_text == 0 then"),
@@ -275,9 +316,11 @@ const BROKEN: &[(&str, &str, &str)] = &[
         "local ban = head.bans > 0 and banned_for(head.bans) and head.count > 1 and -1",
     ),
     ("known options", "options == ' window=fixed'", "options ~= ''"),
+    ("known options, after others", "options == ' window=fixed'", "match(options, ' window=fixed$')"),
     ("oldest entry", "must_leave == 1 and state.oldest", "must_leave <= 2 and state.oldest"),
     ("tick of now", "state.cut_entry = tree.count - 1", "state.cut_entry = tree.count"),
     ("tick of now, clock back", "USES_FAST_PATHS and tree and state.time <= now then", "USES_FAST_PATHS and tree then"),
+    ("first chunk, all of it", "time_of(chunk, chunk.count) <= time then", "time_of(chunk, chunk.count) < time then"),
     ("first chunk", "not USES_FAST_PATHS or time_of(chunk, chunk.count) <= time", "not USES_FAST_PATHS"),
     ("plain push", "call('RPUSH', key, now_text)", "call('RPUSH', key, now_text, now_text)"),
     ("plain push, of several", "now_text, now_text }, 1, units))", "now_text, now_text }, 1, 2))"),
@@ -297,6 +340,8 @@ const BROKEN: &[(&str, &str, &str)] = &[
         "are_closed_same and count < OPEN_ENTRIES_MAX then",
         "are_closed_same and count <= OPEN_ENTRIES_MAX then",
     ),
+    ("quick, TTL, edge", "if time < limit.ttl_set_from then\n", "if time < limit.ttl_set_from - 1 then\n"),
+    ("kept TTL, edge", "elseif time >= limit.ttl_set_from then", "elseif time >= limit.ttl_set_from - 1 then"),
     ("kept TTL", "local can_keep_ttl = limit.is_window_fixed and", "local can_keep_ttl = true and"),
     (
         "kept TTL, of an earlier step",

@@ -1,11 +1,7 @@
 //! Determines the plan of a caller, and where it is assigned.
 
-use std::net::IpAddr;
-
-use http::Request;
-use tollgate::Timestamp;
 use tollgate::config::Loaded;
-use tollgate::identity::{Identity, Origin};
+use tollgate::identity::Identity;
 use tollgate::rules::{LimitSetId, PlanQuestion};
 
 use super::PlanExplanation;
@@ -13,12 +9,10 @@ use super::PlanExplanation;
 /// Returns the question about the caller that plan lookups are to answer.
 ///
 /// `None` if no rule has limits per plan, or the configuration determines the caller's plan.
-pub(super) fn question<B>(loaded: &Loaded, request: &Request<B>, peer: IpAddr, now: Timestamp) -> Option<PlanQuestion> {
+pub(super) fn question(loaded: &Loaded, identity: &Identity<'_>) -> Option<PlanQuestion> {
     let rules = &loaded.rules;
-    let origin = Origin { peer, headers: request.headers(), path: "" };
-    let identity = rules.identifier().identify(origin, rules, now);
-    let is_unknown = rules.needs_limit_set() && rules.limit_set(&identity).is_none();
-    is_unknown.then(|| PlanQuestion::about(&identity))
+    let is_unknown = rules.needs_limit_set() && rules.limit_set(identity).is_none();
+    is_unknown.then(|| PlanQuestion::about(identity))
 }
 
 /// Returns the set of limits that applies to the caller, and the caller's plan: its name and its source.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tollgate::ManualClock;
 use tollgate::config::{Config, Format};
 use tollgate::engine::{Engine, Outcome, RequestOptions};
+use tollgate::rules::Lookups;
 
 use super::*;
 
@@ -61,7 +62,7 @@ fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> Request<()> {
 }
 
 async fn explain(request: &Request<()>, peer: [u8; 4]) -> Explanation {
-    Explanation::new(&loaded(), &[], request, peer.into(), Timestamp::ZERO, false).await
+    Explanation::new(&loaded(), &Lookups::new(), request, peer.into(), Timestamp::ZERO, false).await
 }
 
 const HERE: [u8; 4] = [203, 0, 113, 9];
@@ -70,8 +71,8 @@ const HERE: [u8; 4] = [203, 0, 113, 9];
 async fn each_rule_explains_whether_it_applies_and_why_not() {
     let explanation = explain(&request("GET", "/shorten", &[("x-tenant", "a")]), HERE).await;
     let because: Vec<&[String]> = explanation.rules.iter().map(|rule| &rule.because[..]).collect();
-    assert_eq!(because[0], ["the method is none of POST", "the header x-kind does not have the expected value"]);
-    assert_eq!(because[1], ["the path is none of /api/*", "the host is none of api.example.com"]);
+    assert_eq!(because[0], ["the method is not one of POST", "the header x-kind does not have the expected value"]);
+    assert_eq!(because[1], ["the path is not one of /api/*", "the host is not one of api.example.com"]);
     assert_eq!(because[2], ["the rule is off"]);
     let headers = [("x-tenant", "a"), ("x-kind", "planted-kind")];
     let explanation = explain(&request("POST", "//shorten/", &headers), HERE).await;
@@ -84,7 +85,7 @@ async fn each_rule_explains_whether_it_applies_and_why_not() {
     for (peer, counts) in
         [(HERE, "ip:203.0.113.9&header:x-tenant:!203.0.113.9"), ([10; 4], "ip:10.10.10.10&header:x-tenant:a")]
     {
-        let revealed = Explanation::new(&loaded(), &[], &request, peer.into(), Timestamp::ZERO, true).await;
+        let revealed = Explanation::new(&loaded(), &Lookups::new(), &request, peer.into(), Timestamp::ZERO, true).await;
         assert_eq!(revealed.rules[0].counts, counts);
     }
 }
@@ -124,12 +125,39 @@ async fn bans_and_exemptions_are_explained() {
 }
 
 #[tokio::test]
+async fn key_that_a_lookup_knows_is_explained_like_a_listed_one() {
+    let lookup = |digest: KeyDigest| async move {
+        let known = [
+            ("found-pro", KnownKey::new().name("initech").plan("pro")),
+            ("found-exempt", KnownKey::new().exempt(true)),
+        ];
+        let found = known.into_iter().find(|(key, _)| digest == KeyDigest::of(key));
+        Ok::<_, std::io::Error>(found.map(|(_, known)| known))
+    };
+    let (loaded, lookups) = (loaded(), Lookups::new().key(lookup));
+    let explain = async |key: &str| {
+        let request = request("GET", "/", &[("x-api-key", key)]);
+        Explanation::new(&loaded, &lookups, &request, HERE.into(), Timestamp::ZERO, false).await
+    };
+    let found = explain("found-pro").await;
+    assert_eq!((found.caller, found.key_name.as_deref()), ("api_key", Some("initech")));
+    assert_eq!(found.key_lookup.as_deref(), Some("known to a lookup"));
+    assert_eq!(found.plan.map(|plan| (plan.name, plan.source)), Some(("pro".to_owned(), "the API key".into())));
+    assert_eq!(explain("found-exempt").await.exempt, Some("key"));
+    let unknown = explain("invented").await;
+    assert_eq!((unknown.caller, unknown.key_name), ("ip", None));
+    assert_eq!(unknown.key_lookup.as_deref(), Some("not listed, and not known to a lookup, or it did not answer"));
+    assert_eq!(explain("planted-pro").await.key_lookup, None, "a listed key is not looked up");
+}
+
+#[tokio::test]
 async fn remaining_units_match_the_engine_and_reading_them_charges_nothing() {
     let (loaded, limiter) = (loaded(), Limiter::memory());
     let engine = Engine::new(limiter.clone(), loaded.rules.clone());
     let request = request("POST", "/shorten", &[("x-tenant", "a"), ("x-kind", "planted-kind")]);
     for left in [2, 1, 0, 0] {
-        let mut explanation = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
+        let mut explanation =
+            Explanation::new(&loaded, &Lookups::new(), &request, HERE.into(), Timestamp::ZERO, false).await;
         explanation.read_counters(&limiter).await;
         let limit = &explanation.rules[0].limits[0];
         assert_eq!((limit.remaining, limit.would_allow), (Some(left), Some(left > 0)));
@@ -160,10 +188,12 @@ async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
         let request = request("GET", "/", &[]);
         for _ in 0..3 {
             clock.advance(Duration::from_secs(1));
-            let mut explanation = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
+            let mut explanation =
+                Explanation::new(&loaded, &Lookups::new(), &request, HERE.into(), Timestamp::ZERO, false).await;
             explanation.read_counters(&limiter).await;
             // The first reading has charged nothing, or the second would differ.
-            let mut again = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
+            let mut again =
+                Explanation::new(&loaded, &Lookups::new(), &request, HERE.into(), Timestamp::ZERO, false).await;
             again.read_counters(&limiter).await;
             let [first, second] = [&explanation, &again]
                 .map(|explanation| serde_json::to_value(&explanation.rules[0].limits[0]).unwrap());
@@ -181,7 +211,8 @@ async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
             }
         }
         let read = async || {
-            let mut explanation = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
+            let mut explanation =
+                Explanation::new(&loaded, &Lookups::new(), &request, HERE.into(), Timestamp::ZERO, false).await;
             explanation.read_counters(&limiter).await;
             (explanation.rules[0].limits[0].would_allow, explanation.rules[0].limits[0].retry_after_ms)
         };
@@ -196,7 +227,8 @@ async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
 async fn verdict_of(text: &str, method: &str, engine: Option<&Engine>) -> (Option<bool>, String) {
     let loaded = Config::from_text(text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
     let request = request(method, "/", &[]);
-    let mut explanation = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
+    let mut explanation =
+        Explanation::new(&loaded, &Lookups::new(), &request, HERE.into(), Timestamp::ZERO, false).await;
     if let Some(engine) = engine {
         explanation.read_counters(engine.limiter()).await;
         explanation.read_shields(engine.shield());
@@ -221,7 +253,8 @@ async fn the_verdict_is_that_of_all_rules_together() {
             Outcome::Admitted(_)
         )
     };
-    let elsewhere = "the counters of shield flood are in the memory of each instance: ask one with --admin URL";
+    let elsewhere =
+        "the counters of shield flood are in the memory of each instance; query an instance with --admin URL";
     assert_eq!(verdict_of(TEXT, "POST", None).await, said(None, elsewhere));
     assert_eq!(verdict_of(TEXT, "POST", Some(&engine)).await, said(Some(true), "every limit has room"));
     assert!(send("POST").await);

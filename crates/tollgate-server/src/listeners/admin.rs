@@ -148,9 +148,9 @@ impl AdminListener {
         }
         if !self.browsers.is_admin_host(request.headers()) {
             let warning =
-                "rejected a request to the admin listener with an unknown Host; --admin-host NAME allows a name";
+                "rejected a request to the admin listener with an unknown Host; use --admin-host NAME to allow a name";
             self.stats.reject(Rejection::Host, warning);
-            let message = "unknown Host; use the address of the listener, or start with --admin-host NAME";
+            let message = "unknown Host; use the address of the listener, or start the server with --admin-host NAME";
             return Some(problem(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message));
         }
         self.browsers.is_foreign(request.headers()).then(|| foreign_origin(&self.stats))
@@ -249,7 +249,7 @@ impl AdminListener {
 
     /// Answers with what the rules would do with the request that the body describes: an [`Explanation`] as JSON.
     ///
-    /// Reads the counters of the rules that apply, and asks the plan lookups if necessary. Charges nothing.
+    /// Reads the counters of the rules that apply, without charging them. Asks the lookups if necessary.
     ///
     /// The answer is 200 even if the store does not answer; then `counters_unknown` says why the counters are missing.
     /// It is 400 if the query or the body is invalid, or the server has no rules, 413 if the body has more than 256
@@ -276,11 +276,11 @@ impl AdminListener {
             Err(error) => return bad(&error.to_string()),
         };
         let Some(loaded) = self.reloader.loaded() else {
-            return bad("this instance has no rules to explain; start with --config FILE");
+            return bad("this instance has no rules to explain; start it with --config FILE");
         };
-        let lookups = self.reloader.engine().map(Engine::lookups).unwrap_or_default();
+        let lookups = self.reloader.engine().map(Engine::lookups).cloned().unwrap_or_default();
         let mut explanation =
-            Explanation::new(&loaded, lookups, &described, peer, self.clock.now(), is_revealing).await;
+            Explanation::new(&loaded, &lookups, &described, peer, self.clock.now(), is_revealing).await;
         explanation.read_counters(&self.limiter).await;
         if let Some(engine) = self.reloader.engine() {
             explanation.read_shields(engine.shield());

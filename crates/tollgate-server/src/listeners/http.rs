@@ -4,9 +4,9 @@
 //! decision as its body, so that a caller can go by the status alone. A ban is 403, whether it is in the configuration
 //! or in the store.
 //!
-//! If the listener has a token, a check needs it as `Authorization: Bearer`. Without it, the response is 401, also for a
-//! client that has guessed too often: 429 always means that a limit denies. Such a listener does not use the
-//! fast path (`fast_path.rs`), which reads no headers.
+//! If the listener has a token, a check needs it as `Authorization: Bearer`. Without it, the response is 401, also for
+//! a client that has guessed too often: 429 always means that a limit denies. Such a listener does not use the fast
+//! path (`fast_path.rs`), which reads no headers.
 
 pub(crate) mod connection;
 mod fast_path;
@@ -210,7 +210,7 @@ impl HttpListener {
 
     async fn check_by_rules(&self, request: &Request<()>, peer: IpAddr) -> Response<Bytes> {
         let Some(engine) = &self.engine else {
-            let message = "this instance has no rules; start with --config FILE, or send key and limit";
+            let message = "this instance has no rules; start it with --config FILE, or send key and limit";
             return problem(StatusCode::BAD_REQUEST, "bad_request", message);
         };
         let began = Instant::now();
@@ -316,9 +316,10 @@ impl JsonText {
 
 /// Counts and logs a request that a browser sent for a web page of another site, and returns the 403 response.
 pub(crate) fn foreign_origin(stats: &ListenerStats) -> Response<Bytes> {
-    let warning = "rejected a request that a browser sent for a web page of another site; --allow-origin allows a page";
+    let warning = "rejected a browser request from a web page on another site; use --allow-origin to allow its origin";
     stats.reject(Rejection::Origin, warning);
-    let message = "requests from web pages of other sites are rejected; start with --allow-origin to allow one";
+    let message =
+        "requests from web pages on other sites are rejected; start the server with --allow-origin to allow an origin";
     problem(StatusCode::FORBIDDEN, "foreign_origin", message)
 }
 

@@ -59,7 +59,8 @@ const PASSWORD_TIMEOUT: Duration = Duration::from_secs(10);
 const CHECK_BYTES_MIN: usize = 48;
 const ESTIMATE_MAX: usize = 64;
 /// The error reply to a command that was dropped before it was complete, because its bytes were evicted.
-const EVICTED: &str = "ERR too much is being received; the command was dropped before it was complete";
+const EVICTED: &str =
+    "ERR too many bytes of incomplete commands are buffered; this command was dropped before it was complete";
 const NOAUTH: &str = "NOAUTH Authentication required";
 const OVER_LIMIT_REPLY: &[u8] = b"-ERR max number of clients reached\r\n";
 

@@ -1,8 +1,8 @@
 //! The formats of `/metrics`: OpenMetrics text, and the older text format of Prometheus.
 //!
 //! The encoder writes OpenMetrics, which Prometheus asks for by name in `Accept`. Tools that read a page from `curl`,
-//! such as `promtool check metrics`, know the older format only, and so do clients that ask for nothing. The samples are
-//! the same in both. What differs are the comments:
+//! such as `promtool check metrics`, know the older format only, and so do clients that ask for nothing. The samples
+//! are the same in both. What differs are the comments:
 //!
 //! | | OpenMetrics | text format 0.0.4 |
 //! |---|---|---|
@@ -59,8 +59,9 @@ impl MetricsFormat {
     }
 }
 
-/// Returns the weight (`q`) of a media range of `Accept`, or `None` if it is not for `media_type`. A range without a valid
-/// weight has 1.
+/// Returns the weight (`q`) of a media range of `Accept`, or `None` if the range is not exactly `media_type`.
+///
+/// A range without a valid weight has the weight 1.
 fn weight_of(range: &str, media_type: &str) -> Option<f64> {
     let mut parts = range.split(';').map(str::trim);
     parts.next().filter(|name| name.eq_ignore_ascii_case(media_type))?;

@@ -47,6 +47,12 @@ impl Histogram {
         let count = buckets.iter().map(|(_, count)| count).sum();
         Snapshot { sum_seconds: self.sum_ns.load(Ordering::Relaxed) as f64 / 1e9, count, buckets }
     }
+
+    /// Returns the number of recorded durations.
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> u64 {
+        self.read().count
+    }
 }
 
 #[cfg(test)]

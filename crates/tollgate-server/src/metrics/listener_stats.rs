@@ -71,7 +71,7 @@ impl ErrorResponses {
         }
     }
 
-    /// Returns the number of responses by status: for the first status always, for all others if it is not zero.
+    /// Returns the number of responses by status. Numbers of zero are left out, except that of the first status.
     pub(crate) fn read(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let statuses = self.statuses.iter().copied().chain([OTHER]);
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
@@ -89,7 +89,7 @@ pub(crate) struct ListenerStats {
     pub(crate) connections: ConnectionCounts,
     /// The time from a complete request to its response, without the time that either takes on the wire.
     pub(crate) request_times: Histogram,
-    /// Responses with an error status, whoever wrote them.
+    /// Error responses, including those that hyper writes itself.
     pub(crate) errors: ErrorResponses,
     pub(crate) auth_failures: AuthFailures,
     authenticates: bool,
@@ -198,7 +198,7 @@ pub(crate) const SOURCES: [Source; 4] = [Source::Store, Source::DenyCache, Sourc
 pub(crate) struct DecisionStats {
     /// Explicit checks, which name their keys and limits.
     pub(super) explicit: DecisionCounts,
-    /// Requests that enforced rules decided, once each, however many rules applied.
+    /// Requests that enforced rules decided. Each is counted once, however many rules apply.
     by_rules: DecisionCounts,
     times: [Histogram; SOURCES.len()],
     /// Refusals by bans of the configuration, and by bans in the store.
@@ -208,7 +208,7 @@ pub(crate) struct DecisionStats {
 impl DecisionStats {
     /// Counts the decision on an explicit check by outcome and source, and records how long it took.
     ///
-    /// An error counts as unavailable, with the source `none`.
+    /// An error counts as unavailable, with the source `none`. A refusal by a ban is counted as a ban, too.
     pub(crate) fn record_explicit(&self, answer: &Result<Decision, Unavailable>, took: Duration) {
         self.explicit.count_answer(answer);
         if answer.as_ref().is_ok_and(|decision| decision.ban.is_some()) {
@@ -219,8 +219,8 @@ impl DecisionStats {
 
     /// Counts the decision on a request by rules, and records how long it took.
     ///
-    /// A request that no enforced rule limits, and one whose path is too long, are no decisions and are only timed. A
-    /// refusal by a ban is counted as that, and not as a decision.
+    /// Of a request that no enforced rule limits, or whose path is too long, only the time is recorded. A refusal by a
+    /// ban is counted as a ban, and not as a decision.
     pub(crate) fn record_by_rules(&self, outcome: &Outcome, took: Duration) {
         let source = match outcome {
             Outcome::Admitted(permit) => permit.decision().map(|decision| {
@@ -235,7 +235,7 @@ impl DecisionStats {
                         let is_in_store = *source != Source::None;
                         self.banned[usize::from(is_in_store)].fetch_add(1, Ordering::Relaxed);
                     }
-                    // A path that is too long is refused before anything is decided.
+                    // A path that is too long is refused before a decision.
                     _ => {}
                 }
                 Some(refusal.source())

@@ -71,8 +71,8 @@ pub(crate) fn headers(_: &mut SchemaGenerator) -> Schema {
     let name = json_schema!({ "type": "string", "pattern": HEADER_NAME, "maxLength": HEADER_NAME_BYTES_MAX });
     let value = json_schema!({ "type": "string", "pattern": HEADER_VALUE });
     json_schema!({
-        "description": "The headers of the request, as far as rules or the caller's identity need them. Names are \
-            case-insensitive. At most 65536 bytes in all.",
+        "description": "The headers of the request that the rules need, or that identify the caller. Names are \
+            case-insensitive. At most 65536 bytes in total.",
         "oneOf": [
             {
                 "type": "object",
@@ -83,7 +83,7 @@ pub(crate) fn headers(_: &mut SchemaGenerator) -> Schema {
             },
             {
                 "type": "array",
-                "description": "Pairs of name and value. Headers of one name keep their order.",
+                "description": "Pairs of name and value. Headers with the same name keep their order.",
                 "items": { "type": "array", "prefixItems": [name, value], "minItems": 2, "maxItems": 2 },
                 "maxItems": HEADERS_MAX,
             },

@@ -101,7 +101,7 @@ fn a_panic_during_a_reload_is_reported_as_a_defect_and_changes_nothing() {
     site.write("etc/tollgate.toml", &secret_rules(3));
     let answer = site.operate("POST", "/v1/reload", "");
     assert_eq!(answer.status, 500, "{answer:?}");
-    assert!(answer.body.contains("a defect"), "{answer:?}");
+    assert!(answer.body.contains("a bug"), "{answer:?}");
     site.until_reloaded("failed", 1);
     assert_eq!(quota(&site), 2);
     is_broken.store(false, Ordering::Relaxed);

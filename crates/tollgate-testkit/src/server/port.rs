@@ -21,7 +21,7 @@ const COUNT: u32 = 22_700 - FIRST;
 ///
 /// # Panics
 /// If all of them are in use.
-pub(super) fn free() -> u16 {
+pub fn free() -> u16 {
     static TAKEN: AtomicU32 = AtomicU32::new(0);
     // Test processes run in parallel, so each starts its search elsewhere. 7,919 is prime and does not divide COUNT.
     let first = process::id().wrapping_mul(7_919);

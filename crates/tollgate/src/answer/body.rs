@@ -77,7 +77,7 @@ pub enum BodyFormat {
 pub struct CustomFormat(Arc<dyn Fn(&RefusalDetails<'_>) -> Body + Send + Sync>);
 
 impl BodyFormat {
-    /// Creates a format that calls `body` for each refusal by a limit and for each refusal because of an unavailable store.
+    /// Creates a format that calls `body` for each refusal by a limit or because the store is unavailable.
     ///
     /// It returns the content type and the bytes. Status and all other headers are those of the built-in formats. It is
     /// not called for bans and for paths that are too long. In a response to a gRPC request, which has no body, its
@@ -99,7 +99,8 @@ impl BodyFormat {
         }
     }
 
-    /// Renders the body of a refusal. `request` holds the request's headers, of which [`BodyFormat::Json`] reads `Accept`.
+    /// Renders the body of a refusal. `request` holds the request's headers, of which [`BodyFormat::Json`] reads
+    /// `Accept`.
     pub(super) fn body(&self, refusal: &RefusalDetails<'_>, request: &HeaderMap) -> Body {
         match self {
             BodyFormat::Json if asks_for_problem(request) => problem(refusal),
@@ -161,8 +162,8 @@ struct JsonBody<'a> {
     fields: RefusalFields<'a>,
 }
 
-/// The body of a refusal in the format `problem`: a problem of RFC 9457, with the member `violated-policies` of the IETF
-/// draft.
+/// The body of a refusal in the format `problem`: a problem of RFC 9457, with the member `violated-policies` of the
+/// IETF draft.
 #[derive(Serialize)]
 struct ProblemBody<'a> {
     r#type: &'static str,
@@ -175,8 +176,8 @@ struct ProblemBody<'a> {
     fields: RefusalFields<'a>,
 }
 
-/// The fields that [`JsonBody`] and [`ProblemBody`] have in common. A wait is `null` if the request can never pass; other
-/// fields without a value are left out.
+/// The fields that [`JsonBody`] and [`ProblemBody`] have in common. A wait is `null` if the request can never pass;
+/// other fields without a value are left out.
 #[derive(Serialize)]
 struct RefusalFields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -67,16 +67,17 @@ struct ShownLimit {
 
 /// The values of `Access-Control-Expose-Headers` for each set of rate-limit headers that can occur. `None` if empty.
 ///
-/// The first index is 1 if the response has `X-RateLimit-Reset` (not if the request can never pass), the second index is
-/// 1 if it has `Retry-After`.
+/// The first index is 1 if the response has `X-RateLimit-Reset` (not if the request can never pass), the second index
+/// is 1 if it has `Retry-After`.
 #[derive(Clone, Debug)]
 struct Exposed([[Option<HeaderValue>; 2]; 2]);
 
 impl Policies {
     /// Combines the policies of a check: one per limit, in the order of the check.
     ///
-    /// Policies of rules that have the same name are qualified by their rules (`search.per-minute`). If an earlier policy
-    /// still has the same name, a number is appended (`per-minute-2`), so that clients can tell them apart.
+    /// Policies with equal names are renamed, so that clients can tell them apart. A policy with a
+    /// [rule](Policy::with_rule) gets the name of the rule as a prefix (`search.per-minute`). If an earlier policy
+    /// still has the same name, a number is appended (`per-minute-2`).
     pub fn new<P: Into<Arc<Policy>>>(policies: impl IntoIterator<Item = P>) -> Policies {
         let policies = with_distinct_names(policies.into_iter().map(Into::into).collect());
         let draft = policies.iter().find_map(|policy| policy.styles().draft());
@@ -101,7 +102,8 @@ impl Policies {
 
     /// Sets whether scripts of other origins may read the rate-limit headers in a browser. Defaults to `false`.
     ///
-    /// If `true`, `Access-Control-Expose-Headers` lists the rate-limit headers that the response has, and `Retry-After`.
+    /// If `true`, `Access-Control-Expose-Headers` lists the rate-limit headers that the response has, and
+    /// `Retry-After`.
     #[must_use]
     pub fn with_exposed_headers(mut self, exposed: bool) -> Policies {
         self.exposed = exposed.then(|| {
@@ -197,9 +199,9 @@ impl Policies {
 
     /// Builds the response to a request that is refused because the store did not answer: status 503.
     ///
-    /// For the failure policy `deny`. The body is in the first policy's format, and in JSON without policies. `Retry-After`
-    /// is one second, and `Cache-Control` is `no-store`. There are no rate-limit headers. `request` holds the request's
-    /// headers, of which `Accept` is read.
+    /// For the failure policy `deny`. The body is in the first policy's format, and in JSON without policies.
+    /// `Retry-After` is one second, and `Cache-Control` is `no-store`. There are no rate-limit headers. `request` holds
+    /// the request's headers, of which `Accept` is read.
     pub fn unavailable(&self, request: &HeaderMap) -> Response<Bytes> {
         let refusal = RefusalDetails::unavailable();
         let mut response = respond(&refusal, self.policies.first().map(|policy| policy.format()), request);
@@ -374,8 +376,10 @@ fn advertise(draft: IetfDraft, policies: &[Arc<Policy>]) -> Option<HeaderValue> 
     HeaderValue::try_from(texts.join(", ")).ok().filter(|value| !value.is_empty())
 }
 
-/// Makes the names of policies unique: qualifies equal names of limits that belong to rules, then appends to each name
-/// that an earlier policy has the smallest number, from 2, that no other name has.
+/// Makes the names of policies unique.
+///
+/// First qualifies equal names by their rules. Then appends a number to each name that an earlier policy has: the
+/// smallest one, from 2, that makes the name unique.
 fn with_distinct_names(mut policies: Vec<Arc<Policy>>) -> Vec<Arc<Policy>> {
     let is_repeated =
         |policy: &Arc<Policy>| policies.iter().filter(|other| other.name() == policy.name()).nth(1).is_some();

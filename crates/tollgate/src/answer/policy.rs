@@ -92,7 +92,10 @@ impl Policy {
         }
     }
 
-    /// Sets the name of the rule that the limit belongs to. It appears in the bodies of refusals. Defaults to none.
+    /// Sets the name of the rule that the limit belongs to. Defaults to none.
+    ///
+    /// It appears in the bodies of refusals, and as a prefix of the policy's name in headers if another policy of the
+    /// check has the same name. It is not checked, so it must not contain quotes, backslashes or control characters.
     #[must_use]
     pub fn with_rule(self, rule: impl Into<Arc<str>>) -> Policy {
         Policy { rule: Some(rule.into()), ..self }
@@ -125,15 +128,15 @@ impl Policy {
         Policy { format, ..self }
     }
 
-    /// Returns a copy with another name for clients, which must have no characters that a header would have to escape.
+    /// Returns a copy with another name for clients. The name must not contain characters that a header has to escape.
     pub(super) fn renamed(&self, name: &str) -> Policy {
         Policy { name: name.into(), rendered: Rendered::new(name, &self.limit), ..self.clone() }
     }
 
-    /// Returns a copy whose name for clients is qualified by its rule: `search.per-minute`. Returns an unchanged copy
-    /// without a rule.
+    /// Returns a copy whose name for clients is qualified by its rule: `search.per-minute`. Without a rule, the name
+    /// stays.
     ///
-    /// A limit's own name has no dot, so two limits never have the same qualified name.
+    /// A limit's own name has no dot, so limits of different rules never have the same qualified name.
     pub(crate) fn qualified(&self) -> Policy {
         match &self.rule {
             Some(rule) => self.renamed(&format!("{rule}.{}", self.limit_name)),
@@ -141,10 +144,10 @@ impl Policy {
         }
     }
 
-    /// Returns the name that clients see, and operators in explanations and counters.
+    /// Returns the name of the policy in headers, bodies, explanations and counters.
     ///
-    /// It is the name of the limit, or the names of the rule and the limit (`search.per-minute`) if a rule that may
-    /// apply to the same requests has a limit of this name.
+    /// It is the name of the limit (`per-minute`). If another rule that may apply to the same requests has a limit of
+    /// this name, it is the names of the rule and the limit (`search.per-minute`).
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -222,7 +225,8 @@ impl Rendered {
     }
 }
 
-/// A window in microseconds. Displayed in the largest unit that divides it: `per minute`, `per 10 seconds`, `per 500 ms`.
+/// A window in microseconds. Displayed in the largest unit that divides it: `per minute`, `per 10 seconds`, `per 500
+/// ms`.
 struct Period(u64);
 
 impl fmt::Display for Period {

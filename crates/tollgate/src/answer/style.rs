@@ -42,7 +42,7 @@ impl Style {
 pub enum StyleError {
     /// Both `ietf` and `draft-6` were given.
     #[error(
-        "ietf and draft-6 exclude each other: both define the header RateLimit-Policy, in different forms; choose one"
+        "ietf and draft-6 cannot be combined: both define the header RateLimit-Policy, in different forms; choose one"
     )]
     Exclusive,
 }

@@ -11,7 +11,9 @@ use std::fmt;
 use super::forms::{LimitEntry, Limits, OneOrMany, Secret};
 use super::load::Loaded;
 use super::span::Spanned;
-use super::types::{ApiKeyTable, BanEntry, BanKind, Config, Exempt, MatchTable, PlanSources, PlanTable, RuleTable};
+use super::types::{
+    ApiKeyTable, BanEntry, BanKind, Config, Exempt, KeySources, MatchTable, PlanSources, PlanTable, RuleTable,
+};
 use crate::identity::KeyDigest;
 
 /// The kind of a [`Part`]. Its name, such as `rule`, is a metrics label.
@@ -159,6 +161,7 @@ impl Changes {
             plans,
             keys: _, // with those of the keys file
             keys_file,
+            key_sources: KeySources { redis_hash: key_hash },
             plan_sources,
             rules,
         } = before;
@@ -190,6 +193,7 @@ impl Changes {
         self.bans(bans, &after.bans);
         self.plans(plans, &after.plans);
         self.note(option(keys_file, &after.keys_file), "keys_file", "");
+        self.note(option(key_hash, &after.key_sources.redis_hash), "key_sources.redis_hash", "");
         self.plan_sources(plan_sources, &after.plan_sources);
         self.rules(rules, &after.rules);
     }

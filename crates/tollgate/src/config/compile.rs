@@ -93,7 +93,7 @@ impl Compiler<'_> {
         self.note_in(&source, finding);
     }
 
-    /// Adds a finding whose span is in `source`, such as the keys file. Ignores one that is not
+    /// Adds a finding whose span is in `source`, such as the keys file. Ignores a finding that is not
     /// [certain](Source::is_certain).
     pub(crate) fn note_in(&mut self, source: &Arc<Source>, finding: Finding) {
         if source.is_certain(finding.span().unwrap_or_default()) {

@@ -60,9 +60,9 @@ macro_rules! codes {
 
             /// Returns whether findings with this code are certain even if parts of the file could not be read.
             ///
-            /// `false` for warnings and advice; for errors about something that is missing, such as an unknown plan,
-            /// which may be in the part that could not be read; and for rules that match too many requests without
-            /// the conditions that could not be read.
+            /// `false` for warnings and advice. `false` also for errors about something that is missing, such as an
+            /// unknown plan, because it may be in a part that could not be read, and for too many limits, because rules
+            /// match more requests without the conditions that could not be read.
             pub(crate) fn holds_in_partly_read_file(self) -> bool {
                 use Code::{DefaultPlanMissing, ExpectationUnmet, PlansMissing, TooManyLimits, UnknownPlan};
                 let may_change =
@@ -76,11 +76,11 @@ macro_rules! codes {
 codes! {
     // Reading the file.
     FileUnreadable "file-unreadable" Error "A file cannot be read.",
-    UnknownFormat "unknown-format" Error "The file's name ends neither in `.toml` nor in `.yaml` or `.yml`, or the program is built without YAML.",
+    UnknownFormat "unknown-format" Error "The file's name ends neither in `.toml` nor in `.yaml` or `.yml`, or the program was built without YAML support.",
     Syntax "syntax" Error "The text is not valid TOML or YAML.",
     UnknownField "unknown-field" Error "A field is unknown.",
     MissingField "missing-field" Error "A required field is missing.",
-    WrongType "wrong-type" Error "A value has another type than expected.",
+    WrongType "wrong-type" Error "A value has the wrong type.",
     InvalidValue "invalid-value" Error "A value is not among those accepted, or out of range.",
     // Single values.
     InvalidLimit "invalid-limit" Error "A limit cannot be parsed or is out of range, such as a quota of 0.",
@@ -93,45 +93,46 @@ codes! {
     InvalidName "invalid-name" Error "The name of a rule, a limit, a plan or a Redis hash, or the prefix of keys, is empty, too long, or has characters that are not allowed.",
     InvalidSubject "invalid-subject" Error "`by` is empty, has a subject that does not exist, has one twice or more than 8, or combines `global` with others.",
     InvalidKey "invalid-key" Error "An entry for an API key has no key, has it twice, or has one that no request can carry.",
-    InvalidJwt "invalid-jwt" Error "The key for verifying JWTs cannot be used, or the program is built without JWT.",
+    InvalidJwt "invalid-jwt" Error "The key for verifying JWTs cannot be used, or the program was built without JWT support.",
     InvalidStore "invalid-store" Error "The URL of the store is invalid, or its scheme is unknown.",
     SecretMissing "secret-missing" Error "A required secret is missing or given in several ways, or its environment variable is not set.",
     // Values that do not fit together.
-    ConflictingHeaders "conflicting-headers" Error "`ietf` and `draft-6` exclude each other.",
+    ConflictingHeaders "conflicting-headers" Error "`ietf` and `draft-6` cannot be combined.",
     DuplicateRule "duplicate-rule" Error "Two rules have the same name, so they would share counters.",
     DuplicateLimit "duplicate-limit" Error "Two limits of a list have the same name, so they would share a counter.",
     DuplicateKey "duplicate-key" Error "An API key is listed twice.",
     UnknownPlan "unknown-plan" Error "A plan does not exist.",
-    PlansMissing "plans-missing" Error "A rule takes its limits from plans, and there are none.",
-    DefaultPlanMissing "default-plan-missing" Error "Plans are used, and `default` is not among them.",
+    PlansMissing "plans-missing" Error "A rule takes its limits from plans, but there are none.",
+    DefaultPlanMissing "default-plan-missing" Error "Plans are used, but `default` is not among them.",
     LimitsMissing "limits-missing" Error "A rule, a plan or a key has an empty list of limits.",
     TooManyLimits "too-many-limits" Error "More limits apply to one request than can be decided together.",
     CostNeverFits "cost-never-fits" Error "The cost of a rule exceeds what one of its limits can ever allow.",
     ShieldNotByAddress "shield-not-by-address" Error "A shield counts by something other than the address, or takes its limits from plans.",
-    ShieldNotSpaced "shield-not-spaced" Error "A shield has a leaky bucket, and a shield never delays a request.",
+    ShieldNotSpaced "shield-not-spaced" Error "A shield has a leaky bucket, but a shield never delays a request.",
     // Files that may be truncated.
     ExpectationUnmet "expectation-unmet" Error "The number of rules or keys differs from `expect`.",
-    FileCutOff "file-cut-off" Error "The file has `expect`, or the keys file is one of a file with `expect.keys`, and does not end with a newline; or, in a reload, the file is empty, or it, its keys file or a secret file is only the beginning of the active one.",
-    RulesGone "rules-gone" Error "A reload has no rules, the active configuration has some, and the file does not contain `rules = []`.",
-    KeysGone "keys-gone" Error "A reload has no keys, the active configuration has some, and the file does not contain `keys = []`.",
-    ExpectationGone "expectation-gone" Error "A reload has no `expect.rules` or `expect.keys`, and the active configuration has it.",
+    FileCutOff "file-cut-off" Error "The file has `expect`, or is the keys file of a file with `expect.keys`, and does not end with a newline; or, in a reload, the file is empty, or it, its keys file or a secret file is only the beginning of the active one.",
+    RulesGone "rules-gone" Error "A reload has no rules, although the active configuration has some, and the file does not contain `rules = []`.",
+    KeysGone "keys-gone" Error "A reload has no keys, although the active configuration has some, and the file does not contain `keys = []`.",
+    ExpectationGone "expectation-gone" Error "A reload has no `expect.rules` or `expect.keys`, but the active configuration does.",
     Removed "removed" Warning "A reload removes parts of the configuration.",
     LineEndGone "line-end-gone" Warning "A reload has changes, and the file or its keys file no longer ends with a newline.",
     // What is valid, and probably not intended.
-    ProxiesUntrusted "proxies-untrusted" Warning "A forwarding header is configured, and no proxy is trusted.",
+    ProxiesUntrusted "proxies-untrusted" Warning "A forwarding header is configured, but no proxy is trusted.",
     ProxiesEverybody "proxies-everybody" Warning "Every address is trusted as a proxy, so every client can choose its address.",
-    PlanHeaderUntrusted "plan-header-untrusted" Warning "A plan header is configured, and no proxy is trusted to set it.",
-    PlanHashUnread "plan-hash-unread" Warning "A Redis hash of plans is configured, and the store is not Redis.",
+    PlanHeaderUntrusted "plan-header-untrusted" Warning "A plan header is configured, but no proxy is trusted to set it.",
+    PlanHashUnread "plan-hash-unread" Warning "A Redis hash of plans is configured, but the store is not Redis.",
+    KeyHashUnread "key-hash-unread" Warning "A Redis hash of API keys is configured, but the store is not Redis.",
     RuleUnreachable "rule-unreachable" Warning "No request can match the rule.",
     RuleTwice "rule-twice" Warning "Two rules match the same requests and count them by the same subject.",
     RedundantLimit "redundant-limit" Warning "A limit never denies, because another one always denies first.",
-    PlanUnused "plan-unused" Warning "No caller gets the plan by this file, or no rule uses plans.",
-    KeyLimitsUnused "key-limits-unused" Warning "A key has its own limits, and no rule takes its limits from plans.",
-    AnonymousPlanMissing "anonymous-plan-missing" Warning "Callers without identity get the `default` plan.",
+    PlanUnused "plan-unused" Warning "Nothing in the file assigns the plan to a caller, or no rule uses plans.",
+    KeyLimitsUnused "key-limits-unused" Warning "A key has its own limits, but no rule takes its limits from plans.",
+    AnonymousPlanMissing "anonymous-plan-missing" Warning "Callers without an identity get the `default` plan.",
     SubjectUnknowable "subject-unknowable" Warning "A rule counts by an identity that no request can have.",
     SubjectChosenByClient "subject-chosen-by-client" Warning "A rule counts only by values that the client chooses.",
     CountDeniedRefunded "count-denied-refunded" Warning "`count_denied` with a refund: a denied request has no outcome, so it is never refunded.",
-    InstancesUnset "instances-unset" Warning "The store is shared, and the number of instances is not configured.",
+    InstancesUnset "instances-unset" Warning "The store is shared, but the number of instances is not configured.",
     MemoryNotShared "memory-not-shared" Warning "There are several instances, and each has its counters in its own memory.",
     ExemptEverybody "exempt-everybody" Warning "The exempt lists cover every request.",
     DeadlineLong "deadline-long" Warning "The deadline is so long that clients notice a store that hangs.",
@@ -148,7 +149,7 @@ impl fmt::Display for Code {
 
 /// The error for a text that is not the name of a [`Code`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("unknown code of a finding")]
+#[error("unknown finding code")]
 pub struct CodeError;
 
 impl std::str::FromStr for Code {

@@ -49,10 +49,15 @@ type Note<'n> = dyn FnMut(Code, Span, String, &str) + 'n;
 fn switches(config: &Config, note: &mut Note<'_>) {
     if *config.kill_switch {
         let message = "the kill switch is on: nothing is limited and no ban applies".to_owned();
-        note(Code::KillSwitchOn, config.kill_switch.span(), message, "set `kill_switch = false` to limit again");
+        note(
+            Code::KillSwitchOn,
+            config.kill_switch.span(),
+            message,
+            "set `kill_switch = false` to enforce limits again",
+        );
     }
     if *config.shadow {
-        let message = "all rules are in shadow mode: no limit denies a request; bans still hold".to_owned();
+        let message = "all rules are in shadow mode: no limit denies a request; bans still apply".to_owned();
         note(Code::ShadowOn, config.shadow.span(), message, "set `shadow = false` to enforce the rules");
     }
     if config.rules.is_empty() {
@@ -92,32 +97,35 @@ fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
             let message = "the number of instances is not configured: while the store is unavailable, each of them \
                            grants the whole quota"
                 .to_owned();
-            note(Code::InstancesUnset, store_span, message, "add `instances = N`, with 1 if there is only one");
+            note(
+                Code::InstancesUnset,
+                store_span,
+                message,
+                "add `instances = N`, or `instances = 1` if there is only one",
+            );
         }
         (Some(instances), false) if instances > 1 => {
             let span = config.instances.as_ref().map(|instances| instances.span()).unwrap_or_default();
-            let message = format!("{instances} instances, each with counters in its own memory");
+            let message = format!("there are {instances} instances, each with counters in its own memory");
             let help = "use a shared store (`store = \"redis://…\"`), or expect each instance to grant the whole quota";
             note(Code::MemoryNotShared, span, message, help);
         }
         _ => {}
     }
-    if let Some(hash) = &config.plan_sources.redis_hash
-        && !settings.is_shared()
-    {
+    let hashes = [
+        (Code::PlanHashUnread, &config.plan_sources.redis_hash),
+        (Code::KeyHashUnread, &config.key_sources.redis_hash),
+    ];
+    for (code, hash) in hashes {
+        let Some(hash) = hash.as_ref().filter(|_| !settings.is_shared()) else { continue };
         let message = format!("`{}` is never read, because the counters are in memory", **hash);
-        note(
-            Code::PlanHashUnread,
-            hash.span(),
-            message,
-            "the hash is read from the store: add `store = \"redis://…\"`",
-        );
+        note(code, hash.span(), message, "the hash is read from the store: add `store = \"redis://…\"`");
     }
     if let Some(deadline) = &config.deadline
         && settings.deadline.as_millis() > DEADLINE_MS_MAX
     {
         let message = "each request waits this long for a store that hangs".to_owned();
-        note(Code::DeadlineLong, deadline.span(), message, "a store on the same network answers within 25ms");
+        note(Code::DeadlineLong, deadline.span(), message, "lower it: a store on the same network answers within 25ms");
     }
 }
 
@@ -147,11 +155,12 @@ fn plans(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'
         let message = "there is no plan `default`, for callers without another plan".to_owned();
         note(Code::DefaultPlanMissing, user.limits.span(), message, "add `[plans.default]` with limits");
     } else if !has("anonymous") {
-        let message = "there is no plan `anonymous`: callers without identity have `default`".to_owned();
+        let message = "there is no plan `anonymous`: callers without an identity get the `default` plan".to_owned();
         note(Code::AnonymousPlanMissing, user.limits.span(), message, "add `[plans.anonymous]`, usually a smaller one");
     }
     let is_named_elsewhere = config.plan_sources.header.is_some()
         || config.plan_sources.redis_hash.is_some()
+        || config.key_sources.redis_hash.is_some()
         || config.jwt.as_ref().is_some_and(|jwt| jwt.plan_claim.is_some());
     if is_named_elsewhere {
         return;
@@ -161,7 +170,7 @@ fn plans(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'
         if !is_fallback && !input.assigned_plans.iter().any(|given| **given == ***name) {
             let message = format!("nothing in this file assigns the plan `{}`", **name);
             let help = "assign it to a key or a network, or configure a header, a claim or a hash with plans; \
-                        ignore this if a `PlanLookup` in your code assigns it";
+                        ignore this if a `PlanLookup` or `KeyLookup` in your code assigns it";
             note(Code::PlanUnused, name.span(), message, help);
         }
     }
@@ -184,7 +193,7 @@ fn rules(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'
             note(Code::RuleTwice, table.name.span(), message, help);
         }
         if rule.charge.is_refundable() && policies(rule).any(|limit| limit.count_denied()) {
-            let message = format!("`count_denied` with `charge = \"{}\"`", rule.charge.as_str());
+            let message = format!("`count_denied` is combined with `charge = \"{}\"`", rule.charge.as_str());
             let help = "a denied request has no outcome, so its charge is never refunded; remove one of the two";
             note(Code::CountDeniedRefunded, table.charge.span(), message, help);
         }
@@ -198,7 +207,7 @@ fn unreachable_rule(table: &RuleTable, conditions: &Conditions, input: &LintInpu
             && list.is_empty()
         {
             let message = format!("no request can match `{}`: `{name}` is an empty list", *table.name);
-            note(Code::RuleUnreachable, list.span(), message, "omit it to match all");
+            note(Code::RuleUnreachable, list.span(), message, "omit the field to match every request");
         }
     }
     let is_exempt = |pattern: &Pattern| input.exempt_paths.iter().any(|exempt| exempt.covers(pattern));
@@ -218,7 +227,7 @@ fn subjects(config: &Config, table: &RuleTable, rule: &CompiledRule, parts: &Set
             Subject::User if config.jwt.is_none() => "no tokens are verified",
             _ => continue,
         };
-        let message = format!("`{}` counts by {kind}, and {missing}: all requests are counted by address", *table.name);
+        let message = format!("`{}` counts by {kind}, but {missing}: all requests are counted by address", *table.name);
         let help = "for API keys, list `keys` or set `api_keys = \"any\"`; for users, add `[jwt]`";
         note(Code::SubjectUnknowable, by.span(), message, help);
     }
@@ -231,7 +240,7 @@ fn subjects(config: &Config, table: &RuleTable, rule: &CompiledRule, parts: &Set
     };
     if rule.by.is_chosen_by_client() && rule.by.iter().any(is_free) {
         let message = format!("`{}` counts only by values that the client chooses", *table.name);
-        let help = "a client that sends another value each time is never denied: add a rule by `ip`; \
+        let help = "a client that sends a different value each time is never denied: add a rule by `ip`; \
                     if a proxy sets the header, list it in `trusted_proxies`";
         note(Code::SubjectChosenByClient, by.span(), message, help);
     }
@@ -247,7 +256,8 @@ fn policies(rule: &CompiledRule) -> impl Iterator<Item = Limit> + '_ {
 }
 
 impl Compiler<'_> {
-    /// Adds a warning for each limit of a list that never denies, because another limit of the list always denies first.
+    /// Adds a warning for each limit of a list that never denies, because another limit of the list always denies
+    /// first.
     ///
     /// `owner` names the rule, plan or key to which the list belongs. `span` is that of the list in `source`.
     pub(super) fn check_redundancy(&mut self, limits: &[NamedLimit], owner: &str, span: Span, source: &Arc<Source>) {

@@ -86,8 +86,8 @@ impl Loaded {
         if is_own {
             return "the API key's own limits";
         }
-        let entry = identity.api_key().and_then(|(digest, _)| rules.key(&digest));
-        if entry.is_some_and(|entry| entry.plan().is_some()) {
+        let of_key = identity.api_key().and_then(|(_, known)| rules.limit_set_named(known.plan.as_deref()?));
+        if of_key.is_some() {
             return "the API key";
         }
         let sources = &self.config.plan_sources;
@@ -113,7 +113,8 @@ impl Loaded {
     ///
     /// A shared store starts a task on the current tokio runtime, which connects in the background.
     ///
-    /// If `plan_sources.redis_hash` is configured and the store is Redis, the engine also looks up plans in that hash.
+    /// If the store is Redis, the engine also looks up plans in the hash `plan_sources.redis_hash` and API keys in the
+    /// hash `key_sources.redis_hash`, if these are configured.
     ///
     /// ```
     /// use tollgate::config::{Config, Format};
@@ -399,7 +400,8 @@ pub(crate) fn read<T: FromNode>(name: &str, text: &str, format: Format) -> (Opti
         Format::Yaml => yaml::parse(text),
         #[cfg(not(feature = "yaml"))]
         Format::Yaml => {
-            let finding = Finding::new(Code::UnknownFormat, format!("{name}: this program is built without YAML"));
+            let finding =
+                Finding::new(Code::UnknownFormat, format!("{name}: this program was built without YAML support"));
             let finding = finding.help("write it as TOML, or build with the feature `yaml`");
             return (None, Arc::new(Source::unquoted(name, text)), vec![finding]);
         }

@@ -28,10 +28,11 @@ pub(crate) trait FromNode: Sized {
         None
     }
 
-    /// Returns a value for a required field that is missing or cannot be read, so that the rest of its table is still
-    /// checked. Defaults to `None`: without this field, the table is left out.
+    /// Returns a placeholder for a required field that is missing or cannot be read, so that the rest of its table is
+    /// still checked. Defaults to `None`: the table is left out.
     ///
-    /// Its span is unknown, so findings about it are left out (see [`Source::is_certain`](super::source::Source)).
+    /// The span of the placeholder is unknown, so findings about it are left out; see
+    /// [`Source::is_certain`](super::source::Source).
     fn stand_in() -> Option<Self> {
         None
     }
@@ -190,11 +191,13 @@ impl<'t> Reader<'t> {
         Some(Fields { entries, span: node.span, errors_before, misspelt })
     }
 
-    /// Reads the field `name` of a table. Returns `absent` if the table does not have it, or if it cannot be read.
+    /// Reads the field `name` of a table. `name` must be among the known fields that were passed to [`Reader::table`].
     ///
-    /// If `absent` is `None`, the field is required: adds an error if the table does not have it, unless an unknown
-    /// field has a similar name; and returns the [stand-in](FromNode::stand_in) of its type, if there is one. A value that cannot be read adds its own error. `name` must be among the known fields
-    /// that were passed to [`Reader::table`].
+    /// If the table does not have the field, or its value cannot be read, returns `absent`, or else the
+    /// [stand-in](FromNode::stand_in) of its type. Returns `None` if there is neither.
+    ///
+    /// A value that cannot be read adds its own error. If `absent` is `None`, the field is required: a missing one adds
+    /// an error, unless an unknown field has a similar name.
     pub(crate) fn field<T: FromNode>(
         &mut self,
         fields: &Fields<'_>,

@@ -50,7 +50,7 @@ fn errors(loaded: &Loaded, running: &Loaded) -> Vec<Finding> {
     let is_blank = |loaded: &Loaded| loaded.source.text().trim().is_empty();
     if is_blank(loaded) && !is_blank(running) {
         let help = "to limit nothing, write `rules = []`";
-        return vec![Finding::new(Code::FileCutOff, "the file is empty, and the active one is not").help(help)];
+        return vec![Finding::new(Code::FileCutOff, "the file is empty, but the active one is not").help(help)];
     }
     let mut findings = Vec::new();
     if config.rules.is_absent() && !before.rules.is_empty() {
@@ -72,7 +72,7 @@ fn errors(loaded: &Loaded, running: &Loaded) -> Vec<Finding> {
         ("keys", expect.keys.is_none() && expect_before.keys.is_some()),
     ] {
         if is_gone {
-            let message = format!("the active file has `expect.{field}`, and this one does not");
+            let message = format!("the active file has `expect.{field}`, but this one does not");
             let help =
                 "to remove an expectation, restart; a reload requires it, because a truncated file may have lost it";
             findings.push(Finding::new(Code::ExpectationGone, message).help(help));

@@ -25,16 +25,16 @@ use crate::rules::{Charge, Mode};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 #[cfg_attr(feature = "schema", schemars(title = "Tollgate configuration"))]
 pub struct Config {
-    /// The number of rules and keys. A file with another number of them, for example because it was truncated, is
+    /// The expected number of rules and keys. A file with a different number, for example because it was truncated, is
     /// rejected.
     pub(crate) expect: Option<Spanned<Expect>>,
-    /// The store of the counters: `memory`, or a `redis://` or `rediss://` URL.
+    /// The store for the counters: `memory`, or a `redis://` or `rediss://` URL.
     pub(crate) store: Option<Spanned<StoreUrl>>,
     /// The prefix of every key in the store. Defaults to `tollgate`.
     pub(crate) prefix: Option<Spanned<String>>,
     /// The number of instances that share the quotas while the store is unavailable. Defaults to 1.
     pub(crate) instances: Option<Spanned<u32>>,
-    /// The deadline for a decision of the store. Defaults to `25ms`.
+    /// The deadline for a decision by the store. Defaults to `25ms`.
     pub(crate) deadline: Option<Spanned<String>>,
     /// How requests are decided while the store is unavailable: `local`, `allow` or `deny`. Defaults to `local`.
     pub(crate) on_failure: OnFailure,
@@ -46,7 +46,7 @@ pub struct Config {
     /// Whether browsers may read the header fields that report the limits (`Access-Control-Expose-Headers`). Defaults
     /// to no.
     pub(crate) expose_headers: bool,
-    /// Whether every enforced rule is in shadow mode instead: it counts and denies nothing. Defaults to no.
+    /// Whether every enforced rule is in shadow mode instead: it counts requests but denies none. Defaults to no.
     pub(crate) shadow: Spanned<bool>,
     /// Whether nothing is limited, no ban applies and paths of any length are accepted. Defaults to no.
     pub(crate) kill_switch: Spanned<bool>,
@@ -54,8 +54,8 @@ pub struct Config {
     /// The maximum length of a path in bytes, without its query; a request with a longer one is rejected with 414.
     /// Defaults to 8192.
     pub(crate) path_bytes_max: Option<Spanned<u32>>,
-    /// Headers in which a request may name another method, which rules then match as well as its own, such as
-    /// `x-http-method-override`. Defaults to none.
+    /// Headers in which a request may name another method, such as `x-http-method-override`. Rules then match that
+    /// method as well as the request's own. Defaults to none.
     pub(crate) method_override_headers: OneOrMany<Spanned<String>>,
 
     /// Networks of the proxies that may report the client's address. Defaults to none.
@@ -64,33 +64,36 @@ pub struct Config {
     pub(crate) forwarding_header: Option<Spanned<String>>,
     /// The number of bits of an IPv6 address that identify a client. Defaults to 64.
     pub(crate) ipv6_prefix: Option<Spanned<u8>>,
-    /// The header with a request's API key. Defaults to `x-api-key`.
+    /// The header that contains a request's API key. Defaults to `x-api-key`.
     pub(crate) api_key_header: Option<Spanned<String>>,
     /// The API keys that identify a caller: those that are listed (`known`) or all (`any`). Defaults to `known`.
     pub(crate) api_keys: ApiKeys,
     /// Whether addresses, keys and other values of callers are stored as pseudonyms: `true`, `false` or a table.
     /// Defaults to `false`.
     pub(crate) anonymize: Spanned<AnonymizeEntry>,
-    /// The settings by which users' tokens (JWT) are verified. Without them, tokens are ignored.
+    /// The settings for verifying users' tokens (JWT). Without them, tokens are ignored.
     pub(crate) jwt: Option<Spanned<Jwt>>,
 
     /// Requests that are never limited. The bans of this file still apply to them.
     pub(crate) exempt: Exempt,
     /// Networks, API keys and users whose requests are refused with 403.
     pub(crate) bans: Vec<Spanned<BanEntry>>,
-    /// Named sets of limits. `default` is for callers without another plan, `anonymous` for callers without identity.
+    /// Named sets of limits. `default` is for callers without another plan, `anonymous` for callers without an
+    /// identity.
     pub(crate) plans: BTreeMap<Spanned<String>, PlanTable>,
     /// API keys, with the plan or the limits of each.
     pub(crate) keys: OptionalList<Spanned<ApiKeyTable>>,
-    /// A file with more keys, as a list `keys`. A relative name is relative to this file.
+    /// A file with more keys, in a list `keys`. A relative path is relative to the directory of this file.
     pub(crate) keys_file: Option<Spanned<String>>,
+    /// Further sources of API keys: a Redis hash.
+    pub(crate) key_sources: KeySources,
     /// Further sources of a caller's plan: its address, a header, a Redis hash.
     pub(crate) plan_sources: PlanSources,
     /// Which requests are limited, and how. A reload without any rules fails unless the file has `rules = []`.
     pub(crate) rules: OptionalList<Spanned<RuleTable>>,
 }
 
-/// The expected number of rules and keys. Another number is an error; a number that is absent is not checked.
+/// The expected number of rules and keys. A different number is an error; an absent number is not checked.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct Expect {
@@ -110,7 +113,7 @@ pub(crate) struct RuleTable {
     /// Which requests the rule matches. Defaults to all.
     #[cfg_attr(feature = "schema", schemars(default, rename = "match"))]
     pub(crate) matches: Spanned<MatchTable>,
-    /// The subjects that are counted, in combination. Defaults to `caller`, for a shield to `ip`.
+    /// The subjects by which requests are counted, in combination. Defaults to `caller`, or `ip` for a shield.
     pub(crate) by: Option<Spanned<OneOrMany<Spanned<String>>>>,
     /// A list of limits, or `plan` for the limits of the caller's plan.
     pub(crate) limits: Spanned<Limits>,
@@ -160,7 +163,7 @@ pub(crate) struct MatchTable {
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct LimitTable {
-    /// The name, which clients see and which is part of the counter's key. Defaults to a name made of the window.
+    /// The name, which clients see and which is part of the counter's key. Defaults to a name derived from the window.
     pub(crate) name: Option<Spanned<String>>,
     /// The whole limit as a string.
     pub(crate) limit: Option<Spanned<String>>,
@@ -207,17 +210,27 @@ pub(crate) struct ApiKeyTable {
     pub(crate) exempt: bool,
 }
 
+/// Sources of API keys, besides this file and the keys file, which take precedence.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
+pub(crate) struct KeySources {
+    /// A Redis hash in the store that maps API keys to their attributes. A field is `api_key:` followed by the key's
+    /// SHA-256; its value is a JSON object with the optional fields `name`, `plan` and `exempt`. A change takes effect
+    /// within about a second.
+    pub(crate) redis_hash: Option<Spanned<String>>,
+}
+
 /// Sources of a caller's plan, besides the API keys and the token's claim.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct PlanSources {
-    /// Plans by address. The first entry with the client's address counts.
+    /// Plans by address. The first entry that contains the client's address applies.
     pub(crate) addresses: Vec<AddressPlan>,
     /// A header that names the plan. Ignored unless a trusted proxy sent the request.
     pub(crate) header: Option<Spanned<String>>,
-    /// A Redis hash in the store, from callers to the names of their plans: field `api_key:` and the key's SHA-256,
-    /// `user:` and the user, or `caller:` and the caller that the application sets. A change takes effect within about
-    /// a second.
+    /// A Redis hash in the store that maps callers to the names of their plans. A field is `api_key:` followed by the
+    /// key's SHA-256, `user:` followed by the user, or `caller:` followed by the caller that the application sets. A
+    /// change takes effect within about a second.
     pub(crate) redis_hash: Option<Spanned<String>>,
 }
 
@@ -231,7 +244,7 @@ pub(crate) struct AddressPlan {
     pub(crate) plan: Spanned<String>,
 }
 
-/// The settings by which users' tokens (JWT) are verified. The key is given in exactly one of three fields.
+/// The settings for verifying users' tokens (JWT). The key is given in exactly one of three fields.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
 pub(crate) struct Jwt {
@@ -272,7 +285,7 @@ pub(crate) struct Anonymize {
 pub(crate) struct Exempt {
     /// Networks of clients.
     pub(crate) addresses: OneOrMany<Spanned<String>>,
-    /// API keys: the key itself, or `sha256:` and its digest.
+    /// API keys: the key itself, or `sha256:` followed by its digest.
     pub(crate) keys: Vec<Spanned<Secret>>,
     /// Path patterns.
     pub(crate) paths: OneOrMany<Spanned<String>>,
@@ -280,13 +293,13 @@ pub(crate) struct Exempt {
 
 /// A ban: a network, an API key or a user whose requests are refused, until the ban ends.
 ///
-/// There is no `for = "1h"`: a file has no time at which it starts, and each reload would start it again.
+/// There is no `for = "1h"`: a file has no start time to count from, and each reload would start the ban again.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
 pub(crate) struct BanEntry {
     /// The kind of `value`.
     pub(crate) by: BanKind,
-    /// The network, the key (or `sha256:` and its digest), or the user.
+    /// The network, the key (or `sha256:` followed by its digest), or the user.
     pub(crate) value: Spanned<Secret>,
     /// The end of the ban in UTC, such as `2030-01-31T12:00:00Z`. Defaults to no end.
     pub(crate) until: Option<Spanned<String>>,
@@ -327,7 +340,7 @@ tables! {
     Config {
         expect, store, prefix, instances, deadline, on_failure, headers, body, expose_headers, shadow, kill_switch,
         path_bytes_max, method_override_headers, trusted_proxies, forwarding_header, ipv6_prefix, api_key_header,
-        api_keys, anonymize, jwt, exempt, bans, plans, keys, keys_file, plan_sources, rules,
+        api_keys, anonymize, jwt, exempt, bans, plans, keys, keys_file, key_sources, plan_sources, rules,
     }
     Expect { rules, keys }
     RuleTable { name, matches as "match", by, limits, mode, on_failure, charge, cost, headers, body, store }
@@ -336,6 +349,7 @@ tables! {
     LimitTable { name, limit, quota, window, algorithm, burst, queue, count_denied }
     PlanTable { limits: required, upgrade_url }
     ApiKeyTable { key, sha256, name, plan, limits, exempt }
+    KeySources { redis_hash }
     PlanSources { addresses, header, redis_hash }
     AddressPlan { networks: required, plan }
     Jwt { algorithm, key, key_env, key_file, plan_claim, issuer, audience }

@@ -15,8 +15,7 @@ use super::check_plan::CheckPlan;
 use super::rule_counts::{RuleCounts, RuleStats};
 use crate::identity::{Identity, Origin};
 use crate::rules::{
-    CompiledBan, CompiledRule, Indices, LazyReadings, LimitSetId, Matched, PlanLookup, PlanQuestion, RequestView,
-    RuleSet,
+    CompiledBan, CompiledRule, Indices, LazyReadings, LimitSetId, Lookups, Matched, PlanQuestion, RequestView, RuleSet,
 };
 
 /// The maximum number of cached plans. When it is reached, all are dropped and laid out again on demand.
@@ -40,7 +39,7 @@ pub(super) struct ActiveRules {
     plans: RwLock<HashMap<(Indices, LimitSetId), Arc<CheckPlan>, RandomState>>,
 }
 
-/// The limit set of a caller, or the question that a [`PlanLookup`] must answer first.
+/// The limit set of a caller, or the question that a [`PlanLookup`](crate::rules::PlanLookup) must answer first.
 pub(super) enum Limits {
     Known(LimitSetId),
     Lookup(PlanQuestion),
@@ -126,7 +125,9 @@ impl ActiveRules {
     /// Returns whether the caller is exempt from all limits, by its address or its API key. Exempt paths are not
     /// considered.
     pub(super) fn is_exempt(&self, identity: &Identity<'_>) -> bool {
-        self.has_exemptions && self.rules.is_exempt(identity)
+        // A key lookup may exempt a key although the rules exempt nothing.
+        let is_exempt_key = identity.determined_api_key().is_some_and(|known| known.exempt);
+        is_exempt_key || (self.has_exemptions && self.rules.is_exempt(identity))
     }
 
     /// Returns the caller's limit set, or the question that a lookup must answer to determine it.
@@ -149,16 +150,17 @@ impl ActiveRules {
         }
     }
 
-    /// Returns the caller's limit set, and the time that its lookup took; zero if none was needed.
+    /// Returns the caller's limit set, and the time that lookups of this request took: `spent`, for its key, and that
+    /// of its plan.
     ///
-    /// If no lookup returns an existing plan, it is the default limit set. The lookups have no timeout here.
-    pub(super) async fn limit_set(&self, limits: Limits, lookups: &[Arc<dyn PlanLookup>]) -> (LimitSetId, Duration) {
+    /// If no lookup returns an existing plan within the deadline of lookups, it is the default limit set.
+    pub(super) async fn limit_set(&self, limits: Limits, lookups: &Lookups, spent: Duration) -> (LimitSetId, Duration) {
         match limits {
-            Limits::Known(limit_set) => (limit_set, Duration::ZERO),
+            Limits::Known(limit_set) => (limit_set, spent),
             Limits::Lookup(question) => {
                 let start = Instant::now();
-                let limit_set = Box::pin(self.rules.look_up_limit_set(&question, lookups)).await;
-                (limit_set, start.elapsed())
+                let limit_set = Box::pin(lookups.limit_set_after(spent, &self.rules, &question)).await;
+                (limit_set, spent + start.elapsed())
             }
         }
     }

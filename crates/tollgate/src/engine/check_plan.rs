@@ -110,7 +110,8 @@ impl CheckPlan {
     /// `max_wait`.
     ///
     /// `false` without a `max_wait`, or if the queues cut by [`LimitGroup::demands`] exclude every longer wait. They do
-    /// not if the counters may be `in_shares`: this instance's share of a leaky bucket leaks more slowly than the limit.
+    /// not if the counters may be `in_shares`: this instance's share of a leaky bucket leaks more slowly than the
+    /// limit.
     pub(super) fn may_be_withdrawn(&self, options: &RequestOptions, in_shares: bool) -> bool {
         let Some(max_wait) = options.max_wait else { return false };
         let shown = self.shown().filter(|group| group.may_delay);

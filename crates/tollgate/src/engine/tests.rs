@@ -6,9 +6,10 @@ use std::time::Duration;
 use super::*;
 use crate::answer::Verdict;
 use crate::config::{Config, Format};
+use crate::identity::Origin;
 use crate::rules::path::normalisations;
 use http::{HeaderMap, Request};
-use tollgate_core::{ManualClock, Source, Timestamp};
+use tollgate_core::{Clock, ManualClock, Source, Timestamp, Wait};
 
 struct Site {
     engine: Engine,
@@ -560,6 +561,72 @@ async fn ipv4_client_is_recognised_behind_every_ipv6_route() {
     for peer in ["203.0.113.9", "::ffff:203.0.113.9", "64:ff9b::cb00:7109", "2002:cb00:7109:ffff::"] {
         assert_eq!(verdict(peer).await, "rate_limited", "{peer}");
     }
+}
+
+const TOKENS: &str = "[jwt]\nalgorithm = 'HS256'\nkey = 'planted-token-secret-0123456789abcdef'\n";
+/// A token of the user `eve`, signed with the key of [`TOKENS`]. Expires an hour after the start of the clock.
+const EVE: (&str, &str) = (
+    "authorization",
+    "Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJldmUiLCJleHAiOjE3MDAwMDM2MDB9.uyzUX7i1Mqtcgs2qSbpc8VnVQDICT6PNbAOe5g7dNZY",
+);
+
+/// The engine skips lookups that cannot find anything, and does not read its clock if nothing depends on the time.
+#[tokio::test]
+async fn engine_bans_and_exempts_exactly_the_callers_that_the_rule_set_does() {
+    let key = ("x-api-key", "a-planted-key-00001");
+    let callers = [(HERE, None), ([198, 51, 100, 7], None), (HERE, Some(key)), (HERE, Some(EVE))];
+    let mut seen = [0; 3];
+    for only in [
+        "",
+        "bans = [{ by = 'ip', value = '203.0.113.9' }]",
+        "bans = [{ by = 'ip', value = '203.0.113.9', until = '2023-11-14T22:33:20Z' }]",
+        "bans = [{ by = 'api_key', value = 'a-planted-key-00001' }]",
+        "bans = [{ by = 'user', value = 'eve', until = '2023-11-14T22:33:20Z' }]",
+        "exempt = { addresses = ['203.0.113.0/24'] }",
+        "exempt = { keys = ['a-planted-key-00001'] }",
+    ] {
+        for is_off in [false, true] {
+            let rule = "[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['1000/h']";
+            let text = format!("kill_switch = {is_off}\n{only}\n{TOKENS}{rule}");
+            let (site, rules) = (site(&text), rules(&text));
+            for (peer, header) in callers.into_iter().chain(callers) {
+                let header: &[(&str, &str)] = header.as_slice();
+                let mut request = Request::builder();
+                for (name, value) in header {
+                    request = request.header(*name, *value);
+                }
+                let (request, now) = (request.body(()).unwrap(), Clock::now(&*site.clock));
+                let origin = Origin { peer: peer.into(), headers: request.headers(), path: "/" };
+                let identity = rules.identifier().identify_request(None, origin, &rules, now);
+                let ban = rules.ban_of_address(&identity, now).or_else(|| rules.ban_of_caller(&identity, now));
+                let is_counted = !is_off && !rules.is_exempt(&identity);
+                let expected = match ban.filter(|_| !is_off) {
+                    Some(ban) => {
+                        Err(ban.until().map_or(Wait::NEVER, |end| Wait::from_micros(end.as_micros() - now.as_micros())))
+                    }
+                    None => Ok(is_counted),
+                };
+                let decided = match site.send("GET", "/", header, peer).await {
+                    Outcome::Admitted(permit) => Ok(permit.decision().is_some()),
+                    Outcome::Refused(Refusal::Banned { remaining, .. }) => Err(remaining),
+                    Outcome::Refused(refusal) => panic!("{:?}", refusal.verdict()),
+                };
+                assert_eq!(decided, expected, "{text} {peer:?} {header:?}");
+                seen[decided.map_or(0, |is_counted| 1 + usize::from(is_counted))] += 1;
+                site.clock.advance(Duration::from_secs(300));
+            }
+        }
+    }
+    assert!(seen.iter().all(|count| *count >= 10), "banned, not counted, counted: {seen:?}");
+}
+
+#[tokio::test]
+async fn user_of_a_token_is_counted_until_the_token_expires() {
+    let site = site(&format!("{TOKENS}[[rules]]\nname = 'all'\nby = ['user']\nlimits = ['1/day']"));
+    let verdict = async || site.verdict("/", &[EVE], HERE).await.0;
+    assert_eq!((verdict().await, verdict().await), (Verdict::Allowed, Verdict::Denied));
+    site.clock.advance(Duration::from_secs(7_200));
+    assert_eq!((verdict().await, verdict().await), (Verdict::Allowed, Verdict::Denied), "counted by address");
 }
 
 /// The configuration cannot foresee that the rules of two paths match one request. Each of them has fewer limits than the

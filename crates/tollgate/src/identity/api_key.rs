@@ -65,6 +65,12 @@ impl KeyDigest {
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
+
+    /// Returns the field of the key in a Redis hash of keys or plans: `api_key:` and 64 lowercase hexadecimal digits.
+    pub(crate) fn field(&self) -> String {
+        let hex = |byte: &u8| [byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)]));
+        "api_key:".chars().chain(self.0.iter().flat_map(hex)).collect()
+    }
 }
 
 impl FromStr for KeyDigest {
@@ -194,11 +200,49 @@ fn token_in(value: &[u8]) -> Option<&[u8]> {
     (scheme.eq_ignore_ascii_case(b"bearer") && !token.is_empty()).then_some(token)
 }
 
-/// The attributes that a [`KeySource`] has for a known API key.
+/// The attributes of a known API key: what a [`KeySource`] or a [`KeyLookup`](crate::rules::KeyLookup) knows about it.
+///
+/// ```
+/// use tollgate::identity::KnownKey;
+///
+/// let known = KnownKey::new().name("acme").plan("pro");
+/// assert_eq!(known.plan.as_deref(), Some("pro"));
+/// assert!(!known.exempt);
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub struct KnownKey {
+    /// The name of the key's owner, for explanations. `None` if it has none.
+    pub name: Option<Arc<str>>,
     /// The name of the plan of the key's owner, or `None` if the key source assigns none.
     pub plan: Option<Arc<str>>,
+    /// Whether requests with this key are never limited.
+    pub exempt: bool,
+}
+
+impl KnownKey {
+    /// Creates the attributes of a key without a name or a plan, which is not exempt.
+    pub fn new() -> KnownKey {
+        KnownKey::default()
+    }
+
+    /// Sets the name of the key's owner. Defaults to none.
+    #[must_use]
+    pub fn name(self, name: impl Into<Arc<str>>) -> KnownKey {
+        KnownKey { name: Some(name.into()), ..self }
+    }
+
+    /// Sets the name of the plan. Defaults to none. A plan that the rules do not have is ignored.
+    #[must_use]
+    pub fn plan(self, plan: impl Into<Arc<str>>) -> KnownKey {
+        KnownKey { plan: Some(plan.into()), ..self }
+    }
+
+    /// Sets whether requests with this key are never limited. Defaults to `false`.
+    #[must_use]
+    pub fn exempt(self, exempt: bool) -> KnownKey {
+        KnownKey { exempt, ..self }
+    }
 }
 
 /// A source of known API keys: a [`RuleSet`](crate::rules::RuleSet), a [`KeyTable`], or a closure.
@@ -226,7 +270,7 @@ impl<F: Fn(&ApiKey<'_>) -> Option<KnownKey> + Send + Sync> KeySource for F {
 /// use tollgate::identity::{KeyDigest, KeyTable, KnownKey};
 ///
 /// let mut keys = KeyTable::new();
-/// keys.insert(KeyDigest::of("s3cr3t"), KnownKey { plan: Some("pro".into()) });
+/// keys.insert(KeyDigest::of("s3cr3t"), KnownKey::new().plan("pro"));
 /// assert_eq!(keys.len(), 1);
 /// ```
 #[derive(Clone, Default)]
@@ -320,8 +364,8 @@ mod tests {
     fn table_finds_its_keys_and_no_others() {
         let mut table = KeyTable::new();
         assert!(table.is_empty());
-        table.insert(KeyDigest::of("k1"), KnownKey { plan: Some("pro".into()) });
-        table.insert(KeyDigest::of("k2"), KnownKey { plan: None });
+        table.insert(KeyDigest::of("k1"), KnownKey::new().plan("pro"));
+        table.insert(KeyDigest::of("k2"), KnownKey::new());
         let find = |key: &str| {
             let headers = headers(&[("x-api-key", key.as_bytes())]);
             table.find(&ApiKey::from_headers(&headers, &NAME).unwrap())

@@ -49,7 +49,7 @@ const CREDENTIAL_HEADERS: [HeaderName; 3] =
 /// use tollgate::identity::{Identifier, KeyDigest, KeyTable, KnownKey, Origin, Subjects};
 ///
 /// let mut keys = KeyTable::new();
-/// keys.insert(KeyDigest::of("s3cr3t"), KnownKey { plan: Some("pro".into()) });
+/// keys.insert(KeyDigest::of("s3cr3t"), KnownKey::new().plan("pro"));
 /// let identifier = Identifier::new();
 /// let by = Subjects::parse(["caller"])?;
 ///
@@ -305,12 +305,37 @@ impl<'r> Identity<'r> {
         found.as_ref().map(|(digest, known)| (*digest, known))
     }
 
-    /// Sets the API key of the request, in place of the one in its headers. The key source is not asked.
+    /// Returns the digest of the request's API key if the key source does not know it, so that the caller can look it
+    /// up elsewhere. Pass the result to [`with_api_key`](Identity::with_api_key).
     ///
-    /// For tools that know a key only by its digest, and look up what holds for its owner.
+    /// `None` if the request has no key or a known one, if the key was set by `with_api_key`, or if the key is a bearer
+    /// token that looks like a JWT while tokens are verified.
+    pub fn unknown_api_key(&self) -> Option<KeyDigest> {
+        if self.api_key.get().is_some_and(Option::is_some) {
+            return None;
+        }
+        let sent = self.identifier.read_api_key(self.origin.headers)?;
+        let known = self.keys.find(&sent);
+        if known.is_none() {
+            return (!self.may_be_token(&sent)).then(|| sent.digest());
+        }
+        // Kept, so that the key is not hashed again.
+        let _ = self.api_key.set(known.map(|known| (sent.digest(), known)));
+        None
+    }
+
+    /// Sets the API key of the request, which replaces the one in its headers. The key source is not asked.
+    ///
+    /// For keys that were looked up elsewhere, and for tools that know only the digest of a key.
     #[must_use]
     pub fn with_api_key(self, digest: KeyDigest, known: KnownKey) -> Identity<'r> {
         Identity { api_key: OnceCell::from(Some((digest, known))), ..self }
+    }
+
+    /// Returns the attributes of the API key, or `None` if it was neither set nor found before. Does not read the
+    /// headers.
+    pub(crate) fn determined_api_key(&self) -> Option<&KnownKey> {
+        self.api_key.get().and_then(Option::as_ref).map(|(_, known)| known)
     }
 
     /// Returns the digests of all API keys in the request, known or not: one per line of the key header and per bearer
@@ -326,8 +351,12 @@ impl<'r> Identity<'r> {
     /// While tokens are verified, a bearer token that may be a JWT does not: it changes with every login, whereas its
     /// user does not.
     fn is_any_key(&self, key: &ApiKey<'_>) -> bool {
-        let may_be_token = || key.is_bearer() && looks_like_token(key.expose().as_bytes());
-        self.identifier.api_keys == ApiKeys::Any && !(self.identifier.tokens.is_some() && may_be_token())
+        self.identifier.api_keys == ApiKeys::Any && !self.may_be_token(key)
+    }
+
+    /// Returns whether a key is a bearer token that may be a JWT, while tokens are verified.
+    fn may_be_token(&self, key: &ApiKey<'_>) -> bool {
+        self.identifier.tokens.is_some() && key.is_bearer() && looks_like_token(key.expose().as_bytes())
     }
 
     /// Returns the user of the bearer token, or `None` if there is no valid token or no verifier is set.

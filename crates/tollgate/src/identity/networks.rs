@@ -30,7 +30,7 @@ pub struct Networks {
 /// The error for a text that is not a network.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "{problem} (found {found:?}); accepted are networks and addresses: 10.0.0.0/8, 203.0.113.7, 2001:db8::/32, ::1"
+    "{problem} (found {found:?}); networks and addresses have the form 10.0.0.0/8, 203.0.113.7, 2001:db8::/32 or ::1"
 )]
 pub struct NetworkError {
     problem: String,
@@ -242,7 +242,7 @@ mod tests {
         ] {
             let message = Networks::parse([text]).unwrap_err().to_string();
             assert!(message.contains(expected) && message.contains(text), "{text}: {message}");
-            assert!(message.contains("accepted are"), "{message}");
+            assert!(message.contains("networks and addresses have the form"), "{message}");
         }
         let message = Networks::parse(["9".repeat(10_000).as_str()]).unwrap_err().to_string();
         assert!(message.len() < 300, "{}", message.len());

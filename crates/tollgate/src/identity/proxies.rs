@@ -71,7 +71,7 @@ enum Syntax {
 /// The error for a text that is not the name of one forwarding header.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "{problem} (found {found:?}); accepted is exactly one header: X-Forwarded-For, Forwarded, or one that holds the client's address, such as CF-Connecting-IP"
+    "{problem} (found {found:?}); name exactly one header: X-Forwarded-For, Forwarded, or one that holds the client's address, such as CF-Connecting-IP"
 )]
 pub struct ForwardingHeaderError {
     problem: String,

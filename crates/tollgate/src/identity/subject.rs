@@ -178,9 +178,9 @@ impl<'s> SubjectWriter<'s> {
     }
 }
 
-/// Returns `plain`, a subject that was written without a salt, as it is written with this salt.
+/// Replaces the values in `plain`, a subject that was written without a salt, by their pseudonyms with this salt.
 ///
-/// Values that are pseudonyms already are kept.
+/// Values that are already pseudonyms are kept.
 pub(crate) fn anonymize_subject(plain: &str, salt: &Salt) -> String {
     let anonymize = |part: &str| {
         // A kind contains no `:`, except the one before the name of a header or cookie.

@@ -50,7 +50,7 @@ pub enum Subject {
 
 /// The error for a text that is not a [`Subject`], or for an invalid list of them.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{problem}; accepted are caller, ip, api_key, user, header:NAME, cookie:NAME, path, global")]
+#[error("{problem}; valid kinds are caller, ip, api_key, user, header:NAME, cookie:NAME, path, global")]
 pub struct SubjectError {
     problem: String,
 }
@@ -86,7 +86,7 @@ impl FromStr for Subject {
     fn from_str(text: &str) -> Result<Subject, SubjectError> {
         if text.len() > TEXT_BYTES_MAX {
             return Err(error(format!(
-                "a kind of subject has at most {TEXT_BYTES_MAX} bytes, this one has {}",
+                "a kind of subject can have at most {TEXT_BYTES_MAX} bytes, this one has {}",
                 text.len()
             )));
         }
@@ -156,7 +156,7 @@ impl Subjects {
             return Err(error("expected at least one kind of subject".to_owned()));
         }
         if kinds.len() > KINDS_MAX {
-            return Err(error(format!("a subject has at most {KINDS_MAX} kinds, this one has {}", kinds.len())));
+            return Err(error(format!("a subject can have at most {KINDS_MAX} kinds, this one has {}", kinds.len())));
         }
         for (at, kind) in kinds.iter().enumerate() {
             if kinds[..at].contains(kind) {
@@ -232,7 +232,7 @@ mod tests {
         ] {
             let message = text.parse::<Subject>().unwrap_err().to_string();
             assert!(message.contains(expected), "{text:?}: {message}");
-            assert!(message.contains("accepted are caller, ip"), "{message}");
+            assert!(message.contains("valid kinds are caller, ip"), "{message}");
         }
         let message = "x".repeat(10_000).parse::<Subject>().unwrap_err().to_string();
         assert!(message.len() < 200, "{message}");

@@ -66,7 +66,7 @@ async fn probe_until_recovered(probing: Probing) {
         let pause = probe_after(attempt, fastrand::f64());
         {
             let Some(shared) = probing.shared.upgrade() else { return };
-            let done_after_us = (pause + 2 * deadline(shared.deadline)).as_micros() as u64;
+            let done_after_us = (pause + 2 * deadline(shared.deadlines.check)).as_micros() as u64;
             shared.breaker().set_probe_due(shared.clock.now().plus_micros(done_after_us));
         }
         sleep(pause).await;
@@ -102,14 +102,15 @@ async fn has_recovered(shared: &Shared) -> bool {
     }
 }
 
-/// Makes one call to the store, which charges the probe's counter, so that it writes as a decision does, and is reported
-/// to the observers. Foreign data under the probe's key counts as an answer.
+/// Makes one call to the store, which charges the probe's counter, so that the store must write as for a decision.
+///
+/// The call is reported to the observers. Foreign data under the probe's key counts as an answer.
 async fn probe(shared: &Shared) -> Probed {
     let demand = Demand::probe();
     let check = Check::one(&demand);
     let mut call = pin!(shared.call(Call::Probe, 1, shared.decide(std::slice::from_ref(&check))));
     // As for a decision, an answer that has arrived when the deadline is noticed is in time.
-    let (answered, probed) = match answer_by(sleep(shared.deadline), shared.store(), call.as_mut()).await {
+    let (answered, probed) = match answer_by(sleep(shared.deadlines.check), shared.store(), call.as_mut()).await {
         Some(answered) => (answered, Probed::InTime),
         None => (call.await, Probed::Late),
     };

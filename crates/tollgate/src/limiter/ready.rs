@@ -14,6 +14,9 @@
 //! nothing is charged. If a leaky bucket charged a slot that comes too late, it is refunded. A check that does not
 //! become the first in its queue in time only peeks: the units belong to the checks before it.
 //!
+//! **Two bounds.** `wait_max` bounds the wait for units. `LimiterBuilder::ready_deadline` bounds the wait for one
+//! answer of the store; it is apart from the deadline of a check, because outgoing work can wait longer than a client.
+//!
 //! **While the store is unavailable**, the answer of the local share is not final, since the store may be back long
 //! before the local share has enough units. So a local denial is checked again within a second, until the deadline. It
 //! never leads to [`NotReady::TooLate`] or [`NotReady::Never`] before the deadline.
@@ -25,6 +28,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tollgate_core::{Algorithm, Check, Cost, Decision, Demand, LimitStatus, Source, Wait};
 
 use super::fair_queue::QueuePosition;
+use super::shared::TimeBudget;
 use super::{CheckOptions, Limiter};
 use crate::failure::Unavailable;
 
@@ -42,15 +46,15 @@ const LOCAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotReady {
-    /// A cost exceeds what its limit can ever hold, or a subject is banned for good, so waiting does not help.
+    /// A cost exceeds what its limit can ever hold, or a subject is banned permanently, so waiting does not help.
     #[error(
-        "the request can never be admitted: its cost exceeds what the limit can ever hold, or it is banned for good"
+        "the request can never be admitted: its cost exceeds what the limit can ever hold, or it is banned permanently"
     )]
     Never(Decision),
     /// The check would be admitted only after `wait_max`, and not before the decision's `retry_after`.
     ///
     /// The decision is a denial. In a leaky bucket it may be an admission whose delay is too long; it was refunded.
-    #[error("the request would be admitted only after the maximum wait")]
+    #[error("the request would have to wait longer than the maximum wait")]
     TooLate(Decision),
     /// The store does not answer, and the failure policy is [`OnFailure::Deny`](crate::OnFailure::Deny).
     #[error(transparent)]
@@ -72,7 +76,8 @@ impl Limiter {
     /// Waits until a check is admitted and charged, at most `wait_max`.
     ///
     /// The time of the store's last answer is not counted: with a store that is 5 ms away, this may return 5 ms after
-    /// `wait_max`.
+    /// `wait_max`. One answer may take until [`LimiterBuilder::ready_deadline`](super::LimiterBuilder::ready_deadline);
+    /// then the failure policy decides.
     ///
     /// The delay of a leaky bucket is waited for, too: when this returns `Ok`, the work may begin. Checks that wait for
     /// the same counters in this process are admitted in the order of their arrival.
@@ -111,7 +116,7 @@ impl Limiter {
     /// Panics outside a tokio runtime with a timer, unless the check only peeks.
     pub async fn until_ready(&self, check: &Check<'_>, wait_max: Duration) -> Result<Decision, NotReady> {
         if check.demands().iter().all(|demand| demand.cost == Cost::PEEK) {
-            return Ok(self.check(check).await?);
+            return Ok(self.check_in(TimeBudget::Ready, check, CheckOptions::default()).await?);
         }
         let deadline = Instant::now() + wait_max.min(WAIT_MAX);
         let position = self.0.queues.join(check);
@@ -121,7 +126,7 @@ impl Limiter {
         let options = CheckOptions { refundable: check.demands().iter().any(is_leaky), ..CheckOptions::default() };
         let mut is_contended = false;
         loop {
-            let decision = self.check_with(check, options).await?;
+            let decision = self.check_in(TimeBudget::Ready, check, options).await?;
             let is_local = decision.source == Source::Local;
             let wait = match decision.retry_after().as_duration() {
                 Some(wait) => wait,
@@ -163,8 +168,10 @@ impl Limiter {
         let until_front_asks =
             position.front_asks_at().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
         let peeks: SmallVec<[Demand<'_>; 2]> = check.demands().iter().map(|demand| demand.cost(Cost::PEEK)).collect();
-        let Ok(peek) = Check::new(&peeks) else { return Ok(self.check(check).await?) };
-        let mut decision = self.check(&peek).await?;
+        let Ok(peek) = Check::new(&peeks) else {
+            return Ok(self.check_in(TimeBudget::Ready, check, CheckOptions::default()).await?);
+        };
+        let mut decision = self.check_in(TimeBudget::Ready, &peek, CheckOptions::default()).await?;
         if decision.limits.is_empty() {
             // The request is admitted without counting, so the checks before it do not matter.
             return Ok(decision);

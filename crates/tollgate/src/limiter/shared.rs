@@ -1,15 +1,14 @@
 //! A shared store, which may not answer: deadline, circuit breaker, deny cache, local share.
 
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tokio::runtime::Handle;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use tollgate_core::{
     Check, Clock, Decision, Demand, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind,
     Timestamp, Wait,
@@ -18,13 +17,13 @@ use tollgate_core::{
 use super::stats::{Counters, add};
 use super::{EachDecision, catch_panic, has_status_per_limit, panicked, probing};
 use crate::breaker::{Breaker, Phase};
-use crate::deadline::{LATENESS_MAX, answer_by};
+use crate::deadline::{LATENESS_MAX, answer_by, timer};
 use crate::deny_cache::{CallSpan, DenyCache};
 use crate::failure::{FailurePolicy, OnFailure, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
 
-const NO_TIMER: &str = "the store can be used only inside a tokio runtime that has a timer";
-const NOT_ASKED: &str = "the store is not asked until a probe succeeds";
+const NO_TIMER: &str = "the store can be used only inside a tokio runtime with time enabled";
+const NOT_ASKED: &str = "the store is not called until a probe succeeds";
 
 /// A shared store with its deadline, circuit breaker and deny cache, and this node's shares of the limits.
 pub(super) struct Shared {
@@ -36,7 +35,7 @@ pub(super) struct Shared {
     breaker: Breaker,
     /// The failure that opened the breaker last.
     last_failure: Mutex<Option<Unavailable>>,
-    pub(super) deadline: Duration,
+    pub(super) deadlines: Deadlines,
     instances: u32,
 }
 
@@ -46,17 +45,49 @@ pub(super) struct SharedParts {
     pub(super) local: MemoryStore,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) observers: Observers,
-    pub(super) deadline: Duration,
+    pub(super) deadlines: Deadlines,
     pub(super) instances: u32,
     pub(super) has_deny_cache: bool,
 }
 
+/// The deadlines for an answer of the store.
+#[derive(Clone, Copy)]
+pub(super) struct Deadlines {
+    /// For checks, and for all calls that are no decision.
+    pub(super) check: Duration,
+    /// For the checks of [`Limiter::until_ready`](super::Limiter::until_ready).
+    pub(super) ready: Duration,
+}
+
+/// The time in which the store has to decide checks.
+#[derive(Clone, Copy)]
+pub(super) enum TimeBudget {
+    /// The deadline of checks, less the part `spent` that the caller has used already.
+    Check { spent: Duration },
+    /// The deadline of [`Limiter::until_ready`](super::Limiter::until_ready).
+    Ready,
+}
+
+impl TimeBudget {
+    /// The whole deadline of checks.
+    pub(super) const CHECK: TimeBudget = TimeBudget::Check { spent: Duration::ZERO };
+
+    /// Returns the time that is left for the call to the store, or `None` if the caller has used all of it.
+    fn left(self, deadlines: &Deadlines) -> Option<Duration> {
+        match self {
+            TimeBudget::Check { spent: Duration::ZERO } => Some(deadlines.check),
+            TimeBudget::Check { spent } => deadlines.check.checked_sub(spent).filter(|left| !left.is_zero()),
+            TimeBudget::Ready => Some(deadlines.ready),
+        }
+    }
+}
+
 impl Shared {
     pub(super) fn new(parts: SharedParts) -> Shared {
-        let SharedParts { store, local, clock, observers, deadline, instances, has_deny_cache } = parts;
+        let SharedParts { store, local, clock, observers, deadlines, instances, has_deny_cache } = parts;
         let deny_cache = has_deny_cache.then(DenyCache::default);
         let (breaker, last_failure) = (Breaker::default(), Mutex::default());
-        Shared { store, local, clock, observers, deny_cache, breaker, last_failure, deadline, instances }
+        Shared { store, local, clock, observers, deny_cache, breaker, last_failure, deadlines, instances }
     }
 
     /// Returns the memory store that holds this node's shares.
@@ -75,14 +106,14 @@ impl Shared {
     /// Decides the checks by the deny cache, else by one call to the store, else by the failure policy. Returns one
     /// result per check, in order.
     ///
-    /// `refundable` checks, and those with `count_denied`, do not use the deny cache. `spent` is the part of the
-    /// deadline that the caller has used. Calls to the store are counted in `counters`, decisions are not.
+    /// `refundable` checks, and those with `count_denied`, do not use the deny cache. `budget` is the time
+    /// that a call to the store may take. Calls to the store are counted in `counters`, decisions are not.
     pub(super) async fn check_batch(
         self: &Arc<Self>,
         checks: &[Check<'_>],
         policy: FailurePolicy<'_>,
         refundable: bool,
-        spent: Duration,
+        budget: TimeBudget,
         counters: &Counters,
     ) -> Vec<Result<EachDecision, Unavailable>> {
         let sent = self.clock.now();
@@ -100,7 +131,7 @@ impl Shared {
         }
 
         let asked = match self.breaker.admit_call(sent) {
-            Some(phase) => self.ask_store(&unknown, phase, sent, spent, counters).await,
+            Some(phase) => self.ask_store(&unknown, phase, sent, budget, counters).await,
             None => Err(self.last_failure()),
         };
         let asked = asked.unwrap_or_else(|failure| unknown.iter().map(|_| Err(failure.clone())).collect());
@@ -207,7 +238,7 @@ impl Shared {
         self.call(Call::Inspect, 1, async { self.store.inspect(demand).await }).await
     }
 
-    /// Calls the store for decisions, within the deadline less `spent`, and reports the result to the breaker.
+    /// Calls the store for decisions, within `budget`, and reports the result to the breaker.
     ///
     /// `phase` is the breaker's phase that admitted the call, `sent` the current time. Returns one result per check, in
     /// order. A failure that opens the breaker is logged, and starts the probe. Timeouts of a shortened deadline, or of
@@ -222,13 +253,12 @@ impl Shared {
         checks: &[Check<'_>],
         phase: Phase,
         sent: Timestamp,
-        spent: Duration,
+        budget: TimeBudget,
         counters: &Counters,
     ) -> Result<Vec<Result<Decision, Unavailable>>, Unavailable> {
-        let deadline = self.deadline.saturating_sub(spent);
-        if deadline.is_zero() && !spent.is_zero() {
+        let Some(deadline) = budget.left(&self.deadlines) else {
             return Err(Unavailable::new(Kind::TimedOut, "the deadline passed before the store was called"));
-        }
+        };
         let Some(call) = self.begin(Call::Decide, checks.len(), deadline, self.decide(checks)) else {
             // The store was not called, so this says nothing about it.
             return Err(Unavailable::new(Kind::Unreachable, NO_TIMER));
@@ -237,8 +267,12 @@ impl Shared {
         let begun = Instant::now();
         let error = match call.await {
             Ok(answers) => {
-                add(&counters.store_answers);
-                if self.breaker.succeeded(phase) {
+                // An answer that only `until_ready` could wait for does not show that checks would get one in time.
+                let is_in_time = deadline <= self.deadlines.check || begun.elapsed() <= self.deadlines.check;
+                if is_in_time {
+                    add(&counters.store_answers);
+                }
+                if is_in_time && self.breaker.succeeded(phase) {
                     self.report_recovery();
                 }
                 let undecided = |error: StoreError| {
@@ -256,9 +290,10 @@ impl Shared {
         // of the connection opens the breaker.
         let was_starved = begun.elapsed() > deadline + LATENESS_MAX;
         // Nor does a store that did not answer in a part of the deadline.
-        let is_inconclusive = error.kind() == Kind::TimedOut && (was_starved || !spent.is_zero());
+        let was_shortened = deadline < self.deadlines.check;
+        let is_inconclusive = error.kind() == Kind::TimedOut && (was_starved || was_shortened);
         if !is_foreign(&error) && !is_inconclusive && self.breaker.failed(phase, sent, self.clock.now()) {
-            tracing::warn!(kind = error.kind().as_str(), %error, "the store is not asked until a probe succeeds");
+            tracing::warn!(kind = error.kind().as_str(), %error, "the store is not called until a probe succeeds");
             *self.last_failure.lock() = Some(failure.clone());
             self.observers.breaker_changed(true);
             probing::start(self);
@@ -286,7 +321,7 @@ impl Shared {
             answer.as_ref().map_or(true, |decision| has_status_per_limit(decision, check))
         };
         if answers.len() != checks.len() || !checks.iter().zip(&answers).all(is_whole) {
-            return Err(StoreError::new(Kind::Protocol, "the store answered another number of checks or limits"));
+            return Err(StoreError::new(Kind::Protocol, "the store answered a different number of checks or limits"));
         }
         if answers.iter().all(Result::is_err)
             && let Some(Err(error)) = answers.pop()
@@ -311,7 +346,7 @@ impl Shared {
         checks: usize,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let deadline = if kind == Call::Probe { probing::deadline(self.deadline) } else { self.deadline };
+        let deadline = if kind == Call::Probe { probing::deadline(self.deadlines.check) } else { self.deadlines.check };
         match self.begin(kind, checks, deadline, call) {
             Some(call) => call.await,
             None => Err(StoreError::new(Kind::Unreachable, NO_TIMER)),
@@ -350,9 +385,7 @@ impl Shared {
         deadline: Duration,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Option<impl Future<Output = Result<T, StoreError>>> {
-        Handle::try_current().ok()?;
-        // In a runtime without timers, making one panics.
-        let timer = catch_unwind(|| sleep(deadline)).ok()?;
+        let timer = timer(deadline)?;
         let answer = AssertUnwindSafe(answer_by(timer, &*self.store, call)).catch_unwind();
         Some(async move {
             match answer.await {

@@ -20,8 +20,9 @@ pub struct LimiterStats {
     pub store_calls: u64,
     /// Calls in `store_calls` that failed or missed the deadline.
     pub store_failures: u64,
-    /// Calls in `store_calls` that the store answered within the deadline. Those that are still under way are in
-    /// neither of the two.
+    /// Calls in `store_calls` that the store answered within the deadline of a check.
+    ///
+    /// Calls without a result yet, and later answers to `until_ready`, are neither here nor in `store_failures`.
     pub store_answers: u64,
     /// Denials answered from the deny cache, without a call to the store.
     pub deny_cache_hits: u64,

@@ -12,9 +12,9 @@
 //! # Ok::<(), tollgate::config::Report>(())
 //! ```
 //!
-//! The builder can express everything that a configuration file can, except `expect`, which detects truncated files. Most
-//! methods have the name of a field of the file. Both are compiled by the same code: [`Rules`] only collects values, and
-//! [`Rules::build`] checks all of them, reports all errors at once, and names the rule of each:
+//! The builder can express everything that a configuration file can, except `expect`, which detects truncated files.
+//! Most methods have the name of a field of the file. Both are compiled by the same code: [`Rules`] only collects
+//! values, and [`Rules::build`] checks all of them, reports all errors at once, and names the rule of each:
 //!
 //! ```
 //! use tollgate::{Rule, Rules};
@@ -25,7 +25,7 @@
 //! let report = rules.build().unwrap_err();
 //! assert_eq!(report.errors(), 2);
 //! let path = &report.findings()[0];
-//! assert_eq!(path.message(), "rule `shorten`, path `shorten`: a path begins with /");
+//! assert_eq!(path.message(), "rule `shorten`, path `shorten`: a path must begin with /");
 //! assert_eq!(path.help_text(), Some("write `/shorten`"));
 //! ```
 
@@ -84,6 +84,7 @@ pub struct Rules {
     address_plans: Vec<(Vec<String>, String)>,
     plan_header: Option<String>,
     plan_hash: Option<String>,
+    key_hash: Option<String>,
 
     headers: Option<Vec<Style>>,
     body: Option<BodyFormat>,
@@ -108,8 +109,8 @@ impl Rules {
 
     /// Adds a rule. Its name must differ from those of all other rules.
     ///
-    /// All enforced rules that match a request, except shields, are decided together: the request is admitted and charged
-    /// by all of them, or denied and charged by none, except by limits with `count_denied`.
+    /// All enforced rules that match a request, except shields, are decided together: the request is admitted and
+    /// charged by all of them, or denied and charged by none, except by limits with `count_denied`.
     pub fn rule(mut self, rule: Rule) -> Rules {
         self.rules.push(rule);
         self
@@ -117,9 +118,9 @@ impl Rules {
 
     /// Adds a plan, or replaces the plan that was added with the same name.
     ///
-    /// Rules with [`Rule::limits_from_plan`] apply the limits of the caller's plan. They require a plan `default`, which
-    /// callers without another plan have. Callers that are identified only by their address have `anonymous` instead, if
-    /// that plan exists.
+    /// Rules with [`Rule::limits_from_plan`] apply the limits of the caller's plan. They require a plan `default`,
+    /// which callers without another plan have. Callers that are identified only by their address have `anonymous`
+    /// instead, if that plan exists.
     pub fn plan(mut self, plan: Plan) -> Rules {
         self.plans.push(plan);
         self
@@ -213,7 +214,8 @@ impl Rules {
         self
     }
 
-    /// Counts by pseudonyms instead of addresses, keys and other values of callers, under a random secret of this process.
+    /// Counts by pseudonyms instead of addresses, keys and other values of callers, under a random secret of this
+    /// process.
     ///
     /// Paths are not replaced. `rotate` sets when the pseudonyms change. Only for counters in process memory: building
     /// fails if the store is shared. Nodes that share a store need a common secret:
@@ -242,7 +244,8 @@ impl Rules {
 
     /// Assigns a plan to all clients in these networks, unless their API key has a plan or limits of its own.
     ///
-    /// If a client is in the networks of several calls, the first call applies. Building fails if there is no such plan.
+    /// If a client is in the networks of several calls, the first call applies. Building fails if there is no such
+    /// plan.
     pub fn address_plan<T: Into<String>>(
         mut self,
         networks: impl IntoIterator<Item = T>,
@@ -262,11 +265,21 @@ impl Rules {
 
     /// Sets the key of a Redis hash on the store that maps callers to plans (`redis_hash` in a file). Defaults to none.
     ///
-    /// Its fields are those of [`PlanQuestion::field`](super::PlanQuestion::field). It is read if neither API key, address,
-    /// header nor token determines the plan. Used only by [`Loaded::engine`](crate::config::Loaded::engine), and only with
-    /// a shared store.
+    /// Its fields are those of [`PlanQuestion::field`](super::PlanQuestion::field). It is read if neither API key,
+    /// address, header nor token determines the plan. Used only by [`Loaded::engine`](crate::config::Loaded::engine),
+    /// and only with a shared store.
     pub fn plan_hash(mut self, name: impl Into<String>) -> Rules {
         self.plan_hash = Some(name.into());
+        self
+    }
+
+    /// Sets the key of a Redis hash on the store with API keys (`key_sources.redis_hash` in a file). Defaults to none.
+    ///
+    /// Its fields are `api_key:` and the key's SHA-256, its values JSON objects; see `KeyHash`. It is read for keys
+    /// that are not listed. Used only by [`Loaded::engine`](crate::config::Loaded::engine), and only with a shared
+    /// store.
+    pub fn key_hash(mut self, name: impl Into<String>) -> Rules {
+        self.key_hash = Some(name.into());
         self
     }
 
@@ -335,14 +348,15 @@ impl Rules {
 
     /// Sets where counters are kept: `memory`, or the URL of a Redis server. Defaults to `memory`.
     ///
-    /// Used by [`Loaded::engine`](crate::config::Loaded::engine). Ignored by [`Engine::new`](crate::engine::Engine::new),
-    /// which uses the limiter that it is given.
+    /// Used by [`Loaded::engine`](crate::config::Loaded::engine). Ignored by
+    /// [`Engine::new`](crate::engine::Engine::new), which uses the limiter that it is given.
     pub fn store(mut self, url: impl Into<String>) -> Rules {
         self.store = Some(Secret::new(url));
         self
     }
 
-    /// Sets the prefix of all keys in a shared store: 1 to 64 letters, digits, `-`, `_`, `.` and `:`. Defaults to `tollgate`.
+    /// Sets the prefix of all keys in a shared store: 1 to 64 letters, digits, `-`, `_`, `.` and `:`. Defaults to
+    /// `tollgate`.
     ///
     /// Ignored by [`Engine::new`](crate::engine::Engine::new), like [`store`](Rules::store).
     pub fn prefix(mut self, prefix: impl Into<String>) -> Rules {

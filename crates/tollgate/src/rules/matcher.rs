@@ -97,11 +97,12 @@ impl Conditions {
         Some(Conditions { methods, paths, hosts, headers })
     }
 
-    /// Returns whether a request can meet both conditions, by what [`Conditions::intersection`] considers.
+    /// Returns whether one request can meet both sets of conditions, judged as in [`Conditions::intersection`].
     ///
-    /// Any number of paths and hosts is compared, each with each; [`Conditions::comparisons_with`] is their number.
-    /// Methods are ignored if `has_several_methods`, because a request may then have several.
-    pub(crate) fn can_meet(&self, other: &Conditions, has_several_methods: bool) -> bool {
+    /// Compares every path with every path, and every host with every host; [`Conditions::comparisons_with`] returns
+    /// the number of comparisons. `has_several_methods` means that a request may have several methods; methods are then
+    /// ignored.
+    pub(crate) fn overlaps(&self, other: &Conditions, has_several_methods: bool) -> bool {
         fn overlap<T>(one: &[T], other: &[T], intersect: impl Fn(&T, &T) -> bool) -> bool {
             one.is_empty() || other.is_empty() || one.iter().any(|one| other.iter().any(|other| intersect(one, other)))
         }
@@ -115,7 +116,7 @@ impl Conditions {
             && overlap(&self.paths, &other.paths, |one, other| one.intersection(other).is_some())
     }
 
-    /// Returns the largest number of comparisons that [`Conditions::can_meet`] makes.
+    /// Returns the largest number of comparisons that [`Conditions::overlaps`] makes.
     pub(crate) fn comparisons_with(&self, other: &Conditions) -> usize {
         1 + self.paths.len() * other.paths.len() + self.hosts.len() * other.hosts.len()
     }
@@ -161,8 +162,8 @@ pub(crate) struct Matcher {
 impl Matcher {
     /// Creates a matcher without rules.
     ///
-    /// `methods` must be the one that [registered](MethodNames::register) the methods of the rules that are added later.
-    /// A request matches the rules of its own method and of the methods that its `override_headers` name.
+    /// `methods` must be the one that [registered](MethodNames::register) the methods of the rules that are added
+    /// later. A request matches the rules of its own method and of the methods that its `override_headers` name.
     pub(crate) fn new(methods: MethodNames, override_headers: Vec<HeaderName>) -> Matcher {
         Matcher { methods, override_headers, ..Matcher::default() }
     }

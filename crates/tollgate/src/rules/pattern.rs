@@ -48,11 +48,11 @@ impl Pattern {
                 "" | "*" => "write `/*` for every path".to_owned(),
                 _ => format!("write `/{text}`"),
             };
-            return Err(error(whole, "a path begins with /", help));
+            return Err(error(whole, "a path must begin with /", help));
         };
         if let Some(at) = text.find(['?', '#']) {
-            let help = "a rule matches the path alone; remove the query or fragment";
-            return Err(error(at..text.len(), "a path pattern has no query and no fragment", help));
+            let help = "a rule matches only the path; remove the query or fragment";
+            return Err(error(at..text.len(), "a path pattern cannot have a query or a fragment", help));
         }
         let (rest, is_prefix) = match rest.strip_suffix('*') {
             Some(before) if before.is_empty() || before.ends_with('/') => (before, true),
@@ -177,7 +177,7 @@ mod tests {
             ("shorten", 0..7, "write `/shorten`"),
             ("", 0..0, "write `/*`"),
             ("*", 0..1, "write `/*`"),
-            ("/a?x=1", 2..6, "the path alone"),
+            ("/a?x=1", 2..6, "only the path"),
             ("/a//b", 3..3, "one /"),
             ("/a/../b", 3..5, "without dot segments"),
             ("/a*/b", 1..3, "`/api/*`"),

@@ -14,20 +14,22 @@
 //! A source that names a plan that does not exist counts as one that does not know the plan. A removed plan that tokens
 //! in circulation still name must neither fail their requests nor admit them without a limit.
 //!
-//! The result is the id of the caller's *limit set* ([`LimitSetId`]): the limits of its plan, or an API key's own limits.
-//! The id is an index under which every rule that takes its limits from plans keeps these limits, so that finding a
-//! caller's limits is one slice access.
+//! The result is the id of the caller's *limit set* ([`LimitSetId`]): the limits of its plan, or an API key's own
+//! limits. The id is an index under which every rule that takes its limits from plans keeps these limits, so that
+//! finding a caller's limits is one slice access.
 
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::identity::{Identity, KeyDigest};
+use super::lookup_cache::LookupStats;
+use crate::identity::{Identity, KeyDigest, KnownKey};
 
 /// The name and the upgrade URL of a plan of a [`RuleSet`](super::RuleSet).
 ///
-/// Does not contain the plan's limits; [`CompiledRule::policies`](super::CompiledRule::policies) returns them for a rule.
+/// Does not contain the plan's limits; [`CompiledRule::policies`](super::CompiledRule::policies) returns them for a
+/// rule.
 #[derive(Clone, Debug)]
 pub struct CompiledPlan {
     pub(crate) name: Arc<str>,
@@ -56,7 +58,7 @@ pub struct LimitSetId(pub(crate) u32);
 /// What the configuration sets for one API key: owner, plan, own limits, exemption. Does not contain the key.
 #[derive(Clone, Debug)]
 pub struct KeyEntry {
-    pub(crate) name: Option<Box<str>>,
+    pub(crate) name: Option<Arc<str>>,
     pub(crate) plan: Option<Arc<str>>,
     pub(crate) limit_set: Option<LimitSetId>,
     pub(crate) is_exempt: bool,
@@ -83,6 +85,13 @@ impl KeyEntry {
     /// Returns whether callers with this key are exempt from all rules.
     pub fn is_exempt(&self) -> bool {
         self.is_exempt
+    }
+}
+
+/// Converts to the attributes of the key. Its own limits are left out.
+impl From<&KeyEntry> for KnownKey {
+    fn from(entry: &KeyEntry) -> KnownKey {
+        KnownKey { name: entry.name.clone(), plan: entry.plan.clone(), exempt: entry.is_exempt }
     }
 }
 
@@ -119,15 +128,11 @@ impl PlanQuestion {
 
     /// Returns the name of the field of a Redis hash (`PlanHash`) that holds the caller's plan.
     ///
-    /// It is `api_key:` and the key's SHA-256 in lowercase hexadecimal, else `user:` and the user, else `caller:` and the
-    /// caller that the application has set. `None` if the caller is [not identified](PlanQuestion::is_identified).
+    /// It is `api_key:` and the key's SHA-256 in lowercase hexadecimal, else `user:` and the user, else `caller:` and
+    /// the caller that the application has set. `None` if the caller is [not identified](PlanQuestion::is_identified).
     pub fn field(&self) -> Option<String> {
         match (&self.api_key, &self.user, &self.caller) {
-            (Some(digest), ..) => {
-                let hex =
-                    |byte: &u8| [byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)]));
-                Some("api_key:".chars().chain(digest.as_bytes().iter().flat_map(hex)).collect())
-            }
+            (Some(digest), ..) => Some(digest.field()),
             (None, Some(user), _) => Some(format!("user:{user}")),
             (None, None, Some(caller)) => Some(format!("caller:{caller}")),
             (None, None, None) => None,
@@ -142,8 +147,9 @@ pub type PlanFuture<'a> = Pin<Box<dyn Future<Output = Option<Arc<str>>> + Send +
 ///
 /// An [`Engine`](crate::engine::Engine) awaits it while it decides a request, but only if a matching rule takes its
 /// limits from plans and neither API key, address, trusted header nor token determines the caller's plan. The time that
-/// it takes counts against the deadline of the decision, but the engine does not interrupt it: a lookup that may hang
-/// needs a timeout of its own.
+/// it takes counts against the deadline of the decision. If it does not answer within the
+/// [deadline of lookups](super::Lookups::deadline), its future is dropped, and the plan is `default` or `anonymous`.
+/// Answers are not cached, and panics are not caught.
 ///
 /// It should resolve to `None` on errors, too. The plan is then that of the next lookup, else `default` or `anonymous`.
 ///
@@ -160,6 +166,11 @@ pub trait PlanLookup: Send + Sync {
     ///
     /// The future resolves to `None` if the plan is not known. A name that no plan has is ignored like `None`.
     fn plan<'a>(&'a self, question: &'a PlanQuestion) -> PlanFuture<'a>;
+
+    /// Returns the number of calls to the source and of failures. Defaults to zeros, for a source without statistics.
+    fn stats(&self) -> LookupStats {
+        LookupStats::default()
+    }
 }
 
 impl<F: Fn(&PlanQuestion) -> Option<Arc<str>> + Send + Sync> PlanLookup for F {

@@ -207,7 +207,8 @@ impl RuleSet {
         !self.0.is_off && !self.0.bans.networks.is_empty()
     }
 
-    /// Returns whether bans of keys and users are to be checked: there are any, ended or not, and the kill switch is off.
+    /// Returns whether bans of keys and users are to be checked: there are any, ended or not, and the kill switch is
+    /// off.
     pub(crate) fn bans_callers(&self) -> bool {
         !self.0.is_off && self.0.bans.has_keys_or_users()
     }
@@ -279,11 +280,12 @@ impl RuleSet {
         if self.0.exempt.addresses.contains(identity.address()) {
             return true;
         }
-        if !self.0.exempts_keys {
-            return false;
-        }
-        let Some((digest, _)) = identity.api_key() else { return false };
-        self.0.keys.get(&digest).is_some_and(|entry| entry.is_exempt)
+        // Reading a key from the headers costs a hash, which is saved if no listed key is exempt.
+        let known = match self.0.exempts_keys {
+            true => identity.api_key().map(|(_, known)| known),
+            false => identity.determined_api_key(),
+        };
+        known.is_some_and(|known| known.exempt)
     }
 
     /// Returns what the configuration sets for the API key with this digest, or `None` if it does not list the key.
@@ -313,7 +315,8 @@ impl RuleSet {
         self.0.plans.get(*self.0.plan_of_limit_set.get(limit_set.0 as usize)? as usize)
     }
 
-    /// Returns whether any rule that is not off takes its limits from plans. If not, the caller's limit set has no effect.
+    /// Returns whether any rule that is not off takes its limits from plans. If not, the caller's limit set has no
+    /// effect.
     pub fn needs_limit_set(&self) -> bool {
         self.0.needs_limit_set
     }
@@ -332,7 +335,7 @@ impl RuleSet {
         {
             return Some(limit_set);
         }
-        // The key may come from another key source than this rule set. An engine has no such source.
+        // The key may come from another source than this rule set: a key lookup.
         let by_key = || self.limit_set_named(known?.1.plan.as_deref()?);
         let by_address = || {
             let holds = |(networks, _): &&(Networks, LimitSetId)| networks.contains(identity.address());
@@ -363,8 +366,9 @@ impl RuleSet {
 
     /// Calls the lookups, one after the other, until one returns an existing plan, and returns its limit set.
     ///
-    /// If none does, returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller. Has no timeout of its
-    /// own. For callers for which [`limit_set`](RuleSet::limit_set) returns `None`.
+    /// If none does, returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller. For callers for which
+    /// [`limit_set`](RuleSet::limit_set) returns `None`. Has no timeout;
+    /// [`Lookups::limit_set`](super::Lookups::limit_set) has one.
     pub async fn look_up_limit_set(&self, question: &PlanQuestion, lookups: &[Arc<dyn PlanLookup>]) -> LimitSetId {
         for lookup in lookups {
             if let Some(plan) = lookup.plan(question).await
@@ -381,7 +385,7 @@ impl RuleSet {
 impl KeySource for RuleSet {
     fn find(&self, key: &ApiKey<'_>) -> Option<KnownKey> {
         let entry = self.0.keys.get(&key.digest())?;
-        Some(KnownKey { plan: entry.plan.clone() })
+        Some(KnownKey::from(entry))
     }
 }
 

@@ -6,6 +6,7 @@ mod distributed;
 mod exports;
 mod faults;
 mod guide;
+mod key_hash;
 mod layer;
 mod manifests;
 mod observers;

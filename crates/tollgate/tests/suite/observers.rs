@@ -89,7 +89,7 @@ async fn a_refusal_by_a_shield_is_observed_and_an_admission_is_not() {
     let trial = Rule::new("trial").shield().limit("1/h").mode(tollgate::rules::Mode::Shadow);
     let site = Site::new(Rules::new().rule(shield).rule(trial).rule(Rule::new("all").by(Subject::Ip).limit("9/min")));
     assert_eq!(site.send("/", None, HERE).await, (true, vec!["decided true".to_owned()]));
-    let refused = vec!["shield shield 1/s ip:203.0.113.9 Some(1000000µs)".to_owned()];
+    let refused = vec!["shield shield 1/s ip:203.0.113.9 Some(1s)".to_owned()];
     assert_eq!(site.send("/", None, HERE).await, (false, refused));
 }
 
@@ -98,7 +98,7 @@ async fn a_ban_is_observed_with_its_kind_and_the_time_until_it_ends() {
     let end = UNIX_EPOCH + Duration::from_micros(START.as_micros()) + Duration::from_secs(60);
     let rules = Rules::new().ban(Ban::network("203.0.113.0/24").until(end)).ban(Ban::api_key("stolen-key")).rule(all());
     let site = Site::new(rules);
-    let by_address = vec!["banned 203.0.113.9 Address 60000000µs".to_owned()];
+    let by_address = vec!["banned 203.0.113.9 Address 60s".to_owned()];
     assert_eq!(site.send("/", None, HERE).await, (false, by_address));
     let by_key = vec!["banned 192.0.2.1 Caller never".to_owned()];
     assert_eq!(site.send("/", Some("stolen-key"), [192, 0, 2, 1]).await, (false, by_key));

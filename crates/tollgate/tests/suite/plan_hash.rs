@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tollgate::config::{Config, Format};
 use tollgate::engine::{Engine, Outcome, RequestOptions};
-use tollgate::rules::{PlanHash, RequestView};
+use tollgate::rules::{Lookups, PlanHash, RequestView};
 use tollgate::{Limiter, ManualClock, Timestamp};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::server::Server;
@@ -48,7 +48,8 @@ fn bench(timeout: Duration) -> Bench {
     let plans = PlanHash::new(store, HASH).timeout(timeout).clock(clock.clone());
     let loaded = Config::from_text(CONFIG, Format::Toml).unwrap();
     assert_eq!(loaded.settings.plan_hash.as_deref(), Some(HASH));
-    let engine = Engine::with_lookups(Limiter::memory(), loaded.rules, vec![Arc::new(plans)]);
+    let engine =
+        Engine::with_lookups(Limiter::memory(), loaded.rules, Lookups::new().plan(plans).deadline(2 * TIMEOUT));
     Bench { server, engine, clock }
 }
 

@@ -61,10 +61,10 @@ fn an_invalid_body_is_refused_with_what_was_expected() {
         (r#"{"key":"a","limit":"10/min burst=3"}"#, "limit: "),
         (r#"{"key":"a","limit":"99999999999999999999/s"}"#, "limit: "),
         (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"b","limit":"1/x"}]}"#, "checks[1].limit: "),
-        (long_key.as_str(), "key: a key has at most 65536 bytes, this one has 65537"),
+        (long_key.as_str(), "key: a key can have at most 65536 bytes, this one has 65537"),
         (r#"{"request":{"method":"GET","path":"/"}}"#, "missing field `peer`"),
         (r#"{"request":{"method":"GET","path":"/","peer":"here"}}"#, "invalid IP address"),
-        (r#"{"request":{"method":"GET","path":"/","peer":"::1"}}"#, "start with --config FILE"),
+        (r#"{"request":{"method":"GET","path":"/","peer":"::1"}}"#, "start it with --config FILE"),
     ] {
         let answer = serving.post(body);
         let shown = &body[..body.len().min(80)];
@@ -86,19 +86,19 @@ fn an_invalid_request_is_refused_with_what_was_expected() {
         ("DELETE /v1/check HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(), 405, "expected POST"),
         ("POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(), 404, "POST /v1/check"),
         ("POST /v1/check/../check HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(), 404, "POST /v1/check"),
-        (request(&large), 413, "at most 524288 bytes"),
+        (request(&large), 413, "larger than 524288 bytes"),
         // Refused by its header, before the body is sent.
         (
             "POST /v1/check HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 10000000000\r\n\r\n".to_owned(),
             413,
-            "at most 524288 bytes",
+            "larger than 524288 bytes",
         ),
         (
             format!(
                 "POST /v1/check HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n927c0\r\n{large}"
             ),
             413,
-            "at most 524288 bytes",
+            "larger than 524288 bytes",
         ),
         // A content-length that is too small truncates the JSON. The bytes after it are not a second request.
         (request(GOOD).replace("content-length: 34", "content-length: 10"), 400, "such as"),

@@ -1,5 +1,5 @@
-//! The compose file, the Kubernetes manifest, the systemd unit, the image and the workflow: what they name exists, and what
-//! they start becomes ready.
+//! The compose file, the Kubernetes manifest, the systemd unit, the image and the workflow: what they name exists, and
+//! what they start becomes ready.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::{Brand, Config, Reply, Server};
 
-use super::{path, read, said, succeed, texts, tool, yaml};
+use super::{output_text, path, read, succeed, texts, tool, yaml};
 use crate::serving::{Answer, Client, Serving, command};
 
 const COMPOSE: &str = "ops/docker/compose.yaml";
@@ -86,7 +86,8 @@ fn interpolate(text: &str) -> String {
     interpolated.replace("$$", "$")
 }
 
-/// Returns the names of the variables in [`ENV_EXAMPLE`]. Panics if one has a value: a secret that is published is none.
+/// Returns the names of the variables in [`ENV_EXAMPLE`]. Panics if one has a value, because secrets must not be
+/// published.
 fn env_example() -> BTreeSet<String> {
     let text = read(ENV_EXAMPLE);
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -334,7 +335,7 @@ fn redis_of_the_compose_file_asks_for_the_password_and_evicts_nothing() {
     assert!(!is_healthy("wrong"));
     let ask = |password: &str, words: &[&str]| {
         let mut client = Command::new("redis-cli");
-        said(&client.env("REDISCLI_AUTH", password).args(["-s", socket]).args(words).output().unwrap())
+        output_text(&client.env("REDISCLI_AUTH", password).args(["-s", socket]).args(words).output().unwrap())
     };
     assert!(ask("wrong", &["PING"]).contains("NOAUTH"));
     assert_eq!(ask(SECRET, &["CONFIG", "GET", "maxmemory-policy"]), "maxmemory-policy\nnoeviction\n");
@@ -454,8 +455,8 @@ fn systemd_accepts_the_unit_and_finds_it_confined() {
     let file = dir.path().join("tollgate.service");
     let unit = read(UNIT).replace("/usr/local/bin/tollgate", env!("CARGO_BIN_EXE_tollgate"));
     std::fs::write(&file, unit).unwrap();
-    let said = succeed(tool("systemd-analyze").args(["verify", "--man=no"]).arg(&file));
-    assert_eq!(said, "");
+    let text = succeed(tool("systemd-analyze").args(["verify", "--man=no"]).arg(&file));
+    assert_eq!(text, "");
     let threshold = format!("--threshold={EXPOSURE_MAX}");
     succeed(tool("systemd-analyze").args(["security", "--offline=true", "--no-pager", &threshold]).arg(&file));
 }
@@ -552,7 +553,7 @@ fn the_page_about_operations_names_every_file() {
                 continue;
             }
             let name = entry.strip_prefix(&root).unwrap().to_str().unwrap();
-            // The secrets of whoever works in this checkout.
+            // A developer's own secrets, which are not in the repository.
             if name != "ops/docker/.env" {
                 assert!(page.contains(&format!("(../{name})")), "{PAGE} does not link to {name}");
                 count += 1;

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::Server;
 
-use super::{path, read, said, succeed, tool, yaml};
+use super::{output_text, path, read, succeed, tool, yaml};
 use crate::serving::{PATIENCE, Serving};
 
 const ALERTS: &str = "ops/prometheus/alerts.yaml";
@@ -20,8 +20,8 @@ const ALERT_TESTS: &str = "ops/prometheus/alerts_test.yaml";
 const SCRAPE_CONFIG: &str = "ops/prometheus/prometheus.yaml";
 const DASHBOARD: &str = "ops/grafana/tollgate.json";
 
-/// A rule of each kind: a shield, one that denies, and one in shadow mode. With the long deadline, a busy machine makes no
-/// decisions without the store.
+/// A rule of each kind: a shield, one that denies, and one in shadow mode. With the long deadline, a busy machine makes
+/// no decisions without the store.
 const RULES: &str = r#"
 instances = 1
 deadline = "1s"
@@ -182,7 +182,7 @@ impl Drop for Prometheus {
     }
 }
 
-/// Returns the selectors of an expression, such as `up{job="tollgate"}`: each name of a metric with the braces after it.
+/// Returns the selectors of an expression, such as `up{job="tollgate"}`: the names of metrics with their braces.
 fn selectors(expression: &str) -> Vec<String> {
     let is_in_name = |character: char| character.is_ascii_alphanumeric() || "_:".contains(character);
     let mut selectors = Vec::new();
@@ -253,7 +253,7 @@ fn promtool_accepts_the_metrics_of_a_running_instance() {
     let mut child = promtool.spawn().unwrap();
     child.stdin.take().unwrap().write_all(metrics.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success() && said(&output).is_empty(), "{}\n{}", output.status, said(&output));
+    assert!(output.status.success() && output_text(&output).is_empty(), "{}\n{}", output.status, output_text(&output));
 }
 
 #[test]

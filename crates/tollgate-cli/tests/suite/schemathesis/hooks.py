@@ -57,7 +57,7 @@ def is_rejected_by_rule(body, message):
     """Returns whether the body has the reason that the message names."""
     if re.match(r"(checks\[[0-9]+\]\.)?limit: ", message):
         return not all(is_limit(limit) for limit in limits_of(body))
-    if "count on the same counter" in message:
+    if "use the same counter" in message:
         return len(body["checks"]) > 1
     if "names are case-insensitive" in message:
         names = [name.lower() for name in body["request"]["headers"]]

@@ -8,7 +8,7 @@
 //!   ?key=203.0.113.9&rule=shorten&limit=main       one of them, by the name of the limit
 //! ```
 //!
-//! **Which limits apply to a caller** is decided as for a request: by the API key or the address, and the plan lookups.
+//! **Which limits apply to a caller** is decided as for a request: by the API key or the address, and the lookups.
 //! If these do not determine the plan, the `plan` parameter does. A reset does not depend on it. It deletes every
 //! counter that the rule can have for the subject under any plan, so that it never reports success and leaves the
 //! counter that denies.
@@ -28,7 +28,7 @@ use serde::Serialize;
 use tollgate::answer::Policy;
 use tollgate::config::Loaded;
 use tollgate::engine::Engine;
-use tollgate::rules::{CompiledRule, LimitSetId, PlanLookup, PlanQuestion};
+use tollgate::rules::{CompiledRule, LimitSetId, Lookups, PlanQuestion};
 use tollgate::{
     Clock, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, Scope, StoreError, StoreErrorKind, SystemClock,
     Timestamp, Wait,
@@ -44,11 +44,13 @@ use crate::listeners::http::connection::{json, problem};
 pub struct CounterQuery {
     /// The key of explicit checks. With `rule`, a client: an address, an API key, the name of a key, or a subject.
     pub key: Vec<u8>,
-    /// The text of a limit such as `10/min`. With `rule`, the name of one of its limits; `None` for all of them.
+    /// The text of a limit such as `10/min`, which is required without `rule`. With `rule`, the name of one of its
+    /// limits (`per-minute` or `search.per-minute`), or `None` for all of them.
     pub limit: Option<String>,
     /// The name of a rule; `None` for explicit checks.
     pub rule: Option<String>,
-    /// The plan of the client, for a rule with limits per plan. Needed only if nothing else determines it.
+    /// The plan of the client, for a rule with limits per plan. Required only by [`inspect`](CounterQuery::inspect),
+    /// and only if nothing else determines the plan.
     pub plan: Option<String>,
 }
 
@@ -57,10 +59,10 @@ pub struct CounterQuery {
 pub struct CounterRules<'r> {
     /// The configuration with the rules.
     pub loaded: &'r Loaded,
-    /// The sources of plans that the configuration does not assign.
-    pub lookups: &'r [Arc<dyn PlanLookup>],
-    /// The store with the counters of shield rules, in the process that decides the requests. `None` in other processes,
-    /// which cannot read these counters.
+    /// The sources of plans and API keys that the configuration does not determine. `None` if there are none.
+    pub lookups: Option<&'r Lookups>,
+    /// The store with the counters of shield rules, in the process that decides the requests. `None` in other
+    /// processes, which cannot read these counters.
     pub shield: Option<&'r MemoryStore>,
 }
 
@@ -72,8 +74,8 @@ pub struct CounterReport {
     pub key: String,
     /// The client's plan and its source. `None` unless the rule has limits per plan.
     pub plan: Option<PlanExplanation>,
-    /// Why the client is refused regardless of its counters: a ban in the configuration or in the store. `None` if it is
-    /// not banned.
+    /// Why the client is refused regardless of its counters: a ban in the configuration or in the store. `None` if it
+    /// is not banned.
     pub banned: Option<String>,
     /// The counters, in the order of the limits.
     pub counters: Vec<CounterStatus>,
@@ -124,7 +126,7 @@ pub enum CounterError {
     /// The query selects no counter. The message says what is wrong and what is accepted.
     #[error("{0}")]
     Invalid(String),
-    /// The store failed. Of a reset, some counters may be deleted already.
+    /// The store failed. During a reset, some counters may have been deleted.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -146,7 +148,7 @@ struct Selected<'r> {
     plan: Option<PlanExplanation>,
     /// The ban in the configuration, as text.
     banned: Option<String>,
-    /// At least one.
+    /// The counters; at least one.
     counters: Vec<CounterRef>,
     /// The store with the counters; `None` for that of the limiter.
     shield: Option<&'r MemoryStore>,
@@ -172,7 +174,7 @@ pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<B
     let loaded = listener.reloader.loaded();
     match query.inspect(&listener.limiter, rules_of(listener, loaded.as_deref())).await {
         Ok(report) => json(StatusCode::OK, &report),
-        Err(error) => failed(&error),
+        Err(error) => error_response(&error),
     }
 }
 
@@ -191,13 +193,14 @@ pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Byt
             tracing::info!(counters = report.counters, "the operator reset counters");
             json(StatusCode::OK, &report)
         }
-        Err(error) => failed(&error),
+        Err(error) => error_response(&error),
     }
 }
 
+/// Returns the rules of the listener, or `None` without a configuration.
 fn rules_of<'r>(listener: &'r AdminListener, loaded: Option<&'r Loaded>) -> Option<CounterRules<'r>> {
     let engine = listener.reloader.engine();
-    let lookups = engine.map(Engine::lookups).unwrap_or_default();
+    let lookups = engine.map(Engine::lookups);
     loaded.map(|loaded| CounterRules { loaded, lookups, shield: engine.map(Engine::shield) })
 }
 
@@ -205,7 +208,8 @@ fn bad_request(message: &str) -> Response<Bytes> {
     problem(StatusCode::BAD_REQUEST, "bad_request", message)
 }
 
-fn failed(error: &CounterError) -> Response<Bytes> {
+/// Returns the 400 or 503 response for the error of a query.
+fn error_response(error: &CounterError) -> Response<Bytes> {
     match error {
         CounterError::Invalid(message) => bad_request(message),
         CounterError::Store(error) => unavailable(error),
@@ -267,11 +271,12 @@ impl Selected<'_> {
 impl CounterQuery {
     /// Reads the selected counters, without changing them.
     ///
-    /// For a rule with limits per plan, those of the client's plan; `lookups` are asked for it if necessary. `rules` are
-    /// not needed for explicit checks.
+    /// For a rule with limits per plan, reads those of the client's plan, which is looked up if necessary. `limiter`
+    /// must have the store with the counters. `rules` may be `None` if the query names no rule.
     ///
     /// # Errors
-    /// If the query selects no counter, or the store fails.
+    /// Returns [`CounterError::Invalid`] if the query selects no counter, and [`CounterError::Store`] if the store
+    /// fails.
     pub async fn inspect(
         &self,
         limiter: &Limiter,
@@ -295,10 +300,13 @@ impl CounterQuery {
         Ok(CounterReport { key, plan: selected.plan, banned: selected.banned, counters: statuses })
     }
 
-    /// Deletes the selected counters, for a rule with limits per plan those of all plans.
+    /// Deletes the selected counters. For a rule with limits per plan, deletes those of all plans.
+    ///
+    /// `limiter` and `rules` are as for [`inspect`](CounterQuery::inspect).
     ///
     /// # Errors
-    /// If the query selects no counter, or the store fails. Some counters may be deleted already in the second case.
+    /// Returns [`CounterError::Invalid`] if the query selects no counter, and [`CounterError::Store`] if the store
+    /// fails. In the second case some counters may have been deleted.
     pub async fn reset(&self, limiter: &Limiter, rules: Option<CounterRules<'_>>) -> Result<ResetReport, CounterError> {
         let selected = self.select(rules, Selection::All).await?;
         // Limits of one name share a counter, and a limit with a short window may find nothing in it.
@@ -307,7 +315,7 @@ impl CounterQuery {
             let status = selected.inspect(limiter, counter).await?;
             existing.extend((status.reset_after != Wait::ZERO).then_some(&*counter.limit_name));
         }
-        // Each is reset, because the deny cache is keyed by the limit.
+        // Limits that share a counter are reset one by one, because the deny cache is keyed by the limit.
         for counter in &selected.counters {
             selected.reset(limiter, counter).await?;
         }
@@ -330,7 +338,7 @@ impl CounterQuery {
                 Ok(Selected { key: self.key.clone(), plan: None, banned: None, counters, shield: None })
             }
             (Some(rule), _) => {
-                let missing = "this instance has no rules; start with --config FILE";
+                let missing = "this instance has no rules; start it with --config FILE";
                 let rules = rules.ok_or_else(|| invalid(missing))?;
                 self.select_of_rule(rules, rule, selection).await.map_err(CounterError::Invalid)
             }
@@ -338,7 +346,10 @@ impl CounterQuery {
         }
     }
 
-    /// Returns the counters of the rule named `rule` that the query selects. `Err` says why it selects none.
+    /// Returns the counters of the rule named `rule` that the query selects.
+    ///
+    /// # Errors
+    /// If it selects none. The message says why.
     async fn select_of_rule<'r>(
         &self,
         CounterRules { loaded, lookups, shield }: CounterRules<'r>,
@@ -352,20 +363,24 @@ impl CounterQuery {
         };
         let shield = shield.filter(|_| rule.is_shield());
         if rule.is_shield() && shield.is_none() {
-            let message = "the counters of a shield rule are in the memory of the instance that saw the request; add \
-                           --admin URL to ask that instance";
+            let message = "the counters of a shield rule are in the memory of the instance that received the request; \
+                           use --admin URL to query that instance";
             return Err(message.to_owned());
         }
         let now = SystemClock::new().now();
-        let (client, key) = Client::read(rules, rule, &self.key, now)?;
+        let (client, key) = Client::read(rules, rule, lookups, &self.key, now).await?;
+        let client = &client;
         let limits = match (rule.is_by_plan(), selection) {
             (false, _) => Some((rules.default_limit_set(false), None)),
             (true, Selection::All) => self.named_limit_set(loaded).map(|_| None)?,
             (true, Selection::Applying) => {
-                let question = unassigned(loaded, rule, client, now);
+                let question = plan_question(loaded, rule, client, now);
                 let looked_up = match question {
-                    Some(question) if !lookups.is_empty() => Some(rules.look_up_limit_set(&question, lookups).await),
-                    _ => None,
+                    Some(question) => match lookups.filter(|lookups| lookups.has_plans()) {
+                        Some(lookups) => Some(lookups.limit_set(rules, &question).await),
+                        None => None,
+                    },
+                    None => None,
                 };
                 let (limit_set, plan) = self.limit_set(loaded, rule, client, looked_up, now)?;
                 Some((limit_set, Some(plan)))
@@ -416,7 +431,7 @@ impl CounterQuery {
         &self,
         loaded: &Loaded,
         rule: &CompiledRule,
-        client: Client,
+        client: &Client,
         looked_up: Option<LimitSetId>,
         now: Timestamp,
     ) -> Result<(LimitSetId, PlanExplanation), String> {
@@ -436,7 +451,7 @@ impl CounterQuery {
         let plan = plan.unwrap_or_else(|| explained(limit_set, "the rules").1);
         match (&self.plan, named) {
             (Some(given), _) if is_assigned && *given != plan.name => {
-                let what = if matches!(client, Client::Key(_)) { "key" } else { "address" };
+                let what = if matches!(client, Client::Key(..)) { "key" } else { "address" };
                 Err(format!("this {what}'s plan is {}", plan.name))
             }
             (Some(given), Some(named)) if *given != plan.name => Ok(explained(named, "given")),
@@ -445,9 +460,10 @@ impl CounterQuery {
     }
 }
 
-/// Returns the question about the client's plan that lookups are to answer; `None` if the configuration assigns it, or
-/// the client does not determine it.
-fn unassigned(loaded: &Loaded, rule: &CompiledRule, client: Client, now: Timestamp) -> Option<PlanQuestion> {
+/// Returns the question about the client's plan for the lookups.
+///
+/// `None` if the configuration assigns the plan, or if the client does not [determine](Client::determines_plan) it.
+fn plan_question(loaded: &Loaded, rule: &CompiledRule, client: &Client, now: Timestamp) -> Option<PlanQuestion> {
     let identity = client.identity(&loaded.rules, now).filter(|_| client.determines_plan(rule))?;
     loaded.rules.limit_set(&identity).is_none().then(|| PlanQuestion::about(&identity))
 }

@@ -22,10 +22,10 @@ pub struct Token(String);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AdminTokenError {
     /// The token is too short; the field is its length.
-    #[error("a token has at least {CHARACTERS_MIN} characters, this one has {0}")]
+    #[error("a token must have at least {CHARACTERS_MIN} characters, this one has {0}")]
     Short(usize),
     /// The token contains a character that a bearer token cannot contain.
-    #[error("a token is made of visible ASCII characters, without spaces")]
+    #[error("a token must consist of visible ASCII characters, without spaces")]
     Characters,
     /// No token can be generated, because the system provides no random bytes.
     #[error("cannot generate a token: the system provides no random bytes")]
@@ -86,7 +86,8 @@ pub(crate) enum AuthError {
 /// `peer`, the result is delayed by up to 1 s, even for the right token; see [`AuthGuard::attempt`].
 ///
 /// # Errors
-/// If the request is to be rejected.
+/// Returns [`AuthError::Unauthenticated`] if the token is missing or wrong, or `token` is `None`, and
+/// [`AuthError::TooManyAttempts`] if too many attempts of `peer` are waiting.
 pub(crate) async fn authenticate(
     token: Option<&Token>,
     headers: &HeaderMap,

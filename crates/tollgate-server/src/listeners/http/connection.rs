@@ -88,9 +88,9 @@ where
     }
 }
 
-/// Returns the path of a page without the slash at its end, if it is one of those that need no token.
+/// Returns the path without a slash at its end, if it is that of a page that needs no token.
 ///
-/// Such a page is the same with and without a slash. All other paths are returned as they are, because they must match
+/// Such a page is the same with and without the slash. All other paths are returned unchanged, because they must match
 /// exactly.
 pub(crate) fn page_path(path: &str) -> &str {
     const PAGES: [&str; 5] = ["/docs", "/openapi.json", "/healthz", "/readyz", "/metrics"];
@@ -104,14 +104,14 @@ pub(super) fn timed_out(message: &str) -> Response<Bytes> {
 
 /// Returns the 503 response to a request that was dropped before it was complete, because its bytes were evicted.
 pub(super) fn evicted() -> Response<Bytes> {
-    let message = "too much is being received; the request was dropped before it was complete";
+    let message = "too many bytes of incomplete requests are buffered; this request was dropped before it was complete";
     let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message);
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     response
 }
 
 fn too_large(bytes_max: usize) -> Response<Bytes> {
-    let message = format!("a body has at most {bytes_max} bytes");
+    let message = format!("the body is larger than {bytes_max} bytes");
     problem(StatusCode::PAYLOAD_TOO_LARGE, "too_large", &message)
 }
 

@@ -59,6 +59,9 @@ mod tests {
         assert_eq!(names, ["per-minute", "per-hour"], "the first of two limits is cached alone");
         (0..2 * POLICIES_MAX).for_each(|n| drop(of(n + 1)));
         assert_eq!(cache.0.read().unwrap().len(), POLICIES_MAX);
-        assert_eq!(of(2 * POLICIES_MAX).policies().len(), 1, "a limit beyond the cache has a policy");
+        for quota in [1, POLICIES_MAX, 2 * POLICIES_MAX] {
+            let quotas: Vec<u32> = of(quota).policies().map(|policy| policy.limit().quota()).collect();
+            assert_eq!(quotas, [quota as u32], "a limit beyond the cache has its own policy, too");
+        }
     }
 }

@@ -158,7 +158,7 @@ impl<'de: 'b, 'b> Deserialize<'de> for CheckList<'b> {
                 while let Some(check) = list.next_element()? {
                     if checks.len() == DEMANDS_MAX {
                         return Err(A::Error::custom(format_args!(
-                            "checks has 1 to {DEMANDS_MAX} entries, found more"
+                            "checks must have 1 to {DEMANDS_MAX} entries, found more"
                         )));
                     }
                     checks.push(check);
@@ -221,7 +221,7 @@ pub(crate) enum CheckRequestError {
         "request.path: expected a path such as /shorten?x=1, which begins with / and contains no # and no control character"
     )]
     Path,
-    #[error("checks has 1 to {DEMANDS_MAX} entries, found none")]
+    #[error("checks must have 1 to {DEMANDS_MAX} entries, found none")]
     NoChecks,
     #[error("{entry}limit: {error}")]
     Limit { entry: String, error: tollgate::LimitTextError },

@@ -23,8 +23,8 @@ pub(crate) struct DecisionBody {
 fn source_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string",
-        "description": "What decided: the store, a denial of the store that was cached, the local share of this instance while \
-            the store is unreachable, or nothing.",
+        "description": "What decided: the store, a cached denial of the store, this instance's local share while the store is \
+            unreachable, or nothing.",
         "enum": SOURCES.map(|source| source.as_str()),
     })
 }

@@ -130,6 +130,12 @@ limits = ["1/h"]
 
 /// Returns a listener with [`RULES`] whose clock stands still. Counters are in memory if there is no store.
 pub(crate) fn listener_with_rules(store: Option<Arc<dyn Store>>) -> Arc<HttpListener> {
+    listener_with_config(RULES, store)
+}
+
+/// Returns a listener with the rules of a configuration in TOML, whose clock stands still. Counters are in memory if
+/// there is no store.
+pub(crate) fn listener_with_config(text: &str, store: Option<Arc<dyn Store>>) -> Arc<HttpListener> {
     let clock = clock();
     let builder = Limiter::builder().clock(clock.clone());
     let limiter = match store {
@@ -137,7 +143,7 @@ pub(crate) fn listener_with_rules(store: Option<Arc<dyn Store>>) -> Arc<HttpList
         None => builder,
     };
     let limiter = limiter.build();
-    let loaded = Config::from_text(RULES, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
+    let loaded = Config::from_text(text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
     let engine = Engine::on_clock(limiter.clone(), loaded.rules, Vec::new(), clock);
     Arc::new(HttpListener::new(limiter, IDLE).with_rules(engine))
 }

@@ -241,7 +241,7 @@ fn connection_command<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<
         (b"AUTH", 2) => Ok(ConnectionCommand::Auth { password: arg(1).unwrap_or_default() }),
         (b"AUTH", 3) => Ok(ConnectionCommand::Auth { password: arg(2).unwrap_or_default() }),
         (b"SELECT", 2) if arg(1) == Some(b"0") => Ok(ConnectionCommand::Select),
-        (b"SELECT", 2) => Err("ERR there is only database 0".to_owned()),
+        (b"SELECT", 2) => Err("ERR only database 0 is supported".to_owned()),
         (b"CLIENT", 2..) => match word(1).as_deref() {
             Some(b"ID") => Ok(ConnectionCommand::ClientId),
             Some(b"GETNAME") => Ok(ConnectionCommand::ClientGetName),
@@ -249,7 +249,7 @@ fn connection_command<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<
             Some(b"REPLY") => match (word(2).as_deref(), args.len()) {
                 (Some(b"ON"), 3) => Ok(ConnectionCommand::ClientOk),
                 // A client that expects no replies would take each reply for that to another command.
-                _ => Err("ERR expected CLIENT REPLY ON: every command is answered here".to_owned()),
+                _ => Err("ERR only CLIENT REPLY ON is supported".to_owned()),
             },
             _ => Err("ERR expected CLIENT ID, GETNAME, SETNAME or SETINFO".to_owned()),
         },

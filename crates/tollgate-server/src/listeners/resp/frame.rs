@@ -55,9 +55,9 @@ pub(crate) enum FrameError {
     Length,
     #[error("expected CR LF after an argument")]
     Terminator,
-    #[error("a command has at most {COMMAND_BYTES_MAX} bytes")]
+    #[error("a command can have at most {COMMAND_BYTES_MAX} bytes")]
     TooLarge,
-    #[error("a line has at most {LINE_BYTES_MAX} bytes")]
+    #[error("a line can have at most {LINE_BYTES_MAX} bytes")]
     LineTooLong,
 }
 

@@ -84,7 +84,7 @@ fn a_custom_format_gets_the_details_and_keeps_status_and_headers() {
     let response = Policies::new([free_minute().with_format(own)]).refuse(&denied(), &HeaderMap::new());
     assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (429, &"12".parse().unwrap()));
     assert_eq!(response.headers()["content-type"], "text/html");
-    assert_eq!(body(&response), "<b>per-minute 0 11873000µs</b>");
+    assert_eq!(body(&response), "<b>per-minute 0 11.873s</b>");
 }
 
 #[test]

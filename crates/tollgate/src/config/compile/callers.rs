@@ -102,7 +102,7 @@ impl Compiler<'_> {
                         true => {
                             let variable = name.reveal();
                             let help =
-                                format!("set it, for example with `export {variable}=…`, and not to an empty text");
+                                format!("set it to a value that is not empty, for example with `export {variable}=…`");
                             (format!("the environment variable `{variable}` is not set"), help)
                         }
                         false => {
@@ -195,7 +195,7 @@ impl Compiler<'_> {
         let time: Option<SystemTime> = humantime::parse_rfc3339_weak(text).ok();
         let since_epoch = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         if since_epoch.is_none() {
-            let message = "expected an instant in UTC, such as 2030-01-31T12:00:00Z";
+            let message = "expected a date and time in UTC, such as 2030-01-31T12:00:00Z";
             self.note(Finding::new(Code::InvalidTime, message).at(text.span()));
         }
         let us = u64::try_from(since_epoch?.as_micros()).unwrap_or(u64::MAX);

@@ -17,7 +17,7 @@ impl Compiler<'_> {
         if u64::from(**expected) != count as u64 {
             let plural = if **expected == 1 { "" } else { "s" };
             let message = format!("expected {} {noun}{plural}, found {count}", **expected);
-            let help = format!("correct the number; or, if there should be {}, the file is not complete", **expected);
+            let help = format!("correct the number; if there should be {}, the file is incomplete", **expected);
             self.note(Finding::new(Code::ExpectationUnmet, message).help(help).at(expected.span()));
         }
     }

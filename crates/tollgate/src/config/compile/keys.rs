@@ -125,12 +125,12 @@ impl Compiler<'_> {
         for (place, (name, table)) in config.plans.iter().enumerate() {
             let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
             if name.is_empty() || name.len() > 64 || !name.bytes().all(is_name_byte) {
-                let message = "the name of a plan is 1 to 64 letters, digits and - _ .";
+                let message = "the name of a plan must be 1 to 64 letters, digits or - _ .";
                 self.note(Finding::new(Code::InvalidName, message).at(name.span()));
             }
             if table.limits.is_empty() {
                 let finding = Finding::new(Code::LimitsMissing, "a plan needs at least one limit");
-                self.note(finding.help("for callers without limits, use `exempt`").at(table.limits.span()));
+                self.note(finding.help("to leave callers unlimited, use `exempt`").at(table.limits.span()));
             }
             if let Some(url) = &table.upgrade_url
                 && url.parse::<http::Uri>().is_err()
@@ -252,7 +252,7 @@ impl Compiler<'_> {
                 (parsed.ok(), digest.span())
             }
             _ => {
-                let finding = Finding::new(Code::InvalidKey, "expected either `key` or `sha256`, not empty");
+                let finding = Finding::new(Code::InvalidKey, "expected exactly one of `key` and `sha256`, not empty");
                 let help = "`printf %s KEY | sha256sum` prints the digest";
                 self.note_in(source, finding.help(help).at(table.span()));
                 (None, table.span())
@@ -285,7 +285,7 @@ impl Compiler<'_> {
             (_, Some(place)) => Some(limit_set(place)),
             _ => None,
         };
-        let entry = KeyEntry { name: table.name.as_deref().map(Box::from), plan, limit_set, is_exempt: table.exempt };
+        let entry = KeyEntry { name: table.name.as_deref().map(Arc::from), plan, limit_set, is_exempt: table.exempt };
         match digest.map(|digest| keys.entry(digest)) {
             Some(Entry::Vacant(vacant)) => drop(vacant.insert(entry)),
             Some(Entry::Occupied(_)) => {
@@ -302,7 +302,7 @@ impl Compiler<'_> {
         if !ApiKey::can_be(key.reveal()) {
             let message = "no request can carry this key";
             let help = format!(
-                "a key is 1 to {API_KEY_BYTES_MAX} visible ASCII characters, without a space at its beginning or end"
+                "a key must be 1 to {API_KEY_BYTES_MAX} visible ASCII characters, without leading or trailing spaces"
             );
             self.note_in(source, Finding::new(Code::InvalidKey, message).help(help).at(key.span()));
         }

@@ -61,7 +61,8 @@ impl Compiler<'_> {
         let name = table.name.as_ref()?;
         let is_name_byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         if name.is_empty() || name.len() > 64 || !name.bytes().all(is_name_byte) {
-            let message = "the name of a limit is 1 to 64 of a-z, 0-9 and -, because clients get it in a header";
+            let message =
+                "the name of a limit must be 1 to 64 of a-z, 0-9 and -, because it is sent to clients in a header";
             self.note_in(
                 source,
                 Finding::new(Code::InvalidName, message).help("for example per-minute").at(name.span()),
@@ -87,7 +88,7 @@ impl Compiler<'_> {
                 let message = message.split("; for example").next().unwrap_or_default();
                 let finding = Finding::new(Code::InvalidLimit, message).at(source.inside(span, text, error.span()));
                 let finding = match text {
-                    "plan" => finding.help("`limits = \"plan\"` stands alone, in a rule"),
+                    "plan" => finding.help("`limits = \"plan\"` cannot be combined with other limits, and is allowed only in a rule"),
                     _ => finding.help("QUOTA/WINDOW [ALGORITHM] [option=value …], for example 10/min or 100/min token-bucket burst=20"),
                 };
                 self.note_in(source, finding);

@@ -39,7 +39,7 @@ impl Compiler<'_> {
             let Some(condition) = self.header_condition(name, test) else { continue };
             if conditions.headers.insert(HeaderText::of(&header), condition).is_some() {
                 let message = format!("the header `{header}` is tested twice");
-                let help = "names of headers are case-insensitive; for several values, write a rule for each";
+                let help = "header names are case-insensitive; to match several values, write a rule for each";
                 self.note(Finding::new(Code::InvalidHeader, message).help(help).at(name.span()));
             }
         }

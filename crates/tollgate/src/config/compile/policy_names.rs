@@ -1,8 +1,8 @@
 //! Qualifies the names of limits where two rules that can apply to one request have a limit of the same name.
 //!
-//! Clients see the names in headers and bodies, operators in explanations and counters, so a limit has one name whatever
-//! the request: `per-minute`, or `search.per-minute`. It is determined here, from the whole configuration. Counters are
-//! not affected: their keys have the name of the rule and the name of the limit, separately.
+//! Clients see the names in headers and bodies, operators in explanations and counters, so a limit has one name
+//! whatever the request: `per-minute`, or `search.per-minute`. It is determined here, from the whole configuration.
+//! Counters are not affected: their keys have the name of the rule and the name of the limit, separately.
 //!
 //! Only enforced rules count, because clients never see a shadow rule: a trial beside a rule in force does not change
 //! the names that clients see. The modes are those of the file, whether or not it has `shadow = true`, which is
@@ -20,13 +20,15 @@ use crate::config::types::RuleTable;
 use crate::rules::matcher::Conditions;
 use crate::rules::{CompiledRule, Mode, RuleLimits};
 
-/// The maximum number of comparisons of paths and hosts, which take tens of milliseconds. Beyond it, rules are assumed
-/// to apply to the same requests.
+/// The maximum number of comparisons of paths and hosts, which together take tens of milliseconds.
+///
+/// Further rules are assumed to apply to the same requests.
 const COMPARISONS_MAX: usize = 200_000;
 
 /// Qualifies the names of limits that another enforced rule has too, if both rules can apply to one request.
 ///
-/// `conditions` are those of the rules, and whether a request can meet them at all. `tables` are the rules as written.
+/// `conditions` has the conditions of each rule, and whether any request can meet them. `tables` are the rules as
+/// written in the file. `has_several_methods` means that a request may have several methods.
 pub(super) fn qualify(
     rules: &mut [CompiledRule],
     conditions: &[(Conditions, bool)],
@@ -41,17 +43,17 @@ pub(super) fn qualify(
     let mut comparisons_left = COMPARISONS_MAX;
     for (at, &one) in enforced.iter().enumerate() {
         for &other in &enforced[..at] {
-            let is_news = |name: &str| !shared[one].contains(name) || !shared[other].contains(name);
-            let common = names[one].intersection(&names[other]).filter(|name| is_news(name));
+            let is_new = |name: &str| !shared[one].contains(name) || !shared[other].contains(name);
+            let common = names[one].intersection(&names[other]).filter(|name| is_new(name));
             let common: Vec<Box<str>> = common.cloned().collect();
             let (mine, theirs) = (&conditions[one].0, &conditions[other].0);
             if common.is_empty() {
                 continue;
             }
             let comparisons = mine.comparisons_with(theirs);
-            let can_meet = comparisons > comparisons_left || mine.can_meet(theirs, has_several_methods);
+            let overlaps = comparisons > comparisons_left || mine.overlaps(theirs, has_several_methods);
             comparisons_left = comparisons_left.saturating_sub(comparisons);
-            if can_meet {
+            if overlaps {
                 shared[one].extend(common.iter().cloned());
                 shared[other].extend(common);
             }

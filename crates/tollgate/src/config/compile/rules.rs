@@ -71,7 +71,7 @@ impl Compiler<'_> {
     pub(super) fn path_bytes_max(&mut self, config: &Config) -> usize {
         let Some(bytes) = &config.path_bytes_max else { return PATH_BYTES_MAX_DEFAULT };
         if !(1..=PATH_BYTES_MAX).contains(&**bytes) {
-            let message = format!("a path has 1 to {PATH_BYTES_MAX} bytes");
+            let message = format!("`path_bytes_max` must be from 1 to {PATH_BYTES_MAX}");
             self.note(Finding::new(Code::InvalidValue, message).at(bytes.span()));
         }
         usize::try_from(**bytes).unwrap_or(usize::MAX)
@@ -83,7 +83,7 @@ impl Compiler<'_> {
         for rule in rules {
             let name = &rule.name;
             if name.is_empty() || name.len() > 64 || !name.bytes().all(is_name_byte) {
-                let message = "the name of a rule is 1 to 64 letters, digits and - _ .";
+                let message = "the name of a rule must be 1 to 64 letters, digits or - _ .";
                 self.note(Finding::new(Code::InvalidName, message).at(name.span()));
             }
             if seen.insert(name, ()).is_some() {
@@ -203,7 +203,7 @@ impl Compiler<'_> {
     fn check_plans(&mut self, table: &RuleTable, limit_sets: &LimitSets) {
         let span = table.limits.span();
         if limit_sets.is_empty() {
-            let finding = Finding::new(Code::PlansMissing, "this rule takes its limits from plans, and there are none");
+            let finding = Finding::new(Code::PlansMissing, "this rule takes its limits from plans, but there are none");
             self.note(finding.help("add `[plans.default]` with limits").at(span));
         }
     }
@@ -223,7 +223,8 @@ impl Compiler<'_> {
         let Some(limit) = limits.iter().find(|limit| cost.units() > limit.limit.cost_max()) else { return };
         let of_plan = plan.map(|plan| format!(" of plan `{plan}`")).unwrap_or_default();
         let (name, most) = (&limit.name, limit.limit.cost_max());
-        let message = format!("a cost of {cost} never fits into limit `{name}`{of_plan}, which holds {most}");
+        let message =
+            format!("a cost of {cost} never fits within limit `{name}`{of_plan}, which allows at most {most} at once");
         let span = table.cost.as_ref().map_or(limit.span, |cost| cost.span());
         self.note(Finding::new(Code::CostNeverFits, message).help("raise the limit or lower the cost").at(span));
     }

@@ -16,7 +16,7 @@ use crate::failure::OnFailure;
 #[cfg(feature = "redis")]
 use crate::limiter::{Limiter, LimiterBuilder, StoreUrlError};
 #[cfg(feature = "redis")]
-use crate::rules::{PlanHash, PlanLookup};
+use crate::rules::{KeyHash, Lookups, PlanHash};
 #[cfg(feature = "redis")]
 use tollgate_redis::RedisStore;
 
@@ -43,6 +43,8 @@ pub struct Settings {
     pub on_failure: OnFailure,
     /// The name of the Redis hash with the plans of callers, or `None` if there is none.
     pub plan_hash: Option<String>,
+    /// The name of the Redis hash with API keys, or `None` if there is none.
+    pub key_hash: Option<String>,
 }
 
 impl Settings {
@@ -82,22 +84,34 @@ impl Settings {
     ///
     /// Whether the store is the one of these settings, as [`redis`](Settings::redis) returns it, is not checked.
     ///
-    /// Also returns the lookups for an [`Engine`](crate::engine::Engine) to find plans that the rules do not assign:
-    /// one in the Redis hash if there is a store and a hash is configured, else none.
+    /// Also returns the [`lookups`](Settings::lookups) for an [`Engine`](crate::engine::Engine) on this limiter, with
+    /// the deadline of a check. They are empty without a store.
     #[cfg(feature = "redis")]
-    pub fn limiter_on(&self, store: Option<RedisStore>) -> (LimiterBuilder, Vec<Arc<dyn PlanLookup>>) {
+    pub fn limiter_on(&self, store: Option<RedisStore>) -> (LimiterBuilder, Lookups) {
         let builder = Limiter::builder()
             .deadline(self.deadline)
             .on_failure(self.on_failure)
             .instances(self.instances.unwrap_or(1));
-        let mut lookups: Vec<Arc<dyn PlanLookup>> = Vec::new();
-        let Some(store) = store else { return (builder, lookups) };
+        let Some(store) = store else { return (builder, Lookups::new()) };
+        let lookups = self.lookups(&store, self.deadline);
+        (builder.store(Arc::new(store)), lookups)
+    }
+
+    /// Returns lookups of plans and API keys in the configured Redis hashes, on this store and within `deadline`.
+    ///
+    /// They are empty if no hash is configured.
+    #[cfg(feature = "redis")]
+    pub fn lookups(&self, store: &RedisStore, deadline: Duration) -> Lookups {
+        let mut lookups = Lookups::new().deadline(deadline);
         if let Some(name) = &self.plan_hash {
             // The lookup and the check that follows it share the deadline.
-            let timeout = PlanHash::timeout_for(self.deadline);
-            lookups.push(Arc::new(PlanHash::new(store.clone(), name.as_str()).timeout(timeout)));
+            let timeout = PlanHash::timeout_for(deadline);
+            lookups = lookups.plan(PlanHash::new(store.clone(), name.as_str()).timeout(timeout));
         }
-        (builder.store(Arc::new(store)), lookups)
+        match &self.key_hash {
+            Some(name) => lookups.key(KeyHash::new(store.clone(), name.as_str())),
+            None => lookups,
+        }
     }
 }
 
@@ -138,7 +152,8 @@ impl Compiler<'_> {
             instances: self.loader.instances_override().or(instances),
             deadline: deadline.unwrap_or(Duration::from_millis(25)),
             on_failure: config.on_failure,
-            plan_hash: config.plan_sources.redis_hash.as_ref().map(|name| self.plan_hash(name)),
+            plan_hash: config.plan_sources.redis_hash.as_ref().map(|name| self.hash_name(name)),
+            key_hash: config.key_sources.redis_hash.as_ref().map(|name| self.hash_name(name)),
         }
     }
 
@@ -151,15 +166,15 @@ impl Compiler<'_> {
     fn prefix(&mut self, prefix: &Spanned<String>) -> String {
         let is_prefix_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
         if prefix.is_empty() || prefix.len() > PREFIX_BYTES_MAX || !prefix.bytes().all(is_prefix_byte) {
-            let message = format!("a prefix is 1 to {PREFIX_BYTES_MAX} letters, digits and - _ . :");
+            let message = format!("a prefix must be 1 to {PREFIX_BYTES_MAX} letters, digits or - _ . :");
             self.note(Finding::new(Code::InvalidName, message).at(prefix.span()));
         }
         prefix.to_string()
     }
 
-    fn plan_hash(&mut self, name: &Spanned<String>) -> String {
+    fn hash_name(&mut self, name: &Spanned<String>) -> String {
         if name.is_empty() || name.len() > HASH_NAME_BYTES_MAX {
-            let message = format!("the name of a Redis hash is 1 to {HASH_NAME_BYTES_MAX} bytes");
+            let message = format!("the name of a Redis hash must be 1 to {HASH_NAME_BYTES_MAX} bytes");
             self.note(Finding::new(Code::InvalidName, message).at(name.span()));
         }
         name.to_string()
@@ -167,8 +182,8 @@ impl Compiler<'_> {
 
     fn instances(&mut self, instances: &Spanned<u32>) -> Option<u32> {
         if **instances == 0 {
-            let finding = Finding::new(Code::InvalidValue, "there is at least one instance");
-            self.note(finding.help("give the number of instances that share the quotas").at(instances.span()));
+            let finding = Finding::new(Code::InvalidValue, "`instances` must be at least 1");
+            self.note(finding.help("set it to the number of instances that share the quotas").at(instances.span()));
         }
         Some(**instances)
     }

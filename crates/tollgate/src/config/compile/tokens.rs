@@ -18,7 +18,7 @@ impl Compiler<'_> {
     /// Adds an error and returns the identifier unchanged: without the feature `jwt`, tokens cannot be verified.
     #[cfg(not(feature = "jwt"))]
     pub(super) fn with_tokens(&mut self, identifier: Identifier, jwt: &Spanned<Jwt>) -> Identifier {
-        let finding = Finding::new(Code::InvalidJwt, "this program is built without JWT");
+        let finding = Finding::new(Code::InvalidJwt, "this program was built without JWT support");
         self.note(finding.help("build it with the feature `jwt`").at(jwt.span()));
         identifier
     }

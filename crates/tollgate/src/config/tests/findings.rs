@@ -65,6 +65,7 @@ fn a_finding_underlines_the_exact_part_of_the_file() {
         (Code::WrongType, "prefix = 7", "7"),
         (Code::InvalidValue, "api_keys = 'some'", "'some'"),
         (Code::InvalidName, "store = 'redis://r'\ninstances = 1\nplan_sources = { redis_hash = '' }", "''"),
+        (Code::InvalidName, "store = 'redis://r'\ninstances = 1\nkey_sources = { redis_hash = '' }", "''"),
         (Code::InvalidValue, "instances = 0", "0"),
         (Code::InvalidValue, "instances = -1", "-1"),
         (Code::InvalidValue, "[[rules]]\nname = 'a'\ncost = 0\nlimits = ['1/s']", "0"),
@@ -311,7 +312,7 @@ fn a_rule_that_overlaps_with_all_others_is_checked_in_bounded_work() {
 fn advice_about_shadow_mode_says_that_bans_hold() {
     let found = findings("shadow = true\n[[rules]]\nname = 'a'\nlimits = ['1/s']");
     assert_eq!(found[0].code(), Code::ShadowOn);
-    assert!(found[0].message().contains("bans still hold"), "{:?}", found[0]);
+    assert!(found[0].message().contains("bans still apply"), "{:?}", found[0]);
 }
 
 #[test]

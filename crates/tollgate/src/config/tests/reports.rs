@@ -41,7 +41,7 @@ fn a_quota_of_zero_is_underlined_within_its_limit() {
         drawn(&report.findings()[0]),
         r#"invalid-limit
 
-  × expected a quota of 1 to 10000000 in digits
+  × expected a quota from 1 to 10000000 in digits
    ╭─[tollgate.yaml:3:23]
  2 │   - name: shorten
  3 │     limits: [100/day, 0/min]

@@ -25,7 +25,7 @@ fn token_for(subject: &str) -> String {
 
 fn keys() -> KeyTable {
     let mut keys = KeyTable::new();
-    keys.insert(KeyDigest::of("known-key"), KnownKey { plan: Some("pro".into()) });
+    keys.insert(KeyDigest::of("known-key"), KnownKey::new().plan("pro"));
     keys
 }
 
@@ -341,8 +341,8 @@ fn key_that_is_set_replaces_the_one_in_the_headers() {
     let headers = headers(&[("x-api-key", "known-key")]);
     let identity = identifier.identify(origin(&headers), &keys, NOW);
     let digest = KeyDigest::of("another");
-    let identity = identity.with_api_key(digest, KnownKey { plan: None });
-    assert_eq!(identity.api_key(), Some((digest, &KnownKey { plan: None })));
+    let identity = identity.with_api_key(digest, KnownKey::new());
+    assert_eq!(identity.api_key(), Some((digest, &KnownKey::new())));
     assert!(identity.sent_key_digests().any(|shown| shown == digest));
     assert_eq!(identity.subject(&Subjects::default()).to_string(), format!("api_key:{}", digest_of("another")));
 }

@@ -41,7 +41,7 @@ impl SignatureKey {
     /// # Errors
     /// Fails if the secret is shorter than 32 bytes, or if it is a PEM file.
     pub(super) fn hs256(secret: &[u8]) -> Result<SignatureKey, TokenKeyError> {
-        let accepted = "HS256 takes a secret of at least 32 bytes";
+        let accepted = "HS256 requires a secret of at least 32 bytes";
         if secret.trim_ascii_start().starts_with(b"-----BEGIN") {
             let problem = "the secret is a PEM file: anyone who knows the public key could sign tokens with it";
             return Err(TokenKeyError { problem, accepted });
@@ -59,7 +59,7 @@ impl SignatureKey {
     pub(super) fn rs256(pem: &[u8]) -> Result<SignatureKey, TokenKeyError> {
         let error = |problem| TokenKeyError {
             problem,
-            accepted: "RS256 takes an RSA public key of at least 2048 bits, as PEM (BEGIN PUBLIC KEY)",
+            accepted: "RS256 requires an RSA public key of at least 2048 bits, as PEM (BEGIN PUBLIC KEY)",
         };
         let file = read_pem(pem).map_err(error)?;
         let key = match file.tag() {
@@ -87,7 +87,7 @@ impl SignatureKey {
     pub(super) fn es256(pem: &[u8]) -> Result<SignatureKey, TokenKeyError> {
         let error = |problem| TokenKeyError {
             problem,
-            accepted: "ES256 takes an EC public key (an uncompressed point), as PEM (BEGIN PUBLIC KEY)",
+            accepted: "ES256 requires an EC public key (an uncompressed point), as PEM (BEGIN PUBLIC KEY)",
         };
         let file = read_pem(pem).map_err(error)?;
         public_key(file.contents(), (EC_PUBLIC_KEY, Some(P256)))

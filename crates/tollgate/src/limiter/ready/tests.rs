@@ -7,6 +7,7 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 
 use super::*;
+use crate::limiter::LimiterBuilder;
 use crate::{CheckOptions, OnFailure};
 use tollgate_core::{
     Clock, Cost, Demand, Key, Limit, LimitStatus, MemoryStore, Store, StoreError, StoreErrorKind, StoreFuture,
@@ -375,4 +376,78 @@ async fn denial_by_the_local_share_is_not_final_while_the_store_may_come_back() 
         assert_eq!(ready.source, Source::Store, "{limit} {cost}");
         assert!(Instant::now() < back_at + 2 * SECOND, "{limit} {cost}");
     }
+}
+
+/// A store that answers after `delay`.
+struct Slow {
+    inner: MemoryStore,
+    delay: Duration,
+}
+
+impl Store for Slow {
+    fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+        Box::pin(async move {
+            sleep(self.delay).await;
+            self.inner.decide(checks).await
+        })
+    }
+    fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
+        Store::refund(&self.inner, check, decision)
+    }
+    fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+        Store::reset(&self.inner, demand)
+    }
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
+        Store::inspect(&self.inner, demand)
+    }
+}
+
+fn slow(delay: Duration) -> LimiterBuilder {
+    let inner = MemoryStore::builder().clock(clock()).build();
+    let store = Slow { inner, delay };
+    Limiter::builder().store(Arc::new(store)).clock(clock()).deadline(Duration::from_millis(25))
+}
+
+#[tokio::test(start_paused = true)]
+async fn ready_deadline_lets_a_slow_store_decide_waiting_work_but_no_check() {
+    let delay = Duration::from_millis(200);
+    let demand = demand("5/s");
+    let check = Check::one(&demand);
+    let waiting = slow(delay).ready_deadline(SECOND).build();
+    let start = Instant::now();
+    let decision = waiting.until_ready(&check, SECOND).await.unwrap();
+    assert_eq!((decision.source, start.elapsed()), (Source::Store, delay));
+    let start = Instant::now();
+    assert_eq!(waiting.check(&check).await.unwrap().source, Source::Local);
+    assert_eq!(start.elapsed(), Duration::from_millis(25));
+
+    let by_default = slow(delay).build();
+    let start = Instant::now();
+    assert_eq!(by_default.until_ready(&check, SECOND).await.unwrap().source, Source::Local);
+    assert_eq!(start.elapsed(), Duration::from_millis(25), "the deadline of a check");
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_that_only_waiting_work_can_use_do_not_keep_the_breaker_closed() {
+    let demand = demand("100/s");
+    let check = Check::one(&demand);
+    let limiter = slow(Duration::from_millis(200)).ready_deadline(SECOND).build();
+    for _ in 0..3 {
+        limiter.until_ready(&check, SECOND).await.unwrap();
+        assert!(!limiter.stats().breaker_open);
+        limiter.check(&check).await.unwrap();
+    }
+    assert!(limiter.stats().breaker_open, "three checks in a row had no answer in time");
+}
+
+#[tokio::test(start_paused = true)]
+async fn short_ready_deadline_ends_a_call_and_does_not_open_the_breaker() {
+    let demand = demand("100/s");
+    let limiter = slow(Duration::from_millis(20)).ready_deadline(Duration::from_millis(10)).build();
+    let start = Instant::now();
+    for _ in 0..5 {
+        assert_eq!(limiter.until_ready(&Check::one(&demand), SECOND).await.unwrap().source, Source::Local);
+    }
+    assert_eq!(start.elapsed(), Duration::from_millis(50));
+    assert!(!limiter.stats().breaker_open, "the store answers checks in time");
 }

@@ -69,6 +69,7 @@ fn example() -> Rules {
         .address_plan(["198.51.100.0/24"], "partner")
         .plan_header("x-plan")
         .plan_hash("tollgate:plans")
+        .key_hash("tollgate:keys")
         .key(
             ListedKey::sha256("4e738ca5563c06cfd0018299933d58db1dd8bf97f6973dc99bf6cdc64b5550bd")
                 .name("acme")
@@ -212,6 +213,7 @@ fn every_setting_of_the_builder_changes_the_compiled_set() {
         ("address_plan", |rules| rules.address_plan(["192.0.2.1"], "pro")),
         ("plan_header", |rules| rules.plan_header("x-other")),
         ("plan_hash", |rules| rules.plan_hash("other")),
+        ("key_hash", |rules| rules.key_hash("other")),
         ("key", |rules| rules.key(ListedKey::new("another-key"))),
         ("an exempt key", |rules| rules.key(ListedKey::new("another-key").exempt())),
         ("a key's own limit", |rules| rules.key(ListedKey::new("k").named_limit("mine", "1/s"))),
@@ -353,17 +355,17 @@ fn all_errors_are_reported_at_once_and_name_their_rule() {
     let messages = messages(rules);
     for (name, expected) in [
         ("trusted_proxies `10.1.2.3/8`: ", "10.0.0.0/8"),
-        ("ban 1: ", "accepted are networks and addresses"),
+        ("ban 1: ", "networks and addresses have the form"),
         ("plan `default`, limit `1/parsec`: ", "for example 10/min"),
         ("key `acme`, plan: ", "did you mean `default`?"),
         ("rule `a`, path `shorten`: ", "write `/shorten`"),
-        ("rule `b`, limit `0/min`: ", "a quota of 1 to 10000000"),
+        ("rule `b`, limit `0/min`: ", "a quota from 1 to 10000000"),
         ("rule `b`: two rules are named `b`", "give each rule its own"),
         ("rule `c`, limits: ", "at least one limit"),
         ("rule `d`, by `cookie:a=b`: ", "expected a cookie name"),
         ("rule `e`, by: ", "a shield counts by address"),
-        ("rule `f`, cost: ", "which holds 5"),
-        ("rule `g`, limits_from_plan: ", "stands alone"),
+        ("rule `f`, cost: ", "which allows at most 5"),
+        ("rule `g`, limits_from_plan: ", "cannot be combined with other limits"),
     ] {
         let found = messages.iter().find(|message| message.starts_with(name));
         assert!(found.is_some_and(|message| message.contains(expected)), "{name}{expected}: {messages:#?}");

@@ -1,8 +1,8 @@
 //! Converts the builder's values to a [`Config`], the form that a configuration file is read into.
 //!
-//! It is then checked and compiled as if it came from a file. Instead of a position in a file, each value has a name, such
-//! as ``rule `shorten`, limit `10/min` ``, with which [`Finding`](crate::config::Finding)s about it begin. Names never
-//! contain a secret.
+//! It is then checked and compiled as if it came from a file. Instead of a position in a file, each value has a name,
+//! such as ``rule `shorten`, limit `10/min` ``, with which [`Finding`](crate::config::Finding)s about it begin. Names
+//! never contain a secret.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,8 +12,8 @@ use super::callers::{Ban, Banned, JwtSettings, ListedKey, Plan, SecretSource, Se
 use super::rule::{LimitText, Rule};
 use crate::config::{
     AddressPlan, Anonymize, AnonymizeEntry, ApiKeyTable, BanEntry, BanKind, BodyEntry, Config, Exempt, HeaderTest, Jwt,
-    LimitEntry, LimitTable, Limits, MatchTable, OneOrMany, OptionalList, PlanSources, PlanTable, RuleStore, RuleTable,
-    Secret, Span, Spanned, StoreUrl,
+    KeySources, LimitEntry, LimitTable, Limits, MatchTable, OneOrMany, OptionalList, PlanSources, PlanTable, RuleStore,
+    RuleTable, Secret, Span, Spanned, StoreUrl,
 };
 use crate::identity::Rotate;
 
@@ -75,6 +75,7 @@ pub(super) fn to_config(rules: Rules) -> (Config, Vec<String>) {
             rules.keys.into_iter().enumerate().map(|(index, entry)| key(entry, index, names)).collect(),
         )),
         keys_file: rules.keys_file.map(|path| names.spanned("keys_file", path)),
+        key_sources: KeySources { redis_hash: rules.key_hash.map(|name| names.spanned("key_hash", name)) },
         plan_sources: PlanSources {
             addresses: rules
                 .address_plans

@@ -1,5 +1,5 @@
-//! A server that runs and refuses commands: out of memory, loading, read-only, without permission, out of connections, or
-//! with a foreign value under our key.
+//! A server that runs and refuses commands: out of memory, loading, read-only, without permission, out of connections,
+//! or with a foreign value under our key.
 
 use tollgate::{Check, CheckOptions, Demand, Key, Limit, OnFailure, Source, StoreErrorKind as Kind};
 use tollgate_testkit::server::{Brand, Config, Connection, Server};

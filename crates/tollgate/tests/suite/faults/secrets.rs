@@ -134,6 +134,6 @@ async fn password_is_in_no_log_no_error_and_no_debug_output() {
     }
     assert_eq!(decided, 6, "one of the URLs is right");
     let logged = log.0.lock().unwrap().clone();
-    assert!(logged.contains("the store is not asked until a probe succeeds"), "something was logged: {logged}");
+    assert!(logged.contains("the store is not called until a probe succeeds"), "something was logged: {logged}");
     assert_hidden(&logged);
 }

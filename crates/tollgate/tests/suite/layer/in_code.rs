@@ -9,7 +9,7 @@ use axum::extract::ConnectInfo;
 use axum::routing::get;
 use http::Request;
 use tollgate::engine::Engine;
-use tollgate::rules::{Plan, PlanQuestion};
+use tollgate::rules::{Lookups, Plan, PlanQuestion};
 use tollgate::{Limiter, RateLimitLayer, Rule, Rules, Subject};
 use tower::ServiceExt;
 
@@ -74,7 +74,7 @@ fn a_slip_is_an_error_that_says_what_is_accepted() {
     let error = RateLimitLayer::per_ip("10/mni").unwrap_err();
     assert!(format!("{error}").contains("limit `10/mni`"), "{error}");
     let error = RateLimitLayer::per_ip("10/min").unwrap().trusted_proxies(["10.0.0.0/8", "proxy"]).unwrap_err();
-    assert!(error.to_string().contains("accepted are networks and addresses"), "{error}");
+    assert!(error.to_string().contains("networks and addresses have the form"), "{error}");
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn a_subject_in_code_has_the_default_plan_or_that_of_a_lookup() {
     assert_eq!(statuses(by_session(layer(rules())), sent(None)).await, [200, 429, 429, 429]);
     assert_eq!(statuses(by_session(layer(rules())), sent(Some(1))).await, [200, 200, 429, 429]);
     let lookup = |question: &PlanQuestion| (question.caller.as_deref() == Some("1")).then(|| Arc::from("pro"));
-    let engine = Engine::with_lookups(Limiter::memory(), rules().build().unwrap(), vec![Arc::new(lookup)]);
+    let engine = Engine::with_lookups(Limiter::memory(), rules().build().unwrap(), Lookups::new().plan(lookup));
     assert_eq!(statuses(by_session(RateLimitLayer::axum(engine)), sent(Some(1))).await, [200, 200, 200, 429]);
 }
 

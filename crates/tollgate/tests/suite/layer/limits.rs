@@ -113,7 +113,8 @@ async fn shadow_rule_denies_nothing_is_not_in_the_headers_and_counts_its_denials
     let stats = site.engine.rule_stats();
     let counted: Vec<(&str, u64, u64)> =
         stats.iter().map(|rule| (&*rule.rule, rule.allowed(), rule.denied())).collect();
-    // Requests that the real rule denies do not reach the others. The login rule charges no success, in shadow mode too.
+    // Requests that the real rule denies do not reach the others. The login rule charges no success, in shadow mode
+    // too.
     assert_eq!(counted, [("real", 20, 10), ("planned", 3, 17), ("login", 20, 0)]);
 }
 

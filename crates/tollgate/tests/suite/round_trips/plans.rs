@@ -1,14 +1,14 @@
-//! Plans from a Redis hash that is some milliseconds away: a caller is held to its own plan, by the store, within the deadline.
+//! Plans from a Redis hash that is some milliseconds away: a caller is held to its own plan, by the store, within the
+//! deadline.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tollgate::Source;
 use tollgate::config::{Config, Format};
 use tollgate::engine::{Engine, Outcome, RequestOptions};
-use tollgate::rules::{PlanHash, RequestView};
+use tollgate::rules::{Lookups, PlanHash, RequestView};
 use tollgate_testkit::simulated::{SimulatedRedis, VirtualClock};
 
 use super::{connected, ms};
@@ -59,7 +59,7 @@ impl Setup {
         let (limiter, _) = loaded.settings.limiter_on(Some(store.clone()));
         let timeout = PlanHash::timeout_for(loaded.settings.deadline);
         let plans = PlanHash::new(store, "tollgate:plans").timeout(timeout).clock(clock.clone());
-        let engine = Engine::with_lookups(limiter.clock(clock).build(), loaded.rules, vec![Arc::new(plans)]);
+        let engine = Engine::with_lookups(limiter.clock(clock).build(), loaded.rules, Lookups::new().plan(plans));
         Setup { server, engine }
     }
 

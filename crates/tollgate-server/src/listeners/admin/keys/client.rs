@@ -5,8 +5,8 @@
 //! operator is read as the first of these that it is:
 //!
 //! ```text
-//!   planted-key-of-acme     an API key of the configuration           ─┐
-//!   acme                    the name of one                            │ an identity, whose subject the rule writes
+//!   planted-key-of-acme     an API key, listed or known to a lookup   ─┐
+//!   acme                    the name of a listed one                   │ an identity, whose subject the rule writes
 //!   203.0.113.9             an address, also as ip:203.0.113.9        ─┘
 //!   user:42&path:/login     a subject, as `explain --reveal` shows it    stored as it is, or with pseudonyms
 //!   anything else           an API key, with `api_keys = "any"`
@@ -18,29 +18,33 @@ use std::sync::LazyLock;
 use http::HeaderMap;
 use tollgate::Timestamp;
 use tollgate::identity::{API_KEY_BYTES_MAX, ApiKeys, Identity, KeyDigest, KnownKey, Origin, Subject, SubjectKey};
-use tollgate::rules::{CompiledRule, RuleSet};
+use tollgate::rules::{CompiledRule, Lookups, RuleSet};
 
 static NO_HEADERS: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
 
-/// What is known of a client besides its subject.
-#[derive(Clone, Copy, Debug)]
+/// The identity of a client, as far as the text of the operator reveals it.
+#[derive(Clone, Debug)]
 pub(super) enum Client {
+    /// An address.
     Address(IpAddr),
-    /// The digest of its API key.
-    Key(KeyDigest),
+    /// The digest of its API key, and what the configuration or a lookup knows about the key.
+    Key(KeyDigest, KnownKey),
     /// A subject that names neither an address nor a known API key alone.
     Other,
 }
 
 impl Client {
-    /// Reads the text of an operator. Returns the client and its subject in `rule`, as it is stored at `now`.
+    /// Parses the text of an operator. Returns the client, and the subject under which `rule` stores it at `now`.
+    ///
+    /// A text of no other form is looked up as an API key, by its digest, if `lookups` have a source of keys.
     ///
     /// # Errors
-    /// If the text is no client that `rule` counts. The message says what is accepted, and does not contain the text,
-    /// which may be an API key.
-    pub(super) fn read(
+    /// If the text names no client that `rule` counts. The message says what is accepted, and does not contain the
+    /// text, which may be an API key.
+    pub(super) async fn read(
         rules: &RuleSet,
         rule: &CompiledRule,
+        lookups: Option<&Lookups>,
         text: &[u8],
         now: Timestamp,
     ) -> Result<(Client, Vec<u8>), String> {
@@ -52,36 +56,41 @@ impl Client {
         let text = std::str::from_utf8(text).map_err(|_| unknown())?;
         if text.split('&').any(|part| part.ends_with(":***")) {
             return Err(
-                "the subject is masked (***), so it identifies no client; `tollgate explain --reveal` shows it \
+                "the subject is masked (***), so it does not identify a client; `tollgate explain --reveal` shows it \
                         in full"
                     .to_owned(),
             );
         }
+        let listed =
+            |digest: KeyDigest| Client::Key(digest, rules.key(&digest).map(KnownKey::from).unwrap_or_default());
         let client = match (key_named(rules, text)?, address(text)) {
-            (Some(digest), _) => Client::Key(digest),
+            (Some(digest), _) => listed(digest),
             (None, Some(address)) => Client::Address(address),
             (None, None) if is_subject(text) => {
-                let client = key_in_subject(rules, text).map_or(Client::Other, Client::Key);
+                let client = key_in_subject(rules, text).map_or(Client::Other, listed);
                 return Ok((client, rules.identifier().stored_subject(text, now).into_bytes()));
             }
-            (None, None) if can_be_any_key(rules, text) => Client::Key(KeyDigest::of(text)),
-            (None, None) => return Err(unknown()),
+            (None, None) => match looked_up(lookups, text).await {
+                Some(client) => client,
+                None if can_be_any_key(rules, text) => listed(KeyDigest::of(text)),
+                None => return Err(unknown()),
+            },
         };
-        Ok((client, client.subject(rules, rule, now)?.as_bytes().to_vec()))
+        let subject = client.subject(rules, rule, now)?.as_bytes().to_vec();
+        Ok((client, subject))
     }
 
     /// Returns the identity of a request of this client; `None` if only its subject is known.
-    pub(super) fn identity(self, rules: &RuleSet, now: Timestamp) -> Option<Identity<'_>> {
+    pub(super) fn identity<'r>(&self, rules: &'r RuleSet, now: Timestamp) -> Option<Identity<'r>> {
         let identify = |peer| {
             let origin = Origin { peer, headers: &NO_HEADERS, path: "" };
             rules.identifier().identify(origin, rules, now)
         };
         match self {
-            Client::Address(address) => Some(identify(address)),
-            Client::Key(digest) => {
-                let plan = rules.key(&digest).and_then(|entry| entry.plan().cloned());
-                // The address is not known, and not used for what follows from the key.
-                Some(identify(Ipv4Addr::UNSPECIFIED.into()).with_api_key(digest, KnownKey { plan }))
+            Client::Address(address) => Some(identify(*address)),
+            Client::Key(digest, known) => {
+                // The address is unknown. Nothing that is derived from this identity depends on it.
+                Some(identify(Ipv4Addr::UNSPECIFIED.into()).with_api_key(*digest, known.clone()))
             }
             Client::Other => None,
         }
@@ -89,12 +98,12 @@ impl Client {
 
     /// Returns whether the plan of this client's requests to `rule` can be found without their other headers.
     ///
-    /// A rule that counts callers by address counts those without a key. A rule by address alone counts all callers
-    /// together, whose plans may differ.
-    pub(super) fn determines_plan(self, rule: &CompiledRule) -> bool {
+    /// An API key determines it. An address does so only in a rule by `caller`, which counts by address the clients
+    /// without a key or a user. A rule by `ip` counts all clients of an address together, and their plans may differ.
+    pub(super) fn determines_plan(&self, rule: &CompiledRule) -> bool {
         match self {
             Client::Address(_) => rule.by().iter().all(|kind| *kind == Subject::Caller),
-            Client::Key(_) => true,
+            Client::Key(..) => true,
             Client::Other => false,
         }
     }
@@ -103,10 +112,10 @@ impl Client {
     ///
     /// # Errors
     /// If the rule counts by something that an address or an API key alone does not determine.
-    fn subject(self, rules: &RuleSet, rule: &CompiledRule, now: Timestamp) -> Result<SubjectKey, String> {
+    fn subject(&self, rules: &RuleSet, rule: &CompiledRule, now: Timestamp) -> Result<SubjectKey, String> {
         let mut kinds = rule.by().iter();
         let is_determined = match (kinds.next(), kinds.next(), self) {
-            (Some(Subject::Caller | Subject::ApiKey), None, Client::Key(_)) => true,
+            (Some(Subject::Caller | Subject::ApiKey), None, Client::Key(..)) => true,
             // A request without an API key or a user is counted by its address.
             (Some(Subject::Caller | Subject::Ip | Subject::ApiKey | Subject::User), None, Client::Address(_)) => true,
             _ => false,
@@ -115,14 +124,21 @@ impl Client {
         identity.map(|identity| identity.subject(rule.by())).ok_or_else(|| {
             let by: Vec<String> = rule.by().iter().map(ToString::to_string).collect();
             format!(
-                "the rule counts by {}; give the whole subject, as `tollgate explain --reveal` shows it",
+                "the rule counts by {}; specify the whole subject, as `tollgate explain --reveal` shows it",
                 by.join(" and ")
             )
         })
     }
 }
 
-/// Returns the digest of the API key of the configuration that `text` is, or that has this name.
+/// Returns the client with the API key `text`, if a lookup knows that key.
+async fn looked_up(lookups: Option<&Lookups>, text: &str) -> Option<Client> {
+    let lookups = lookups.filter(|lookups| lookups.has_keys() && can_be_key(text))?;
+    let digest = KeyDigest::of(text);
+    lookups.find_key(&digest).await.map(|known| Client::Key(digest, known))
+}
+
+/// Returns the digest of the API key in the configuration that is `text` or has the name `text`, or `None`.
 ///
 /// # Errors
 /// If several keys have this name.
@@ -134,7 +150,7 @@ fn key_named(rules: &RuleSet, text: &str) -> Result<Option<KeyDigest>, String> {
     let mut named = rules.keys().filter(|(_, entry)| entry.name() == Some(text)).map(|(digest, _)| *digest);
     match (named.next(), named.count()) {
         (found, 0) => Ok(found),
-        (_, more) => Err(format!("{} API keys have this name; give one of the keys, or its subject", more + 1)),
+        (_, more) => Err(format!("{} API keys have this name; specify one of the keys, or its subject", more + 1)),
     }
 }
 
@@ -159,6 +175,9 @@ fn key_in_subject(rules: &RuleSet, subject: &str) -> Option<KeyDigest> {
 
 /// Returns whether `text` may be an API key that is not in the configuration and still identifies a caller.
 fn can_be_any_key(rules: &RuleSet, text: &str) -> bool {
-    let is_key = (1..=API_KEY_BYTES_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
-    is_key && rules.identifier().api_keys() == ApiKeys::Any
+    can_be_key(text) && rules.identifier().api_keys() == ApiKeys::Any
+}
+
+fn can_be_key(text: &str) -> bool {
+    (1..=API_KEY_BYTES_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
 }

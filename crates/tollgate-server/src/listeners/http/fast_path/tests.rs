@@ -11,7 +11,9 @@ use tollgate::Limiter;
 use super::*;
 use crate::browser::BrowserPolicy;
 use crate::budget::{EvictingBudget, Receiving};
-use crate::listeners::http::test_support::{IDLE, PEER, UnreachableStore, clock, described, listener_with_rules};
+use crate::listeners::http::test_support::{
+    IDLE, PEER, RULES, UnreachableStore, clock, described, listener_with_config, listener_with_rules,
+};
 use crate::shutdown::{Shutdown, ShutdownStage};
 
 const GOOD: &str = r#"{"key":"user:42","limit":"10/min"}"#;
@@ -82,14 +84,16 @@ async fn both_paths_give_the_same_response_to_explicit_checks() {
 }
 
 /// Sends the same sequence of requests to one listener by the fast path and to an identical one by the general path, and
-/// compares the responses byte by byte. Returns the statuses.
+/// compares the responses byte by byte, and the numbers of recorded durations. Returns the statuses.
 async fn assert_paths_agree([fast, general]: [Arc<HttpListener>; 2], bodies: &[String]) -> Vec<String> {
     let send = async |listener, headers| {
         let requests: Vec<String> = bodies.iter().map(|body| post(headers, body)).collect();
         responses_of(listener, &requests.iter().map(|request| &**request).collect::<Vec<_>>()).await
     };
+    let recorded = [&fast, &general].map(|listener| listener.stats.clone());
     let (fast, general) = (send(fast, "").await, send(general, BY_HYPER).await);
     assert_eq!(fast, general);
+    assert_eq!(recorded.map(|stats| stats.request_times.count()), [bodies.len() as u64; 2]);
     let statuses: Vec<String> = fast.split("HTTP/1.1 ").skip(1).map(|response| response[..3].to_owned()).collect();
     assert_eq!(statuses.len(), bodies.len(), "{fast}");
     statuses
@@ -130,6 +134,21 @@ async fn both_paths_give_the_same_responses_without_a_store() {
     let listeners = [(); 2].map(|()| listener_with_rules(Some(Arc::new(UnreachableStore))));
     let statuses = assert_paths_agree(listeners, &bodies).await;
     assert_eq!(statuses, ["503", "503", "503", "200", "429", "200", "200", "200", "429", "403", "200"]);
+}
+
+/// Scripts of other origins may read the rate-limit headers, of admissions and of every kind of refusal.
+#[tokio::test]
+async fn both_paths_expose_the_same_headers_to_other_origins() {
+    let config = format!("expose_headers = true\n{RULES}");
+    let bodies: Vec<String> =
+        ["/json", "/json", "/local", "/local"].iter().map(|path| described(path, "203.0.113.9", "{}")).collect();
+    let exposed = responses_of(listener_with_config(&config, None), &[&post("", &bodies[0])]).await;
+    assert!(exposed.contains("\r\naccess-control-expose-headers: "), "{exposed}");
+    for (is_reachable, expected) in [(true, ["200", "429", "200", "429"]), (false, ["503", "503", "200", "429"])] {
+        let store = || (!is_reachable).then(|| Arc::new(UnreachableStore) as _);
+        let listeners = [(); 2].map(|()| listener_with_config(&config, store()));
+        assert_eq!(assert_paths_agree(listeners, &bodies).await, expected);
+    }
 }
 
 /// Bans in the store, for the subject of a rule and for an explicit key, with and without an end.

@@ -49,8 +49,8 @@ impl<'de> Visitor<'de> for HeadersVisitor {
             let name = lines.name(name)?;
             if lines.headers.contains_key(&name) {
                 return Err(A::Error::custom(format_args!(
-                    "request.headers: duplicate name `{name}` (names are case-insensitive); for several headers of one name send a \
-                     list of pairs [[\"name\", \"value\"], …]"
+                    "request.headers: duplicate name `{name}` (names are case-insensitive); to send several headers \
+                     with the same name, use a list of pairs [[\"name\", \"value\"], …]"
                 )));
             }
             lines.add(name, map.next_value()?)?;
@@ -78,7 +78,7 @@ struct HeaderLines {
 impl HeaderLines {
     fn name<E: Error>(&mut self, name: JsonString<'_>) -> Result<HeaderName, E> {
         if self.headers.len() == HEADERS_MAX {
-            return Err(E::custom(format_args!("request.headers has at most {HEADERS_MAX} entries")));
+            return Err(E::custom(format_args!("request.headers can have at most {HEADERS_MAX} entries")));
         }
         self.count(&name)?;
         let parsed = HeaderName::from_bytes(name.as_bytes()).ok().filter(|_| name.len() <= HEADER_NAME_BYTES_MAX);
@@ -87,8 +87,9 @@ impl HeaderLines {
 
     fn add<E: Error>(&mut self, name: HeaderName, value: JsonString<'_>) -> Result<(), E> {
         self.count(&value)?;
-        let value = HeaderValue::from_str(&value)
-            .map_err(|_| E::custom(format_args!("request.headers: the value of `{name}` has a control character")))?;
+        let value = HeaderValue::from_str(&value).map_err(|_| {
+            E::custom(format_args!("request.headers: the value of `{name}` contains a control character"))
+        })?;
         self.headers.append(name, value);
         Ok(())
     }
@@ -97,7 +98,9 @@ impl HeaderLines {
         self.bytes += text.len();
         match self.bytes <= HEADERS_BYTES_MAX {
             true => Ok(()),
-            false => Err(E::custom(format_args!("request.headers has at most {HEADERS_BYTES_MAX} bytes in all"))),
+            false => {
+                Err(E::custom(format_args!("request.headers can have at most {HEADERS_BYTES_MAX} bytes in total")))
+            }
         }
     }
 }
@@ -151,7 +154,7 @@ mod tests {
             (r#"[["a",1]]"#, "invalid type: integer"),
             (r#"{"a":null}"#, "invalid type: null"),
             (r#"{"a b":""}"#, "`a b` is not a header name"),
-            (r#"{"a":"\n"}"#, "the value of `a` has a control character"),
+            (r#"{"a":"\n"}"#, "the value of `a` contains a control character"),
             ("3", "expected an object of strings"),
         ] {
             assert!(read(text).unwrap_err().contains(phrase), "{text}: {:?}", read(text));
@@ -168,6 +171,6 @@ mod tests {
         assert!(read(&pairs(HEADERS_MAX + 1)).unwrap_err().contains("at most 256 entries"));
         let value = |bytes: usize| format!(r#"{{"x":"{}"}}"#, "a".repeat(bytes));
         assert!(read(&value(HEADERS_BYTES_MAX - 1)).is_ok());
-        assert!(read(&value(HEADERS_BYTES_MAX)).unwrap_err().contains("at most 65536 bytes in all"));
+        assert!(read(&value(HEADERS_BYTES_MAX)).unwrap_err().contains("at most 65536 bytes in total"));
     }
 }

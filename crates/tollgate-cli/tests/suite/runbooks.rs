@@ -1,0 +1,248 @@
+//! docs/runbooks.md: every command of the page, run in order against an instance on Redis.
+//!
+//! Each section has its own instance, and starts with the symptom that it describes. The commands are run by bash as
+//! they stand, with the addresses and the directory of the test in place of those of the page. Their output must be
+//! that of the page, except for times.
+
+use std::process::Command;
+
+use tempfile::TempDir;
+use tollgate_testkit::poll::eventually;
+use tollgate_testkit::server::Server;
+
+use crate::serving::{Serving, TOKEN};
+
+const PAGE: &str = include_str!("../../../../docs/runbooks.md");
+/// What the page calls the directory of the configuration, the admin listener and Redis.
+const DIRECTORY: &str = "/etc/tollgate";
+const ADMIN: &str = "127.0.0.1:9090";
+const REDIS: &str = "127.0.0.1:6379";
+/// A command that needs systemd. The test restarts its Redis instead.
+const RESTART: &str = "sudo systemctl restart redis-server";
+/// Commands that change nothing. They are repeated until they print what the page shows, because a reload or a lost
+/// connection takes a moment.
+const READING: [&str; 3] = ["tollgate explain ", "tollgate inspect ", "curl -s $ADMIN/"];
+
+/// A request of `acme`, whose key the page has as a digest.
+const OF_ACME: &str =
+    r#"{"request":{"method":"GET","path":"/api/items","peer":"203.0.113.9","headers":{"x-api-key":"key-of-acme"}}}"#;
+const OF_AN_ADDRESS: &str = r#"{"request":{"method":"GET","path":"/api/items","peer":"203.0.113.9"}}"#;
+const OF_AN_ATTACKER: &str = r#"{"request":{"method":"POST","path":"/login","peer":"198.51.100.7"}}"#;
+
+/// A command of the page and the output that it shows.
+#[derive(Debug)]
+struct Step {
+    command: String,
+    output: String,
+}
+
+/// Returns the text of the section with this title.
+fn section(title: &str) -> &'static str {
+    let (_, rest) = PAGE.split_once(&format!("\n## {title}\n")).unwrap_or_else(|| panic!("no section {title}"));
+    rest.split("\n## ").next().unwrap()
+}
+
+/// Returns the code blocks of a text in this language.
+fn blocks<'t>(text: &'t str, language: &str) -> Vec<&'t str> {
+    let opening = format!("\n```{language}\n");
+    text.split(&opening).skip(1).map(|rest| rest.split_once("```\n").expect("an end of the block").0).collect()
+}
+
+/// Returns the commands of a section, with the output of each.
+fn steps(text: &str) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    for line in blocks(text, "console").into_iter().flat_map(str::lines) {
+        if let Some(command) = line.strip_prefix("$ ") {
+            steps.push(Step { command: command.to_owned(), output: String::new() });
+            continue;
+        }
+        let step = steps.last_mut().expect("a command before its output");
+        match line.strip_prefix('>') {
+            Some(more) if step.output.is_empty() => {
+                step.command += &format!("\n{}", more.strip_prefix(' ').unwrap_or(""))
+            }
+            _ => step.output += &format!("{line}\n"),
+        }
+    }
+    assert!(!steps.is_empty(), "{text}");
+    steps
+}
+
+/// Replaces each number of seconds or milliseconds, such as `3587.993s` or `3600 s`, by `TIME`.
+fn without_times(text: &str) -> String {
+    let mut result = String::new();
+    let mut rest = text;
+    while let Some(start) = rest.find(|character: char| character.is_ascii_digit()) {
+        let (before, number) = rest.split_at(start);
+        let is_word = before.chars().next_back().is_some_and(|character| character.is_ascii_alphanumeric());
+        let length = number.find(|character: char| !character.is_ascii_digit() && character != '.');
+        let (number, after) = number.split_at(length.unwrap_or(number.len()));
+        let unit = ["s", " s", "ms", " ms"].into_iter().find(|unit| {
+            let rest = after.strip_prefix(unit);
+            rest.is_some_and(|rest| !rest.starts_with(|character: char| character.is_ascii_alphanumeric()))
+        });
+        result += before;
+        match unit.filter(|_| !is_word) {
+            Some(unit) => {
+                result += "TIME";
+                rest = &after[unit.len()..];
+            }
+            None => {
+                result += number;
+                rest = after;
+            }
+        }
+    }
+    result + rest
+}
+
+/// A Redis and an instance with the configuration of the page.
+struct Site {
+    dir: TempDir,
+    redis: Server,
+    serving: Serving,
+    /// The page's `export` commands.
+    exports: String,
+}
+
+impl Site {
+    /// Starts both. `setting` is a further line of the configuration.
+    fn start(setting: &str) -> Site {
+        let dir = tempfile::tempdir().unwrap();
+        let beginning = section("Before you start");
+        let files = blocks(beginning, "toml");
+        assert_eq!(files.len(), 2);
+        for file in files {
+            let name = file.lines().next().unwrap().strip_prefix(&format!("# {DIRECTORY}/")).expect("a file name");
+            let setting = if name == "tollgate.toml" { setting } else { "" };
+            std::fs::write(dir.path().join(name), format!("{setting}\n{file}")).unwrap();
+        }
+        std::fs::write(dir.path().join("admin-token"), format!("{TOKEN}\n")).unwrap();
+        let redis = Server::redis();
+        let config = dir.path().join("tollgate.toml");
+        let serving = Serving::start(&["--config", config.to_str().unwrap(), "--store", &redis.url()]);
+        serving.until("/readyz", |answer| answer.status == 200);
+        let mut site = Site { dir, redis, serving, exports: String::new() };
+        for step in steps(beginning) {
+            assert!(step.command.starts_with("export ") && step.output.is_empty(), "{step:?}");
+            site.exports += &format!("{}\n", step.command);
+        }
+        site
+    }
+
+    /// Returns the names of the page and what they are in the test.
+    fn names(&self) -> [(&str, String); 3] {
+        let dir = self.dir.path().to_str().unwrap().to_owned();
+        [(DIRECTORY, dir), (ADMIN, self.serving.admin.clone()), (REDIS, self.redis.addr().to_string())]
+    }
+
+    /// Runs a command in bash. Returns standard output and standard error, in the order in which they were written.
+    fn run(&self, command: &str) -> String {
+        let script = format!("exec 2>&1\n{}{command}", self.exports);
+        let script = self.names().iter().fold(script, |script, (page, test)| script.replace(page, test));
+        let binaries = std::path::Path::new(env!("CARGO_BIN_EXE_tollgate")).parent().unwrap();
+        let path = format!("{}:{}", binaries.display(), std::env::var("PATH").unwrap());
+        let output = Command::new("bash").args(["-c", &script]).env("PATH", path).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        self.names().iter().fold(said, |said, (page, test)| said.replace(test, page))
+    }
+
+    /// Runs the commands of a section in order.
+    fn follow(&self, title: &str) {
+        for Step { command, output } in steps(section(title)) {
+            if command == RESTART {
+                self.redis.restart();
+                continue;
+            }
+            let expected = without_times(&output);
+            let run = || without_times(&self.run(&command));
+            let said = match READING.iter().any(|prefix| command.starts_with(prefix)) {
+                true => eventually(&format!("$ {command}\n{expected}"), run, |said| *said == expected),
+                false => run(),
+            };
+            assert_eq!(said, expected, "{title}: $ {command}");
+        }
+    }
+
+    /// Sends a check until it is denied.
+    fn exhaust(&self, body: &str) {
+        let denied = (0..1000).any(|_| self.serving.check(body).status == 429);
+        assert!(denied, "never denied: {body}");
+    }
+
+    fn send(&self, count: usize, body: &str, status: u16) {
+        for _ in 0..count {
+            let answer = self.serving.check(body);
+            assert_eq!(answer.status, status, "{answer:?}");
+        }
+    }
+}
+
+/// A deadline that Redis meets on a busy machine, so that it decides every request.
+const LONG_DEADLINE: &str = "deadline = '1s'";
+
+#[test]
+fn a_customer_says_they_are_blocked() {
+    let site = Site::start(LONG_DEADLINE);
+    site.exhaust(OF_ACME);
+    site.follow("A customer says they are blocked");
+    site.send(1, OF_ACME, 200);
+}
+
+#[test]
+fn we_are_under_attack() {
+    let site = Site::start(LONG_DEADLINE);
+    site.send(5, OF_AN_ATTACKER, 200);
+    site.send(20, OF_AN_ATTACKER, 429);
+    site.follow("We are under attack");
+}
+
+#[test]
+fn raise_a_limit_for_one_customer() {
+    let site = Site::start(LONG_DEADLINE);
+    site.exhaust(OF_ACME);
+    site.follow("Raise a limit for one customer");
+}
+
+#[test]
+fn redis_is_gone() {
+    let site = Site::start("");
+    site.redis.kill9();
+    site.send(3, OF_AN_ADDRESS, 200);
+    site.send(2, OF_AN_ATTACKER, 503);
+    site.follow("Redis is gone");
+}
+
+#[test]
+fn redis_hangs_or_is_slow() {
+    let site = Site::start("");
+    site.redis.stop();
+    let opened = |metrics: &String| !metrics.contains("\ntollgate_breaker_opened_total 0\n");
+    let ask = || {
+        site.send(1, OF_AN_ATTACKER, 503);
+        site.serving.visit("/metrics").body
+    };
+    eventually("the breaker opens", ask, opened);
+    site.follow("Redis hangs or is slow");
+}
+
+#[test]
+fn every_section_is_tested_and_listed() {
+    let source = include_str!("runbooks.rs");
+    let titles: Vec<&str> = PAGE.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+    assert!(titles.len() >= 6, "{titles:?}");
+    for title in titles.iter().filter(|title| **title != "Before you start") {
+        assert!(source.contains(&format!("site.follow(\"{title}\")")), "{title} is not tested");
+        let anchor = title.to_lowercase().replace(' ', "-");
+        assert!(PAGE.contains(&format!("- [{title}](#{anchor})\n")), "{title} is not in the list");
+        for part in ["**Symptom.**", "**Conclude.**", "**Undo.**"] {
+            assert_eq!(section(title).matches(part).count(), 1, "{title}: {part}");
+        }
+    }
+}
+
+#[test]
+fn times_are_left_out_and_other_numbers_are_not() {
+    let text = "retry after  3587.993s\n0 of 100, 20/s, for 3600 s; 12 ms: a689s 1h 100/h 5 skipped";
+    assert_eq!(without_times(text), "retry after  TIME\n0 of 100, 20/s, for TIME; TIME: a689s 1h 100/h 5 skipped");
+}
