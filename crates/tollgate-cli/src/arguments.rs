@@ -9,11 +9,7 @@ use tollgate::Limit;
 
 /// A distributed rate limiter whose windows really slide
 #[derive(Parser, Debug)]
-#[command(
-    name = "tollgate",
-    version,
-    after_help = "Without a command, runs `tollgate boundary`. To start the service: tollgate serve"
-)]
+#[command(name = "tollgate", version, after_help = "Example:\n  tollgate serve\n  tollgate validate tollgate.toml")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,

@@ -62,7 +62,7 @@ fn print_usage(usage: clap::Error) -> Result<ExitCode, Failure> {
 /// Runs the subcommand and returns its exit code: 0; 1 if `check` was denied, `inspect` or `reset` found no counter, or
 /// `validate --deny-warnings` found a warning; 2 if `validate --json` found an error.
 ///
-/// Without a subcommand, runs `tollgate boundary`.
+/// Without a subcommand, prints the help.
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
         Some(Command::Serve(serve)) => in_runtime(serve::serve(*serve))?,
@@ -78,7 +78,8 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             output::print(String::from_utf8_lossy(&script))?;
         }
         Some(Command::Man { dir }) => man::man(dir.as_deref())?,
-        Some(Command::Boundary) | None => output::print(boundary::picture())?,
+        Some(Command::Boundary) => output::print(boundary::picture())?,
+        None => output::print(Arguments::command().render_help().to_string())?,
         Some(Command::Validate(validate)) => {
             return Ok(match configuration::validate(&validate)? {
                 Validity::Usable => ExitCode::SUCCESS,

@@ -109,6 +109,9 @@ fn the_script_and_every_help_text_are_printed() {
         let help = tollgate(&[command, "--help"]);
         assert!(text(&help.stdout).contains("Example:\n"), "{command}");
     }
+    let without_command = tollgate(&[]);
+    assert_eq!(without_command.status.code(), Some(0));
+    assert_eq!(text(&without_command.stdout), text(&tollgate(&["--help"]).stdout), "without a command: the help");
 }
 
 #[test]
