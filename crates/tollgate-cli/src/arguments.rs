@@ -1,6 +1,7 @@
 //! Arguments of the command line. The doc comments of commands and fields are their `--help` texts.
 #![allow(rustdoc::broken_intra_doc_links)] // in a help text, brackets mark optional parts and defaults
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -38,12 +39,12 @@ pub(crate) enum Command {
         after_help = "Example:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379\n  tollgate check user:42 10/min --store memory\n\nA store is required: --store, --config, $TOLLGATE_STORE or $REDIS_URL. With --store memory, every command starts with empty counters, so every check whose cost fits within the limit is allowed."
     )]
     Check(Check),
-    /// Show a counter without changing it: exit 0, 1 if there is no such counter, 2 on error
+    /// Show a counter without changing it: exit 0 if it exists, 1 if not, 2 on error
     #[command(
         after_help = "Example:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tollgate inspect 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate inspect acme --rule api --admin http://127.0.0.1:9090"
     )]
     Inspect(Inspect),
-    /// Delete a counter: exit 0, 1 if there is no such counter, 2 on error
+    /// Delete a counter: exit 0 if it exists, 1 if not, 2 on error
     #[command(
         after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate reset acme --rule api --admin http://127.0.0.1:9090"
     )]
@@ -79,11 +80,18 @@ pub(crate) enum Command {
     },
 }
 
+/// Parses a number of threads from 1 to 1024.
+fn threads(text: &str) -> Result<NonZeroUsize, String> {
+    let number = text.parse().ok().filter(|number: &NonZeroUsize| number.get() <= 1024);
+    number.ok_or_else(|| "expected a number from 1 to 1024".to_owned())
+}
+
 /// The options `--store` and `--store-file`. [`StoreChoice::url`] falls back to the environment.
 #[derive(Args, Debug)]
 pub(crate) struct StoreChoice {
     /// Store for the counters: memory, redis://[user:password@]host[:port][/database] or rediss://… [default:
-    /// $TOLLGATE_STORE, else $REDIS_URL, else the store in the configuration file, else memory]
+    /// $TOLLGATE_STORE, else $REDIS_URL, else the store in the configuration file (except for explain), else memory
+    /// (serve only)]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
     /// File with the URL of the store; keeps a password out of the process list
@@ -153,8 +161,8 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory: Option<usize>,
     /// Number of threads that serve connections [default: one for every two cores]
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<std::num::NonZeroUsize>,
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub(crate) threads: Option<NonZeroUsize>,
     /// Number of instances that share the quotas while the store is unavailable [default: `instances` in the
     /// configuration file, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -386,6 +394,14 @@ mod tests {
     #[test]
     fn arguments_are_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn number_of_threads_is_bounded() {
+        assert_eq!(threads("1024").map(NonZeroUsize::get), Ok(1024));
+        for text in ["0", "1025", "-1", "two", ""] {
+            assert_eq!(threads(text).unwrap_err(), "expected a number from 1 to 1024");
+        }
     }
 
     #[test]

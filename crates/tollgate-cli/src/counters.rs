@@ -212,7 +212,7 @@ fn table(heading: &str, limit: &str, left: &str, waits: [Wait; 3]) -> String {
     let [retry_after, next_after, reset_after] = waits.map(format_wait);
     format!(
         "{heading}\n  limit        {limit}\n  remaining    {left}\n  retry after  {retry_after}\n  \
-         next after   {next_after}\n  reset after  {reset_after}\n"
+         more after   {next_after}\n  reset after  {reset_after}\n"
     )
 }
 

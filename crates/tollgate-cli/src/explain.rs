@@ -48,6 +48,9 @@ async fn request(admin: &Admin, arguments: &Explain, headers: &[(String, String)
 /// `--store-file`, `TOLLGATE_STORE` or `REDIS_URL` names, not from a store that only the file names.
 async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
     let loaded = configuration::load(file, &configuration::loader(&arguments.store)?)?;
+    if !arguments.path.starts_with('/') {
+        return Err(Failure::RequestPath);
+    }
     let mut request = Request::builder().method(&*arguments.method).uri(&*arguments.path);
     for (name, value) in headers {
         request = request.header(name, value);
@@ -125,7 +128,7 @@ fn format_explanation(explanation: &Value) -> String {
         line("exempt", format!("by its {what}: nothing is counted"));
     }
     if explanation["kill_switch"] == true {
-        line("off", "the kill switch is on: nothing is limited".to_owned());
+        line("note", "the kill switch is on: nothing is limited".to_owned());
     }
     if let Some(plan) = explanation["plan"].as_object() {
         line("plan", format!("{} ({})", text(&plan["name"]), text(&plan["source"])));
@@ -155,7 +158,7 @@ fn format_explanation(explanation: &Value) -> String {
     }
     for rule in others {
         let because: Vec<String> = rule["because"].as_array().into_iter().flatten().map(text).collect();
-        line("not", format!("{}: {}", text(&rule["name"]), because.join("; ")));
+        line("skipped", format!("{}: {}", text(&rule["name"]), because.join("; ")));
     }
     lines
 }

@@ -19,12 +19,12 @@ pub(crate) enum Failure {
     Configuration(tollgate::config::Report),
     #[error(transparent)]
     #[diagnostic(help(
-        "check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is correct"
+        "check that the store is running and that its URL is correct (--store, --store-file, $TOLLGATE_STORE, $REDIS_URL, or `store` in the configuration file)"
     ))]
     StoreFailed(tollgate::StoreError),
     #[error(transparent)]
     #[diagnostic(help(
-        "check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is correct"
+        "check that the store is running and that its URL is correct (--store, --store-file, $TOLLGATE_STORE, $REDIS_URL, or `store` in the configuration file)"
     ))]
     Unavailable(tollgate::Unavailable),
     /// A server that can never be used as the store, such as a node of a cluster. The message names its address.
@@ -101,6 +101,9 @@ pub(crate) enum Failure {
     #[error("invalid request: {0}")]
     #[diagnostic(help("expected METHOD PATH, such as POST /shorten"))]
     Request(http::Error),
+    #[error("invalid request: the path must begin with /")]
+    #[diagnostic(help("expected METHOD PATH, such as POST /shorten"))]
+    RequestPath,
     #[error("invalid header: expected `NAME: VALUE`, or @FILE with one such header per line")]
     Header,
     #[error("there are no rules to explain")]

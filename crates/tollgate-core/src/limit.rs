@@ -166,7 +166,7 @@ pub struct Limit {
 #[non_exhaustive]
 pub enum LimitError {
     /// The quota is 0 or too large.
-    #[error("a quota is 1 to {max}{}, got {got}", .of.map(|a| format!(" for {a}")).unwrap_or_default())]
+    #[error("a quota must be from 1 to {max}{}, found {got}", .of.map(|a| format!(" for {a}")).unwrap_or_default())]
     Quota {
         /// The rejected quota.
         got: u64,
@@ -176,13 +176,13 @@ pub enum LimitError {
         of: Option<Algorithm>,
     },
     /// The window is too short or too long.
-    #[error("a window is 1ms to 400day, got {got_us}us")]
+    #[error("a window must be from 1ms to 400day, found {got_us}us")]
     Window {
         /// The rejected window, in microseconds.
         got_us: u64,
     },
     /// The burst or the queue is 0 or too large.
-    #[error("{option} is 1 to {QUOTA_MAX}, got {got}")]
+    #[error("{option} must be from 1 to {QUOTA_MAX}, found {got}")]
     Capacity {
         /// `burst` or `queue`.
         option: &'static str,

@@ -47,7 +47,7 @@ pub(crate) struct Prefix(String);
 /// The error of a key prefix that is empty, too long, or has characters that would break the layout of the keys.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "a key prefix must be 1 to {PREFIX_BYTES_MAX} printable ASCII characters without braces or spaces, got {got:?}"
+    "a key prefix must be 1 to {PREFIX_BYTES_MAX} printable ASCII characters without braces or spaces, found {got:?}"
 )]
 pub struct PrefixError {
     got: String,

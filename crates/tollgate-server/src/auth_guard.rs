@@ -81,8 +81,8 @@ impl AuthFailures {
 
     fn add(&self, listener: &'static str, address: IpAddr, count: &AtomicU64) {
         count.fetch_add(1, Ordering::Relaxed);
-        if let Some(unlogged) = self.log.admit() {
-            tracing::warn!(listener, %address, unlogged, "authentication failed");
+        if let Some(suppressed) = self.log.admit() {
+            tracing::warn!(listener, %address, suppressed, "authentication failed");
         }
     }
 }

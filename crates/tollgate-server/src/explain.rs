@@ -315,7 +315,13 @@ impl Explanation {
                 verdict(None, because.replace("{}", &rule.name))
             }
             (Some(_), Some(unknown)) => verdict(None, unknown.clone()),
-            (Some((rule, _)), None) => verdict(None, format!("the counters of rule {} were not read", rule.name)),
+            (Some((rule, _)), None) => verdict(
+                None,
+                format!(
+                    "the counters of rule {} were not read; name a Redis store (--store URL) or a running instance (--admin URL)",
+                    rule.name
+                ),
+            ),
         }
     }
 }

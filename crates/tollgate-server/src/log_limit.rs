@@ -15,7 +15,7 @@ pub(crate) struct LogLimit(Mutex<LogState>);
 #[derive(Debug, Default)]
 struct LogState {
     logged_at: Option<Instant>,
-    unlogged: u64,
+    suppressed: u64,
 }
 
 impl LogLimit {
@@ -26,11 +26,11 @@ impl LogLimit {
         let now = Instant::now();
         let mut state = self.0.lock();
         if state.logged_at.is_some_and(|logged_at| now - logged_at < INTERVAL) {
-            state.unlogged += 1;
+            state.suppressed += 1;
             return None;
         }
         state.logged_at = Some(now);
-        Some(std::mem::take(&mut state.unlogged))
+        Some(std::mem::take(&mut state.suppressed))
     }
 }
 

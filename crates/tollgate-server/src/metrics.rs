@@ -198,7 +198,7 @@ impl MetricsPage<'_, '_> {
             _ => None,
         };
         let answers: Vec<OutcomeCount> = decisions.answers().collect();
-        let help = "Checks and requests decided without the store, by what decided them.";
+        let help = "Checks and requests decided without the store, by failure policy.";
         let series = ["local", "allow", "unavailable"].map(|policy| {
             let cells = answers.iter().filter(|cell| policy_of(cell) == Some(policy));
             (vec![("policy", policy.into())], cells.map(|cell| cell.count).sum())

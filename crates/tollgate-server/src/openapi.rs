@@ -87,8 +87,9 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
     denied_headers["Retry-After"] = retry.clone();
     denied_headers["Cache-Control"] = header("`no-store`", json!({ "type": "string" }));
     let rejected = |description: &str| json!({ "description": description, "content": { "application/json": { "schema": problem } } });
-    let mut unauthenticated =
-        rejected("The listener requires a token, and `Authorization: Bearer` with that token is missing.");
+    let mut unauthenticated = rejected(
+        "The listener requires a token, and the request has no `Authorization: Bearer` header with that token.",
+    );
     unauthenticated["headers"] =
         json!({ "WWW-Authenticate": header("The scheme: `Bearer`.", json!({ "type": "string" })) });
     let mut forbidden = rejected(
@@ -111,7 +112,7 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
             "headers": limits,
             "content": { "application/json": { "schema": decision } },
         },
-        "400": rejected("The body is invalid. The message says what is expected. A limit that is out of range is invalid, too."),
+        "400": rejected("The body is invalid. The message says what is expected. This includes limits that are out of range."),
         "401": unauthenticated,
         "403": forbidden,
         "405": not_allowed,

@@ -208,7 +208,7 @@ pub enum StoreCallKind {
     Inspect,
     /// Sets, lifts or reads a ban.
     Ban,
-    /// Tests, while the circuit breaker is open, whether the store answers again.
+    /// Tests, while the circuit breaker is open, whether the store is responding again.
     Probe,
 }
 

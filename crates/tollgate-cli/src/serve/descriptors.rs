@@ -35,10 +35,10 @@ pub(super) fn fit(bounds: Bounds, listeners: usize, limit: Option<usize>) -> Bou
     let fitting = (left / listeners.max(1)).max(1);
     if fitting < bounds.connections {
         tracing::warn!(
-            limit,
+            open_files = limit,
             wanted = bounds.connections,
-            connections = fitting,
-            "the open file limit (ulimit -n) is too low for --connections; each listener accepts fewer connections"
+            accepted = fitting,
+            "the open file limit (ulimit -n) is too low for this many connections on each listener; raise it, or lower --connections"
         );
     }
     Bounds { admin_connections, connections: bounds.connections.min(fitting), ..bounds }

@@ -63,10 +63,10 @@ fn explain_shows_which_rules_apply_why_others_do_not_and_the_plan() {
     for phrase in [
         "POST /shorten\n",
         "caller   identified by ip\n",
-        "plan     anonymous (anonymous, because the caller has no known identity)\n",
+        "plan     anonymous (the caller has no known identity)\n",
         "applies  shorten (enforce), counts ip:***, costs 1\n",
         "  main: 2/h\n",
-        "not      api: the path is not one of /api/*\n",
+        "skipped  api: the path does not match /api/*\n",
     ] {
         assert!(out(&said).contains(phrase), "{phrase}: {}", out(&said));
     }
@@ -82,6 +82,10 @@ fn explain_shows_which_rules_apply_why_others_do_not_and_the_plan() {
     assert!(json.contains("api_key:***") && !json.contains("planted"), "{json}");
     let said = tollgate(&["explain", "--config", &file, "POST", "/shorten", "--peer", "203.0.113.9", "--reveal"]);
     assert!(out(&said).contains("counts ip:203.0.113.9"), "{}", out(&said));
+    // A URI without the slash would have a host and the path `/`.
+    let said = tollgate(&["explain", "--config", &file, "POST", "shorten"]);
+    assert_eq!((said.status.code(), out(&said)), (Some(2), String::new()));
+    assert!(err(&said).contains("the path must begin with /"), "{}", err(&said));
 }
 
 #[test]
@@ -355,11 +359,7 @@ redis_hash = "tollgate:plans"
     for (client, rule, expected) in [
         ("acme", "api", "  plan         pro (the API key)\nno such counter: "),
         ("globex", "api", "  plan         default (default, because the Redis hash tollgate:plans assigns no other)\n"),
-        (
-            "203.0.113.9",
-            "api",
-            "ip:203.0.113.9\n  plan         anonymous (anonymous, because the caller has no known identity)\n",
-        ),
+        ("203.0.113.9", "api", "ip:203.0.113.9\n  plan         anonymous (the caller has no known identity)\n"),
         ("198.51.100.7", "shorten", "ip:198.51.100.7\n  refused      banned: scraper\nno such counter: "),
     ] {
         assert!(inspect(client, rule).contains(expected), "{client}: {}", inspect(client, rule));

@@ -156,11 +156,11 @@ fn removed_parts_are_in_the_log_the_response_and_a_metric() {
     let told = site.serving.operate("POST", "/v1/reload");
     // The watcher may have reloaded the file already. Then this reload removes nothing.
     let by_watcher = told.body.contains("\"removed\":[]");
-    let named = r#""removed":[{"kind":"ban","name":"by user"},{"kind":"rule","name":"login"},{"kind":"key","name":"(without a name)"}]"#;
+    let named = r#""removed":[{"kind":"ban","name":"by user"},{"kind":"rule","name":"login"},{"kind":"key","name":"(unnamed)"}]"#;
     assert!(by_watcher || told.body.contains(named), "{told:?}");
     let log = site.serving.wait_for_log("1 rule removed: login");
     assert!(log.contains("WARN") && log.contains("code=\"removed\""), "{log}");
-    site.serving.wait_for_log("1 key removed: (without a name)");
+    site.serving.wait_for_log("1 key removed: (unnamed)");
     site.serving.wait_for_log("1 ban removed: by user");
     let metrics = site.serving.visit("/metrics").body;
     for (kind, count) in [("rule", 1), ("key", 1), ("ban", 1), ("limit", 0), ("plan", 0), ("certificate", 0)] {

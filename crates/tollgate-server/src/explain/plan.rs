@@ -44,7 +44,7 @@ pub(crate) fn resolve(
         (None, Some(hash)) => format!("default, because the Redis hash {hash} assigns no other").into(),
         (None, None) if limit_set != default => "a lookup".into(),
         (None, None) if is_identified => "default, because no source assigns another".into(),
-        (None, None) => "anonymous, because the caller has no known identity".into(),
+        (None, None) => "the caller has no known identity".into(),
     };
     (limit_set, rules.plan(limit_set).map(|plan| PlanExplanation { name: plan.name().to_string(), source }))
 }

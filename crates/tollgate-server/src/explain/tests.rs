@@ -71,8 +71,8 @@ const HERE: [u8; 4] = [203, 0, 113, 9];
 async fn each_rule_explains_whether_it_applies_and_why_not() {
     let explanation = explain(&request("GET", "/shorten", &[("x-tenant", "a")]), HERE).await;
     let because: Vec<&[String]> = explanation.rules.iter().map(|rule| &rule.because[..]).collect();
-    assert_eq!(because[0], ["the method is not one of POST", "the header x-kind does not have the expected value"]);
-    assert_eq!(because[1], ["the path is not one of /api/*", "the host is not one of api.example.com"]);
+    assert_eq!(because[0], ["the method is not POST", "the header x-kind does not have the expected value"]);
+    assert_eq!(because[1], ["the path does not match /api/*", "the host does not match api.example.com"]);
     assert_eq!(because[2], ["the rule is off"]);
     let headers = [("x-tenant", "a"), ("x-kind", "planted-kind")];
     let explanation = explain(&request("POST", "//shorten/", &headers), HERE).await;
@@ -102,16 +102,13 @@ async fn api(headers: &[(&str, &str)], peer: [u8; 4]) -> (String, String, String
 async fn the_plan_is_explained_with_its_source() {
     let own =
         |name: &str, source: &str, limit: &str, caller| (name.to_owned(), source.to_owned(), limit.to_owned(), caller);
-    assert_eq!(
-        api(&[], HERE).await,
-        own("anonymous", "anonymous, because the caller has no known identity", "1/h", "ip")
-    );
+    assert_eq!(api(&[], HERE).await, own("anonymous", "the caller has no known identity", "1/h", "ip"));
     assert_eq!(api(&[("x-api-key", "planted-pro")], HERE).await, own("pro", "the API key", "3/h", "api_key"));
     let of_its_own = own("default", "the API key's own limits", "9/h", "api_key");
     assert_eq!(api(&[("x-api-key", "planted-own")], HERE).await, of_its_own);
     assert_eq!(api(&[("x-api-key", "invented")], [203, 0, 113, 200]).await, own("pro", "the address", "3/h", "ip"));
     assert_eq!(api(&[("x-plan", "pro")], [10, 0, 0, 1]).await, own("pro", "the trusted proxy's header", "3/h", "ip"));
-    assert_eq!(api(&[("x-plan", "pro")], HERE).await.1, "anonymous, because the caller has no known identity");
+    assert_eq!(api(&[("x-plan", "pro")], HERE).await.1, "the caller has no known identity");
 }
 
 #[tokio::test]
@@ -269,7 +266,10 @@ async fn the_verdict_is_that_of_all_rules_together() {
     assert_eq!(verdict_of(TEXT, "POST", Some(&engine)).await, shielded, "the shield is decided first");
 
     let one = "[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['1/h']\n";
-    let unread = said(None, "the counters of rule all were not read");
+    let unread = said(
+        None,
+        "the counters of rule all were not read; name a Redis store (--store URL) or a running instance (--admin URL)",
+    );
     assert_eq!(verdict_of(one, "GET", None).await, unread);
     for (text, expected) in [
         ("[[rules]]\nname = 'a'\nmode = 'shadow'\nlimits = ['1/h']\n", said(Some(true), "no enforced rule applies")),

@@ -47,7 +47,7 @@ use crate::listeners::http::connection::{
 };
 use crate::listeners::http::foreign_origin;
 use crate::listeners::http::general::{ResponseBody, full_body};
-use crate::listeners::http::request::CheckRequest;
+use crate::listeners::http::request::{CheckRequest, CheckRequestError};
 use crate::metrics::{HTTP_ERRORS, ListenerStats, Metrics, MetricsFormat, Rejection};
 use crate::readiness::Readiness;
 use crate::reload::{ReloadError, Reloader, findings_json, parts_json};
@@ -223,7 +223,9 @@ impl AdminListener {
     async fn authenticate(&self, headers: &HeaderMap, peer: IpAddr) -> Result<(), Response<Bytes>> {
         let checked = token::authenticate(self.token.as_ref(), headers, peer, &self.auth_guard, &self.stats).await;
         checked.map_err(|error| match error {
-            AuthError::Unauthenticated => unauthorized("expected Authorization: Bearer and the admin token", "admin"),
+            AuthError::Unauthenticated => {
+                unauthorized("expected the header Authorization: Bearer with the admin token", "admin")
+            }
             AuthError::TooManyAttempts => {
                 let mut response = problem(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", TOO_MANY_ATTEMPTS);
                 response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
@@ -272,7 +274,9 @@ impl AdminListener {
         };
         let (described, peer) = match CheckRequest::parse(&body) {
             Ok(CheckRequest::ByRules(described, peer)) => (described, peer),
-            Ok(_) => return bad("expected {\"request\": {\"method\": …, \"path\": …, \"peer\": …}}"),
+            Ok(_) | Err(CheckRequestError::Form) => {
+                return bad("expected {\"request\": {\"method\": …, \"path\": …, \"peer\": …}}");
+            }
             Err(error) => return bad(&error.to_string()),
         };
         let Some(loaded) = self.reloader.loaded() else {

@@ -137,7 +137,9 @@ impl HttpListener {
         if let Some((token, guard)) = self.auth.as_ref().filter(|_| request.uri().path() == "/v1/check") {
             let message = match authenticate(Some(token), request.headers(), peer, guard, &self.stats).await {
                 Ok(()) => return self.answer(request).await,
-                Err(AuthError::Unauthenticated) => "expected Authorization: Bearer and the token of this listener",
+                Err(AuthError::Unauthenticated) => {
+                    "expected the header Authorization: Bearer with the token of this listener"
+                }
                 Err(AuthError::TooManyAttempts) => TOO_MANY_ATTEMPTS,
             };
             return unauthorized(message, "http").map(full_body);

@@ -127,8 +127,8 @@ impl ListenerStats {
     /// Metrics report only the reasons given to [`new`](Self::new).
     pub(crate) fn reject(&self, reason: Rejection, message: &str) {
         self.rejected[reason as usize].fetch_add(1, Ordering::Relaxed);
-        if let Some(unlogged) = self.log.admit() {
-            tracing::warn!(listener = self.name, reason = reason.name(), unlogged, "{message}");
+        if let Some(suppressed) = self.log.admit() {
+            tracing::warn!(listener = self.name, reason = reason.name(), suppressed, "{message}");
         }
     }
 

@@ -64,7 +64,7 @@ fn a_key_with_its_own_limits_is_inspected_and_reset_by_them() {
     }
     let another = site.operate("GET", &format!("/v1/keys?{of_key}&plan=default"), "");
     assert_eq!(another.status, 400, "{another:?}");
-    assert!(another.body.contains("this key's plan is pro"), "{another:?}");
+    assert!(another.body.contains("this key has the plan pro"), "{another:?}");
 
     for query in [of_key.clone(), format!("{of_key}&plan=pro"), format!("{of_key}&limit=api.per-day")] {
         assert_eq!(site.operate("DELETE", &format!("/v1/keys?{query}"), "").status, 200, "{query}");

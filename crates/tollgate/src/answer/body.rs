@@ -218,9 +218,9 @@ fn problem(refusal: &RefusalDetails<'_>) -> Body {
     let (r#type, title) = match refusal.verdict() {
         Verdict::Unavailable => (
             "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
-            "The rate limiter cannot decide at the moment",
+            "The rate limiter is temporarily unavailable",
         ),
-        _ => ("https://iana.org/assignments/http-problem-types#quota-exceeded", "The quota is exceeded"),
+        _ => ("https://iana.org/assignments/http-problem-types#quota-exceeded", "Quota exceeded"),
     };
     let problem = ProblemBody {
         r#type,

@@ -9,7 +9,7 @@
 //!   :status: 200
 //!   content-type: application/grpc
 //!   grpc-status: 8                                     RESOURCE_EXHAUSTED, by the table of verdicts
-//!   grpc-message: the limit of 60 per minute is reached; try again in 12 seconds
+//!   grpc-message: the limit of 60 per minute has been reached; try again in 12 seconds
 //!   retry-after: 12
 //!   ratelimit-policy: "per-minute";q=60;w=60
 //!   ratelimit: "per-minute";r=0;t=12

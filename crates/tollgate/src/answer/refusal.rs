@@ -108,11 +108,11 @@ impl<'a> RefusalDetails<'a> {
 
     /// Returns a message in English: the limit that denied the request, and when to retry.
     ///
-    /// For example ``the limit of 60 per minute is reached; try again in 12 seconds``. If the request can never pass,
+    /// For example ``the limit of 60 per minute has been reached; try again in 12 seconds``. If the request can never pass,
     /// its cost and the most that the limit can hold; if the store did not answer, that the limiter cannot decide.
     pub fn message(&self) -> String {
         if self.verdict == Verdict::Unavailable {
-            return "the rate limiter cannot decide at the moment; try again shortly".to_owned();
+            return "the rate limiter is temporarily unavailable; try again shortly".to_owned();
         }
         let Some((policy, status)) = self.strictest else {
             return "too many requests".to_owned();
@@ -123,8 +123,8 @@ impl<'a> RefusalDetails<'a> {
                 let (cost, limit) = (status.cost, policy.in_words());
                 format!("a request that costs {cost} can never pass: the limit is {limit}, at most {cost_max} at once")
             }
-            Some(1) => format!("the limit of {} is reached; try again in 1 second", policy.in_words()),
-            Some(secs) => format!("the limit of {} is reached; try again in {secs} seconds", policy.in_words()),
+            Some(1) => format!("the limit of {} has been reached; try again in 1 second", policy.in_words()),
+            Some(secs) => format!("the limit of {} has been reached; try again in {secs} seconds", policy.in_words()),
         }
     }
 }

@@ -401,7 +401,7 @@ mod tests {
         let names = ("api", "free", "https://example.com/plans");
         assert_eq!(body(numbers, JSON, names), "[30,29800,60,0,1700000060]");
         let texts = r#"[{policy},{rule},{plan},{upgrade_url},{message}]"#;
-        let message = "the limit of 60 per minute is reached; try again in 30 seconds";
+        let message = "the limit of 60 per minute has been reached; try again in 30 seconds";
         let expected = format!(r#"["per-minute","api","free","https://example.com/plans","{message}"]"#);
         assert_eq!(body(texts, JSON, names), expected);
         assert_eq!(placeholder_names().count(), 10, "a new placeholder is tested here");

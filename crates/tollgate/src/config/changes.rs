@@ -262,7 +262,7 @@ impl Changes {
     ) {
         let mut kept = 0;
         for (digest, key) in before {
-            let name = key.name.as_deref().unwrap_or("(without a name)");
+            let name = key.name.as_deref().unwrap_or("(unnamed)");
             let Some(other) = after.get(&digest) else {
                 self.remove(PartKind::Key, name);
                 continue;
@@ -435,7 +435,7 @@ fn limit_name(limit: &LimitEntry) -> &str {
             (Some(name), ..) => name,
             (None, Some(limit), _) => window_of(limit),
             (None, None, Some(window)) => window,
-            (None, None, None) => "(without a name)",
+            (None, None, None) => "(unnamed)",
         },
     }
 }

@@ -36,7 +36,7 @@ impl RuleConditions {
         }
     }
 
-    /// Returns the conditions of a rule that a request does not meet, each as a phrase such as `the method is not one of
+    /// Returns the conditions of a rule that a request does not meet, each as a phrase such as `the method is not
     /// GET`.
     ///
     /// `index` is that of the rule in [`RuleSet::rules`]. The list is empty if the request meets all conditions, or if
@@ -66,15 +66,15 @@ fn conditions(table: &MatchTable, config: &Config) -> Vec<Condition> {
         conditions.push(Condition { unmet, alone: compile(config, table) });
     };
     if let Some(methods) = &table.methods {
-        let unmet = format!("the method is not one of {}", list(methods));
+        let unmet = format!("the method is not {}", list(methods));
         add(unmet, MatchTable { methods: Some(methods.clone()), ..MatchTable::default() });
     }
     if let Some(path) = &table.path {
-        let unmet = format!("the path is not one of {}", list(path));
+        let unmet = format!("the path does not match {}", list(path));
         add(unmet, MatchTable { path: Some(path.clone()), ..MatchTable::default() });
     }
     if let Some(host) = &table.host {
-        let unmet = format!("the host is not one of {}", list(host));
+        let unmet = format!("the host does not match {}", list(host));
         add(unmet, MatchTable { host: Some(host.clone()), ..MatchTable::default() });
     }
     for (name, test) in &table.headers {

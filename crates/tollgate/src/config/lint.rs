@@ -156,7 +156,12 @@ fn plans(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'
         note(Code::DefaultPlanMissing, user.limits.span(), message, "add `[plans.default]` with limits");
     } else if !has("anonymous") {
         let message = "there is no plan `anonymous`: callers without an identity get the `default` plan".to_owned();
-        note(Code::AnonymousPlanMissing, user.limits.span(), message, "add `[plans.anonymous]`, usually a smaller one");
+        note(
+            Code::AnonymousPlanMissing,
+            user.limits.span(),
+            message,
+            "add `[plans.anonymous]`, usually with lower limits",
+        );
     }
     let is_named_elsewhere = config.plan_sources.header.is_some()
         || config.plan_sources.redis_hash.is_some()
@@ -240,7 +245,7 @@ fn subjects(config: &Config, table: &RuleTable, rule: &CompiledRule, parts: &Set
     };
     if rule.by.is_chosen_by_client() && rule.by.iter().any(is_free) {
         let message = format!("`{}` counts only by values that the client chooses", *table.name);
-        let help = "a client that sends a different value each time is never denied: add a rule by `ip`; \
+        let help = "a client that sends a different value each time is never denied: add a rule that counts by `ip`; \
                     if a proxy sets the header, list it in `trusted_proxies`";
         note(Code::SubjectChosenByClient, by.span(), message, help);
     }

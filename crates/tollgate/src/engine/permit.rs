@@ -247,7 +247,7 @@ impl Charges {
             // Nothing is due from this group if the check is empty.
             let Ok(check) = Check::new(&demands) else { continue };
             if let Err(error) = self.engine.refund(group, &check, &Decision { limits, ..*decision }).await {
-                tracing::debug!(kind = error.kind().as_str(), "a refund was lost");
+                tracing::debug!(kind = error.kind().as_str(), "a refund failed; the request stays charged");
             }
         }
     }

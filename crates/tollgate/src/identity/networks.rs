@@ -115,7 +115,7 @@ fn parse_network(text: &str) -> Result<IpNet, NetworkError> {
     let network = (!bits.is_empty() && bits.bytes().all(|byte| byte.is_ascii_digit()))
         .then(|| bits.parse().ok().and_then(|bits| IpNet::new(address, bits).ok()))
         .flatten()
-        .ok_or_else(|| error(&format!("expected a size of 0 to {bits_max} bits after the /")))?;
+        .ok_or_else(|| error(&format!("expected a prefix length from 0 to {bits_max} after the /")))?;
     if network.trunc() != network {
         return Err(error(&format!("the address has bits set after its first {bits}; write {}", network.trunc())));
     }

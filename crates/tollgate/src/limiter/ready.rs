@@ -197,7 +197,7 @@ impl Limiter {
         if let Err(error) = self.refund(check, decision).await {
             tracing::debug!(
                 kind = error.kind().as_str(),
-                "cannot refund a leaky-bucket slot that comes too late; it stays charged"
+                "cannot refund a leaky-bucket slot beyond the maximum wait; it stays charged"
             );
         }
     }

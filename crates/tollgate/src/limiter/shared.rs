@@ -321,7 +321,7 @@ impl Shared {
             answer.as_ref().map_or(true, |decision| has_status_per_limit(decision, check))
         };
         if answers.len() != checks.len() || !checks.iter().zip(&answers).all(is_whole) {
-            return Err(StoreError::new(Kind::Protocol, "the store answered a different number of checks or limits"));
+            return Err(StoreError::new(Kind::Protocol, "the store returned the wrong number of results"));
         }
         if answers.iter().all(Result::is_err)
             && let Some(Err(error)) = answers.pop()
@@ -408,9 +408,9 @@ impl Shared {
         }
     }
 
-    /// Logs that the store answers again, and reports to the observers that the breaker has closed.
+    /// Logs that the store is responding again, and reports to the observers that the breaker has closed.
     pub(super) fn report_recovery(&self) {
-        tracing::info!("the store answers again");
+        tracing::info!("the store is responding again");
         self.observers.breaker_changed(false);
     }
 

@@ -219,7 +219,7 @@ async fn traced_events_contain_no_key() {
         r#"store called call="decide" checks=1 took_us=2000 kind="unreachable""#,
         r#"decided limits=5/min, 9/day token-bucket verdict="unavailable" kind="unreachable" took_us=2000"#,
         "WARN tollgate::limiter::shared: the store is not called until a probe succeeds",
-        " INFO tollgate::limiter::shared: the store answers again",
+        " INFO tollgate::limiter::shared: the store is responding again",
     ] {
         assert!(text.contains(expected), "{expected} is not in\n{text}");
     }

@@ -104,7 +104,7 @@ impl Default for Lookups {
             ttl: TTL_DEFAULT,
             lookups_max: KEY_LOOKUPS_MAX,
             failing: "cannot look up API keys; cached keys are used as they are, all others are treated as unknown",
-            recovered: "API key lookups succeed again",
+            recovered: "API keys can be looked up again",
         };
         let timeouts = Arc::default();
         Lookups { plans: Vec::new(), keys: Vec::new(), deadline: None, key_cache, timeouts }

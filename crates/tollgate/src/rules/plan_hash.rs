@@ -121,7 +121,7 @@ fn cache(clock: Arc<dyn Clock>) -> LookupCache<Arc<str>> {
         ttl: TTL_DEFAULT,
         lookups_max: LOOKUPS_MAX,
         failing: "cannot read plans from Redis; callers keep their last plan, others get `default`",
-        recovered: "reading plans from Redis succeeds again",
+        recovered: "plans can be read from Redis again",
     })
 }
 

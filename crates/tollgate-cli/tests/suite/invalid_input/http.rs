@@ -48,8 +48,11 @@ fn an_invalid_body_is_refused_with_what_was_expected() {
         (r#"{"key":"a","limit":"1/s","cost":-1}"#, "expected a whole number from 0 to 4294967295"),
         (r#"{"key":"a","limit":"1/s","cost":1.5}"#, "expected a whole number"),
         (r#"{"key":"a","limit":"1/s","cost":"1"}"#, "expected a whole number"),
-        (r#"{"key":"a","limit":"1/s","cost":1e300}"#, "cost is a whole number from 0 to 4294967295"),
-        (r#"{"key":"a","limit":"1/s","cost":18446744073709551615}"#, "cost is a whole number from 0 to 4294967295"),
+        (r#"{"key":"a","limit":"1/s","cost":1e300}"#, "cost must be a whole number from 0 to 4294967295"),
+        (
+            r#"{"key":"a","limit":"1/s","cost":18446744073709551615}"#,
+            "cost must be a whole number from 0 to 4294967295",
+        ),
         (r#"{"checks":[]}"#, "1 to 32 entries, found none"),
         (many.as_str(), "1 to 32 entries, found more"),
         (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"9/s"}]}"#, "same counter"),

@@ -73,7 +73,9 @@ pub(super) async fn lift(listener: &AdminListener, query: &str) -> Response<Byte
     };
     match listener.limiter.unban(&subject).await {
         Ok(was_banned) => {
-            tracing::info!(was_banned, "the operator lifted a ban");
+            if was_banned {
+                tracing::info!("the operator lifted a ban");
+            }
             let mut body = to_json(&subject, None);
             body["was_banned"] = was_banned.into();
             json(StatusCode::OK, &body)

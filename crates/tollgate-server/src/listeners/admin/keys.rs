@@ -452,7 +452,7 @@ impl CounterQuery {
         match (&self.plan, named) {
             (Some(given), _) if is_assigned && *given != plan.name => {
                 let what = if matches!(client, Client::Key(..)) { "key" } else { "address" };
-                Err(format!("this {what}'s plan is {}", plan.name))
+                Err(format!("the plan does not apply: this {what} has the plan {}; omit plan to use it", plan.name))
             }
             (Some(given), Some(named)) if *given != plan.name => Ok(explained(named, "given")),
             _ => Ok((limit_set, plan)),

@@ -227,7 +227,7 @@ pub(crate) enum CheckRequestError {
     Limit { entry: String, error: tollgate::LimitTextError },
     #[error("{entry}key: {error}")]
     Key { entry: String, error: tollgate::KeyError },
-    #[error("{entry}cost is a whole number from 0 to {}, found {found}", u32::MAX)]
+    #[error("{entry}cost must be a whole number from 0 to {}, found {found}", u32::MAX)]
     Cost { entry: String, found: u64 },
     #[error("{0}")]
     Check(#[from] CheckError),
@@ -375,7 +375,7 @@ mod tests {
                 "unknown field `cots`, expected one of `key`, `limit`, `cost`, `checks`, `request`",
             ),
             (r#"{"key":"a","limit":"1/s","cost":-1}"#, "invalid value"),
-            (r#"{"key":"a","limit":"1/s","cost":4294967296}"#, "cost is a whole number from 0 to 4294967295"),
+            (r#"{"key":"a","limit":"1/s","cost":4294967296}"#, "cost must be a whole number from 0 to 4294967295"),
             (r#"{"request":{"method":"GET","path":"/"}}"#, "missing field `peer`"),
             (r#"{"request":{"method":"G T","path":"/","peer":"::1"}}"#, "request: invalid HTTP method"),
             (r#"{"request":{"method":"GET","path":"/","peer":"somewhere"}}"#, "invalid IP address syntax"),

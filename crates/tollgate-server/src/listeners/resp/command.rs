@@ -219,7 +219,7 @@ fn number(text: &[u8], what: &str) -> Result<u32, String> {
         1..=10 => text.iter().try_fold(0, digit).and_then(|value| u32::try_from(value).ok()),
         _ => None,
     };
-    value.ok_or_else(|| format!("ERR {what} is a whole number from 0 to {}", u32::MAX))
+    value.ok_or_else(|| format!("ERR {what} must be a whole number from 0 to {}", u32::MAX))
 }
 
 /// Parses a command about the connection. Returns `None` if there is no such command.

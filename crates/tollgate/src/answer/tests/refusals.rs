@@ -26,7 +26,7 @@ fn a_denial_is_429_with_json_that_names_the_limit_and_the_wait() {
     assert_eq!(response.headers()["ratelimit"], r#""per-minute";r=0;t=12"#);
     assert_eq!(
         body(&response),
-        r#"{"error":"rate_limited","message":"the limit of 60 per minute is reached; try again in 12 seconds","limit":60,"retry_after":12,"retry_after_ms":11873,"policy":"per-minute","plan":"free","upgrade_url":"https://example.com/plans?from=\"free\""}"#
+        r#"{"error":"rate_limited","message":"the limit of 60 per minute has been reached; try again in 12 seconds","limit":60,"retry_after":12,"retry_after_ms":11873,"policy":"per-minute","plan":"free","upgrade_url":"https://example.com/plans?from=\"free\""}"#
     );
 }
 
@@ -35,7 +35,7 @@ fn an_unknown_plan_and_upgrade_url_are_left_out() {
     let response = Policies::new([policy("api", "60/10s")]).refuse(&denied(), &HeaderMap::new());
     assert_eq!(
         body(&response),
-        r#"{"error":"rate_limited","message":"the limit of 60 per 10 seconds is reached; try again in 12 seconds","limit":60,"retry_after":12,"retry_after_ms":11873,"policy":"api"}"#
+        r#"{"error":"rate_limited","message":"the limit of 60 per 10 seconds has been reached; try again in 12 seconds","limit":60,"retry_after":12,"retry_after_ms":11873,"policy":"api"}"#
     );
 }
 
@@ -60,7 +60,7 @@ fn a_problem_is_sent_on_request_or_by_format_and_names_every_violated_policy() {
     assert_eq!(asked.headers()["content-type"], "application/problem+json");
     assert_eq!(
         body(&asked),
-        r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"The quota is exceeded","status":429,"detail":"the limit of 5000 per day is reached; try again in 90 seconds","violated-policies":["per-minute","per-day"],"limit":5000,"retry_after":90,"retry_after_ms":90000,"policy":"per-day"}"#
+        r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota exceeded","status":429,"detail":"the limit of 5000 per day has been reached; try again in 90 seconds","violated-policies":["per-minute","per-day"],"limit":5000,"retry_after":90,"retry_after_ms":90000,"policy":"per-day"}"#
     );
     let by_rule = Policies::new(policies().map(|policy| policy.with_format(BodyFormat::Problem)));
     assert_eq!(by_rule.refuse(&day, &accept("application/json")).body(), asked.body());
@@ -71,7 +71,7 @@ fn text_format_ignores_the_accept_header() {
     let shield = Policies::new([policy("shield", "50/s").with_format(BodyFormat::Text)]);
     let response = shield.refuse(&decision(&[refused(50, 0, secs(0.02))]), &accept("application/problem+json"));
     assert_eq!(response.headers()["content-type"], "text/plain; charset=utf-8");
-    assert_eq!(body(&response), "the limit of 50 per second is reached; try again in 1 second\n");
+    assert_eq!(body(&response), "the limit of 50 per second has been reached; try again in 1 second\n");
 }
 
 #[test]
@@ -120,12 +120,12 @@ fn an_unavailable_store_is_503_and_claims_no_quota() {
     );
     assert_eq!(
         body(&response),
-        r#"{"error":"unavailable","message":"the rate limiter cannot decide at the moment; try again shortly","retry_after":1,"retry_after_ms":1000}"#
+        r#"{"error":"unavailable","message":"the rate limiter is temporarily unavailable; try again shortly","retry_after":1,"retry_after_ms":1000}"#
     );
     let problem = policies.unavailable(&accept("application/problem+json"));
     assert_eq!(
         body(&problem),
-        r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"The rate limiter cannot decide at the moment","status":503,"detail":"the rate limiter cannot decide at the moment; try again shortly","retry_after":1,"retry_after_ms":1000}"#
+        r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"The rate limiter is temporarily unavailable","status":503,"detail":"the rate limiter is temporarily unavailable; try again shortly","retry_after":1,"retry_after_ms":1000}"#
     );
 }
 

@@ -110,7 +110,7 @@ fn removed_parts_are_named() {
         (
             format!("{plan}{by_plan}[[keys]]\nkey='k'\nname='acme'\nplan='default'\nexempt=true\n[[keys]]\nkey='l'\n"),
             format!("{plan}{by_plan}[[keys]]\nkey='k'\nname='acme'\n"),
-            &["setting plan of key acme", "setting exempt of key acme", "key (without a name)"],
+            &["setting plan of key acme", "setting exempt of key acme", "key (unnamed)"],
         ),
         (
             format!(

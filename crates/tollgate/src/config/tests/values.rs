@@ -160,7 +160,7 @@ fn a_method_override_header_meets_the_condition_on_methods() {
     .unwrap();
     let request = http::Request::post("/b").header("x-method", "DELETE").body(()).unwrap();
     let conditions = crate::config::RuleConditions::new(&loaded);
-    assert_eq!(conditions.unmet(0, &crate::rules::RequestView::of(&request)), ["the path is not one of /a"]);
+    assert_eq!(conditions.unmet(0, &crate::rules::RequestView::of(&request)), ["the path does not match /a"]);
 }
 
 #[test]

@@ -50,7 +50,7 @@ async fn denial_is_resource_exhausted_with_the_rate_limit_headers_as_metadata() 
     for _ in 0..3 {
         let status = check(&mut client, "").await.unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted);
-        assert!(status.message().starts_with("the limit of 2 per hour is reached; try again in 3"), "{status}");
+        assert!(status.message().starts_with("the limit of 2 per hour has been reached; try again in 3"), "{status}");
         let metadata = status.metadata().clone().into_headers();
         assert_eq!(metadata["ratelimit-policy"], r#""per-hour";q=2;w=3600, "per-day";q=100;w=86400"#);
         let policies = parse_ratelimit(metadata["ratelimit"].to_str().unwrap());
