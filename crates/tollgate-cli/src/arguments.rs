@@ -10,7 +10,7 @@ use tollgate::Limit;
 
 /// A distributed rate limiter whose windows really slide
 #[derive(Parser, Debug)]
-#[command(name = "tollgate", version, after_help = "Example:\n  tollgate serve\n  tollgate validate tollgate.toml")]
+#[command(name = "tollgate", version, after_help = "Examples:\n  tollgate serve\n  tollgate validate tollgate.toml")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
@@ -21,58 +21,58 @@ pub(crate) enum Command {
     /// Run the rate-limit service (HTTP and RESP)
     #[command(
         args_override_self = true,
-        after_help = "Example:\n  tollgate serve --config tollgate.toml --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
+        after_help = "Examples:\n  tollgate serve --config tollgate.toml --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
     )]
     Serve(Box<Serve>),
     /// Check a configuration file and report errors and warnings: exit 0 if it is valid, 2 if not
     #[command(
-        after_help = "Example:\n  tollgate validate tollgate.toml --json\n  tollgate validate tollgate.toml --deny-warnings"
+        after_help = "Examples:\n  tollgate validate tollgate.toml --json\n  tollgate validate tollgate.toml --deny-warnings"
     )]
     Validate(Validate),
     /// Show which rules apply to a request, and why
     #[command(
-        after_help = "Example:\n  tollgate explain --config tollgate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tollgate explain --admin http://127.0.0.1:9090 GET /api/items --peer 203.0.113.9\n\nWith --config, remaining units are shown if --store, $TOLLGATE_STORE or $REDIS_URL names a Redis store."
+        after_help = "Examples:\n  tollgate explain --config tollgate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tollgate explain --admin http://127.0.0.1:9090 GET /api/items --peer 203.0.113.9\n\nWith --config, remaining units are shown only if --store, --store-file, $TOLLGATE_STORE or $REDIS_URL names a Redis store. The store in the file is not read."
     )]
     Explain(Explain),
     /// Check a key against a limit once: exit 0 if allowed, 1 if denied, 2 on error
     #[command(
-        after_help = "Example:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379\n  tollgate check user:42 10/min --store memory\n\nA store is required: --store, --config, $TOLLGATE_STORE or $REDIS_URL. With --store memory, every command starts with empty counters, so every check whose cost fits within the limit is allowed."
+        after_help = "Examples:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379\n  tollgate check user:42 10/min --store memory\n\nA store is required: --store, --config, $TOLLGATE_STORE or $REDIS_URL. With --store memory, every command starts with empty counters, so every check whose cost fits within the limit is allowed."
     )]
     Check(Check),
     /// Show a counter without changing it: exit 0 if it exists, 1 if not, 2 on error
     #[command(
-        after_help = "Example:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tollgate inspect 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate inspect acme --rule api --admin http://127.0.0.1:9090"
+        after_help = "Examples:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tollgate inspect 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate inspect acme --rule api --admin http://127.0.0.1:9090"
     )]
     Inspect(Inspect),
     /// Delete a counter: exit 0 if it exists, 1 if not, 2 on error
     #[command(
-        after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate reset acme --rule api --admin http://127.0.0.1:9090"
+        after_help = "Examples:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate reset acme --rule api --admin http://127.0.0.1:9090"
     )]
     Reset(Inspect),
     /// Refuse all requests from a subject (HTTP 403), on all instances that share the store
     #[command(
-        after_help = "Example:\n  tollgate ban ip:203.0.113.9 --for 1h --store redis://127.0.0.1:6379\n  tollgate ban user:42 --config tollgate.toml\n  tollgate ban user:42 --admin http://127.0.0.1:9090\n\nSUBJECT is what a rule counts, as `tollgate explain --reveal` prints it after `counts`, or the key of an explicit check."
+        after_help = "Examples:\n  tollgate ban ip:203.0.113.9 --for 1h --store redis://127.0.0.1:6379\n  tollgate ban user:42 --config tollgate.toml\n  tollgate ban user:42 --admin http://127.0.0.1:9090\n\nSUBJECT is what a rule counts, as `tollgate explain --reveal` prints it after `counts`, or the key of an explicit check."
     )]
     Ban(Ban),
     /// Lift the ban on a subject
     #[command(
-        after_help = "Example:\n  tollgate unban ip:203.0.113.9 --store redis://127.0.0.1:6379\n  tollgate unban user:42 --admin http://127.0.0.1:9090"
+        after_help = "Examples:\n  tollgate unban ip:203.0.113.9 --store redis://127.0.0.1:6379\n  tollgate unban user:42 --admin http://127.0.0.1:9090"
     )]
     Unban(Unban),
     /// Print the Lua script that makes the decisions in Redis, for clients in any language
-    #[command(after_help = "Example:\n  tollgate script\n  redis-cli SCRIPT LOAD \"$(tollgate script)\"")]
+    #[command(after_help = "Examples:\n  tollgate script\n  redis-cli SCRIPT LOAD \"$(tollgate script)\"")]
     Script,
     /// Show how fixed-window and sliding limits handle a burst at a minute boundary
     #[command(after_help = "Example:\n  tollgate boundary")]
     Boundary,
     /// Print a completion script for a shell
-    #[command(after_help = "Example:\n  tollgate completions bash\n  source <(tollgate completions bash)")]
+    #[command(after_help = "Examples:\n  tollgate completions bash\n  source <(tollgate completions bash)")]
     Completions {
         /// Shell to generate the script for
         shell: clap_complete::Shell,
     },
     /// Print the man pages of all commands, or write each to a file
-    #[command(after_help = "Example:\n  tollgate man | man -l -\n  tollgate man --dir ~/.local/share/man/man1")]
+    #[command(after_help = "Examples:\n  tollgate man | man -l -\n  tollgate man --dir ~/.local/share/man/man1")]
     Man {
         /// Directory to write one file per command to, such as tollgate-serve.1; created if missing
         #[arg(long, value_name = "DIR")]

@@ -83,7 +83,9 @@ pub(crate) enum Failure {
     },
     #[error("invalid --{option} URL: the scheme is missing; did you mean {url}?")]
     SchemeMissing { option: &'static str, url: String },
-    #[error("invalid --admin URL: expected http or https, without a user or password, such as http://127.0.0.1:9090")]
+    #[error(
+        "invalid --admin URL: expected http://HOST:PORT or https://HOST:PORT without a user or password, such as http://127.0.0.1:9090"
+    )]
     #[diagnostic(help(
         "pass the admin token in $TOLLGATE_ADMIN_TOKEN or with --admin-token-file FILE, not in the URL"
     ))]
@@ -109,7 +111,7 @@ pub(crate) enum Failure {
     #[error("there are no rules to explain")]
     #[diagnostic(help("specify a configuration with --config FILE, or a running instance with --admin URL"))]
     NoRules,
-    #[error("the memory store starts empty in every command, so it contains no counters and no bans")]
+    #[error("no shared store was given, and the memory store of a command holds no counters and no bans of others")]
     #[diagnostic(help("specify a store with --store URL or --config FILE, or a running instance with --admin URL"))]
     NothingCounted,
     #[error("no store was given, and the memory store starts empty in every command, so every check would be allowed")]
@@ -127,7 +129,9 @@ pub(crate) enum Failure {
     #[diagnostic(help("use the subject that `tollgate explain --reveal` prints, such as ip:203.0.113.9"))]
     MaskedSubject,
     #[cfg(feature = "otlp")]
-    #[error("invalid --otlp URL: expected http or https, without a user or password, such as http://127.0.0.1:4318")]
+    #[error(
+        "invalid --otlp URL: expected http://HOST:PORT or https://HOST:PORT without a user or password, such as http://127.0.0.1:4318"
+    )]
     OtlpUrl,
     #[error("cannot write the output: {}", __io_reason(.0))]
     Output(std::io::Error),

@@ -70,7 +70,7 @@ fn page(command: &Command, version: &str) -> Result<Page> {
 
 /// Renders the text after the help: indented lines as examples, which keep their lines, and other lines as notes.
 fn render_after_help(help: &str, roff: &mut dyn Write) -> Result<()> {
-    let lines = help.lines().filter(|line| !line.is_empty() && *line != "Example:");
+    let lines = help.lines().filter(|line| !line.is_empty() && !["Example:", "Examples:"].contains(line));
     let (examples, notes): (Vec<&str>, Vec<&str>) = lines.partition(|line| line.starts_with(' '));
     let mut sections = Roff::new();
     if !notes.is_empty() {

@@ -103,8 +103,15 @@ pub struct CheckOptions {
 /// The error of a URL that names no store, or of a Redis store that cannot be built.
 #[cfg(feature = "redis")]
 #[derive(Debug, thiserror::Error)]
-#[error("{0} (or `memory`)")]
-pub struct StoreUrlError(#[from] tollgate_redis::BuildError);
+#[error("{0}, or `memory`")]
+pub struct StoreUrlError(tollgate_redis::BuildError);
+
+#[cfg(feature = "redis")]
+impl From<tollgate_redis::BuildError> for StoreUrlError {
+    fn from(error: tollgate_redis::BuildError) -> StoreUrlError {
+        StoreUrlError(error)
+    }
+}
 
 /// Builds a [`Limiter`]. See [`Limiter::builder`].
 pub struct LimiterBuilder {

@@ -94,8 +94,8 @@ fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
     let store_span = config.store.as_ref().map(|store| store.span()).unwrap_or_default();
     match (settings.instances, settings.is_shared()) {
         (None, true) => {
-            let message = "the number of instances is not configured: while the store is unavailable, each of them \
-                           grants the whole quota"
+            let message = "the number of instances is not configured: while the store is unavailable, each \
+                           instance grants the whole quota"
                 .to_owned();
             note(
                 Code::InstancesUnset,

@@ -101,7 +101,7 @@ impl<'t> Reader<'t> {
         let message = format!("expected {expected}, found {}", node.value.kind());
         let finding = Finding::new(Code::WrongType, message).at(node.span);
         let is_unquoted = matches!(node.value, Value::Int(_) | Value::Float | Value::Bool(_));
-        self.errors.push(match is_unquoted && expected.contains("string") {
+        self.errors.push(match is_unquoted && expected == "a string" {
             true => finding.help("put it in quotes"),
             false => finding,
         });

@@ -117,7 +117,7 @@ fn parse_network(text: &str) -> Result<IpNet, NetworkError> {
         .flatten()
         .ok_or_else(|| error(&format!("expected a prefix length from 0 to {bits_max} after the /")))?;
     if network.trunc() != network {
-        return Err(error(&format!("the address has bits set after its first {bits}; write {}", network.trunc())));
+        return Err(error(&format!("the address has host bits set; write {}", network.trunc())));
     }
     Ok(unmap(network))
 }

@@ -50,7 +50,7 @@ pub enum Subject {
 
 /// The error for a text that is not a [`Subject`], or for an invalid list of them.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{problem}; valid kinds are caller, ip, api_key, user, header:NAME, cookie:NAME, path, global")]
+#[error("{problem} (valid kinds: caller, ip, api_key, user, header:NAME, cookie:NAME, path, global)")]
 pub struct SubjectError {
     problem: String,
 }

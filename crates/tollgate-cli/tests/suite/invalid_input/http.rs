@@ -45,9 +45,9 @@ fn an_invalid_body_is_refused_with_what_was_expected() {
             r#"{"checks":[{"key":"a","limit":"1/s","cots":2}]}"#,
             "unknown field `cots`, expected one of `key`, `limit`, `cost`",
         ),
-        (r#"{"key":"a","limit":"1/s","cost":-1}"#, "expected a whole number from 0 to 4294967295"),
-        (r#"{"key":"a","limit":"1/s","cost":1.5}"#, "expected a whole number"),
-        (r#"{"key":"a","limit":"1/s","cost":"1"}"#, "expected a whole number"),
+        (r#"{"key":"a","limit":"1/s","cost":-1}"#, "cost must be a whole number from 0 to 4294967295, found -1"),
+        (r#"{"key":"a","limit":"1/s","cost":1.5}"#, "cost must be a whole number"),
+        (r#"{"key":"a","limit":"1/s","cost":"1"}"#, "cost must be a whole number"),
         (r#"{"key":"a","limit":"1/s","cost":1e300}"#, "cost must be a whole number from 0 to 4294967295"),
         (
             r#"{"key":"a","limit":"1/s","cost":18446744073709551615}"#,
@@ -66,7 +66,7 @@ fn an_invalid_body_is_refused_with_what_was_expected() {
         (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"b","limit":"1/x"}]}"#, "checks[1].limit: "),
         (long_key.as_str(), "key: a key can have at most 65536 bytes, this one has 65537"),
         (r#"{"request":{"method":"GET","path":"/"}}"#, "missing field `peer`"),
-        (r#"{"request":{"method":"GET","path":"/","peer":"here"}}"#, "invalid IP address"),
+        (r#"{"request":{"method":"GET","path":"/","peer":"here"}}"#, "request.peer: expected an IP address"),
         (r#"{"request":{"method":"GET","path":"/","peer":"::1"}}"#, "start it with --config FILE"),
     ] {
         let answer = serving.post(body);

@@ -84,8 +84,15 @@ struct DescribedRequest<'b> {
     #[serde(default)]
     #[schemars(schema_with = "field_schemas::headers")]
     headers: Headers,
+    #[serde(deserialize_with = "peer_address")]
     #[schemars(schema_with = "field_schemas::peer")]
     peer: std::net::IpAddr,
+}
+
+/// Deserializes an IP address. The error names the field.
+fn peer_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<std::net::IpAddr, D::Error> {
+    let text = Cow::<str>::deserialize(deserializer)?;
+    text.parse().map_err(|_| D::Error::custom("request.peer: expected an IP address such as 203.0.113.9"))
 }
 
 /// Deserializes a field that is present. Unlike for a plain `Option`, null is an error.
@@ -378,7 +385,10 @@ mod tests {
             (r#"{"key":"a","limit":"1/s","cost":4294967296}"#, "cost must be a whole number from 0 to 4294967295"),
             (r#"{"request":{"method":"GET","path":"/"}}"#, "missing field `peer`"),
             (r#"{"request":{"method":"G T","path":"/","peer":"::1"}}"#, "request: invalid HTTP method"),
-            (r#"{"request":{"method":"GET","path":"/","peer":"somewhere"}}"#, "invalid IP address syntax"),
+            (
+                r#"{"request":{"method":"GET","path":"/","peer":"somewhere"}}"#,
+                "request.peer: expected an IP address such as 203.0.113.9",
+            ),
             (r#"{"request":{"method":"GET","path":"http://x/","peer":"::1"}}"#, "request.path: expected a path"),
             (
                 r#"{"request":{"method":"GET","path":"/","headers":{"x-a":"b","x-b":"","x-a":"c"},"peer":"::1"}}"#,
@@ -389,9 +399,12 @@ mod tests {
                 "request.headers: duplicate name `x-a` (names are case-insensitive)",
             ),
             (r#"{"request":{"method":"GET","path":"/","headers":[1],"peer":"::1"}}"#, "invalid type: integer"),
-            (r#"{"key":"a","limit":"1/s","cost":1e-400}"#, "invalid value: 1e-400, expected a whole number"),
-            (r#"{"key":"a","limit":"1/s","cost":1.5}"#, "expected a whole number from 0 to 4294967295"),
-            (r#"{"key":"a","limit":"1/s","cost":null}"#, "invalid value: null"),
+            (
+                r#"{"key":"a","limit":"1/s","cost":1e-400}"#,
+                "cost must be a whole number from 0 to 4294967295, found 1e-400",
+            ),
+            (r#"{"key":"a","limit":"1/s","cost":1.5}"#, "cost must be a whole number from 0 to 4294967295, found 1.5"),
+            (r#"{"key":"a","limit":"1/s","cost":null}"#, "found null"),
             (r#"{"key":"a","limit":"1/s","request":null}"#, "invalid type: null"),
             (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"2/s"}]}"#, "same counter"),
         ] {

@@ -129,12 +129,11 @@ impl Compiler<'_> {
                 }
             },
             (None, None, None) => {
-                let help = format!("add one of `{in_file}`, `{in_variable}` and `{in_other_file}`");
+                let help = format!("add `{in_file}`, `{in_variable}` or `{in_other_file}`");
                 fail(self, format!("{what} is required"), help, span)
             }
             _ => {
-                let help =
-                    format!("keep one of `{in_file}`, `{in_variable}` and `{in_other_file}`, and remove the others");
+                let help = format!("keep only one of `{in_file}`, `{in_variable}` and `{in_other_file}`");
                 fail(self, format!("{what} is given in several ways"), help, span)
             }
         }

@@ -24,7 +24,7 @@ impl<'de> Deserialize<'de> for WholeNumber {
         let text = <&RawValue>::deserialize(deserializer)?.get();
         parse(text).map(WholeNumber).ok_or_else(|| {
             let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
-            D::Error::custom(format_args!("invalid value: {shown}, expected a whole number from 0 to {}", u32::MAX))
+            D::Error::custom(format_args!("cost must be a whole number from 0 to {}, found {shown}", u32::MAX))
         })
     }
 }
@@ -115,7 +115,7 @@ mod tests {
             "{}",
         ] {
             let error = serde_json::from_str::<WholeNumber>(text).err().expect(text).to_string();
-            assert!(error.contains("expected a whole number from 0 to 4294967295"), "{text}: {error}");
+            assert!(error.contains("must be a whole number from 0 to 4294967295"), "{text}: {error}");
         }
     }
 }
