@@ -276,7 +276,7 @@ pub(crate) struct Explain {
     #[arg(short = 'H', long = "header", value_name = "HEADER")]
     pub(crate) headers: Vec<String>,
     /// Configuration file with the rules
-    #[arg(long, value_name = "FILE", required_unless_present = "admin", conflicts_with = "admin")]
+    #[arg(long, value_name = "FILE", conflicts_with = "admin")]
     pub(crate) config: Option<PathBuf>,
     /// Show the counted subjects, such as ip:203.0.113.9, instead of ip:***
     #[arg(long)]

@@ -86,6 +86,9 @@ fn explain_shows_which_rules_apply_why_others_do_not_and_the_plan() {
     let said = tollgate(&["explain", "--config", &file, "POST", "shorten"]);
     assert_eq!((said.status.code(), out(&said)), (Some(2), String::new()));
     assert!(err(&said).contains("the path must begin with /"), "{}", err(&said));
+    let said = tollgate(&["explain", "POST", "/shorten"]);
+    assert_eq!(said.status.code(), Some(2));
+    assert!(err(&said).contains("--config FILE") && err(&said).contains("--admin URL"), "{}", err(&said));
 }
 
 #[test]
