@@ -304,7 +304,7 @@ fn an_invalid_environment_variable_is_rejected_at_the_start() {
     let cases = [
         ("PORT", "99999", "PORT: expected a port from 0 to 65535, got \"99999\""),
         ("REDIS_DEADLINE_MS", "0", "REDIS_DEADLINE_MS: expected 1 to 10000 milliseconds, got 0"),
-        ("RATE_LIMIT_MAX", "0", "RATE_LIMIT_MAX: a quota must be from 1 to 10000000, got 0"),
+        ("RATE_LIMIT_MAX", "0", "RATE_LIMIT_MAX: a quota must be from 1 to 10000000, found 0"),
         ("RATE_LIMIT_WINDOW_MS", "1m", "RATE_LIMIT_WINDOW_MS: expected a whole number of milliseconds"),
         ("TRUSTED_PROXIES", "my-proxy", "TRUSTED_PROXIES: "),
         ("PUBLIC_URL", "sho.rt", "PUBLIC_URL: expected an http or https URL"),
