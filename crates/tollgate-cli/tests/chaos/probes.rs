@@ -70,7 +70,7 @@ fn soft_descriptor_limit_is_raised_and_connections_fit_into_the_hard_limit() {
     assert_eq!(numbers[0], numbers[1], "{line}");
 
     let serving = Serving::start_as(limited("", 160), &[]);
-    serving.wait_for_log("the open file limit (ulimit -n) is too low for --connections");
+    serving.wait_for_log("the open file limit (ulimit -n) is too low for this many connections");
     let mut busy = [Client::open(&serving.http), Client::open(&serving.http)];
     busy.iter_mut().for_each(|client| assert_eq!(client.ask("POST", "/v1/check", &[], QUESTION).status, 200));
     let mut resp = serving.connect();

@@ -198,8 +198,8 @@ fn check_of_a_banned_key_is_denied_and_invalid_arguments_are_reported() {
     for (arguments, phrase) in [
         (&["ban", "user:42", "--for", "soon", "--store", &url][..], "such as 30s, 10min or 1h"),
         (&["ban", "user:42", "--for", "0s", "--store", &url], "at least 1ms"),
-        (&["ban", "user:42"], "the memory store starts empty"),
-        (&["unban", "user:42", "--store", "memory"], "the memory store starts empty"),
+        (&["ban", "user:42"], "no shared store was given"),
+        (&["unban", "user:42", "--store", "memory"], "no shared store was given"),
         (&["ban", &long, "--store", &url], "at most 65536 bytes"),
         (&["ban"], "<SUBJECT>"),
         (&["ban", "user:42", "--store", "redis://127.0.0.1:1"], "127.0.0.1:1"),

@@ -348,7 +348,7 @@ mod tests {
             ("10/min slidding", 7..15, "sliding, sliding-log, sliding-counter"),
             ("10/min sliding burst=5", 15..22, "burst is an option of token-bucket"),
             ("10/min token-bucket queue=5", 20..27, "queue is an option of leaky-bucket"),
-            ("10/min token-bucket burst=0", 20..27, "burst is 1 to 10000000"),
+            ("10/min token-bucket burst=0", 20..27, "burst must be from 1 to 10000000"),
             ("10/min token-bucket burst=x", 26..27, "burst=N"),
             ("10/min token-bucket burst=", 26..26, "burst=N"),
             ("10/min token-bucket burst=5 burst=5", 28..35, "twice"),

@@ -228,11 +228,11 @@ mod tests {
     #[test]
     fn error_says_what_a_network_looks_like() {
         for (text, expected) in [
-            ("10.0.0.0/33", "0 to 32 bits"),
-            ("::/129", "0 to 128 bits"),
-            ("10.0.0.0/", "0 to 32 bits"),
-            ("10.0.0.0/+8", "0 to 32 bits"),
-            ("10.0.0.0/255.0.0.0", "0 to 32 bits"),
+            ("10.0.0.0/33", "prefix length from 0 to 32"),
+            ("::/129", "prefix length from 0 to 128"),
+            ("10.0.0.0/", "prefix length from 0 to 32"),
+            ("10.0.0.0/+8", "prefix length from 0 to 32"),
+            ("10.0.0.0/255.0.0.0", "prefix length from 0 to 32"),
             ("10.1.2.3/8", "write 10.0.0.0/8"),
             ("2001:db8::1/32", "write 2001:db8::/32"),
             ("10.0.0", "expected a network"),

@@ -232,7 +232,7 @@ mod tests {
         ] {
             let message = text.parse::<Subject>().unwrap_err().to_string();
             assert!(message.contains(expected), "{text:?}: {message}");
-            assert!(message.contains("valid kinds are caller, ip"), "{message}");
+            assert!(message.contains("valid kinds: caller, ip"), "{message}");
         }
         let message = "x".repeat(10_000).parse::<Subject>().unwrap_err().to_string();
         assert!(message.len() < 200, "{message}");

@@ -175,21 +175,21 @@ fn extreme_numbers_are_answered_with_an_error_that_says_what_is_accepted() {
     let serving = Serving::start(&[]);
     let mut connection = serving.connect();
     for (arguments, phrase) in [
-        ("9223372036854775807 1 1", "max_burst is a whole number from 0 to"),
-        ("18446744073709551616 1 1", "max_burst is a whole number from 0 to"),
-        ("-9223372036854775808 1 1", "max_burst is a whole number from 0 to"),
-        ("4294967295 1 1", "burst is 1 to"),
-        ("1 9223372036854775807 1", "count is a whole number from 0 to"),
+        ("9223372036854775807 1 1", "max_burst must be a whole number from 0 to"),
+        ("18446744073709551616 1 1", "max_burst must be a whole number from 0 to"),
+        ("-9223372036854775808 1 1", "max_burst must be a whole number from 0 to"),
+        ("4294967295 1 1", "burst must be from 1 to"),
+        ("1 9223372036854775807 1", "count must be a whole number from 0 to"),
         ("1 4294967295 1", "a quota must be from 1 to"),
         ("1 0 1", "a quota must be from 1 to"),
-        ("1 1 9223372036854775807", "period is a whole number from 0 to"),
-        ("1 1 4294967295", "a window is"),
-        ("1 1 0", "a window is"),
-        ("1 1 1 9223372036854775807", "quantity is a whole number from 0 to"),
-        ("1 1 1 -1", "quantity is a whole number from 0 to"),
-        ("1.5 1 1", "max_burst is a whole number from 0 to"),
-        ("1e9 1 1", "max_burst is a whole number from 0 to"),
-        ("NaN 1 1", "max_burst is a whole number from 0 to"),
+        ("1 1 9223372036854775807", "period must be a whole number from 0 to"),
+        ("1 1 4294967295", "a window must be"),
+        ("1 1 0", "a window must be"),
+        ("1 1 1 9223372036854775807", "quantity must be a whole number from 0 to"),
+        ("1 1 1 -1", "quantity must be a whole number from 0 to"),
+        ("1.5 1 1", "max_burst must be a whole number from 0 to"),
+        ("1e9 1 1", "max_burst must be a whole number from 0 to"),
+        ("NaN 1 1", "max_burst must be a whole number from 0 to"),
     ] {
         let command: Vec<&str> = ["CL.THROTTLE", "user"].into_iter().chain(arguments.split(' ')).collect();
         let reply = connection.call(&command).unwrap();

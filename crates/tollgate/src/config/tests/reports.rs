@@ -187,8 +187,8 @@ fn an_unset_variable_is_to_be_set() {
             "`export JWT=…`",
         ),
         ("[anonymize]\nsecret_env = 'a secret'\n", "that `secret_env` names is not set", "set that variable"),
-        ("[jwt]\nalgorithm = 'HS256'\n", "is required", "add one of `key`, `key_env` and `key_file`"),
-        ("[anonymize]\nsecret_env = 'A'\nsecret_file = 'b'\n", "given in several ways", "keep one of `secret`"),
+        ("[jwt]\nalgorithm = 'HS256'\n", "is required", "add `key`, `key_env` or `key_file`"),
+        ("[anonymize]\nsecret_env = 'A'\nsecret_file = 'b'\n", "given in several ways", "keep only one of `secret`"),
     ] {
         let report = load(text).unwrap_err();
         let finding = report.findings().iter().find(|finding| finding.code() == Code::SecretMissing).unwrap();
