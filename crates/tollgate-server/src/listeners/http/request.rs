@@ -381,7 +381,7 @@ mod tests {
                 r#"{"key":"a","limit":"1/s","cots":1}"#,
                 "unknown field `cots`, expected one of `key`, `limit`, `cost`, `checks`, `request`",
             ),
-            (r#"{"key":"a","limit":"1/s","cost":-1}"#, "invalid value"),
+            (r#"{"key":"a","limit":"1/s","cost":-1}"#, "found -1"),
             (r#"{"key":"a","limit":"1/s","cost":4294967296}"#, "cost must be a whole number from 0 to 4294967295"),
             (r#"{"request":{"method":"GET","path":"/"}}"#, "missing field `peer`"),
             (r#"{"request":{"method":"G T","path":"/","peer":"::1"}}"#, "request: invalid HTTP method"),
