@@ -7,6 +7,7 @@ mod bans;
 mod clients;
 mod cluster;
 mod command;
+mod console;
 mod exposure;
 mod instances;
 mod invalid_input;

@@ -5,7 +5,7 @@
 //!
 //! | block | here |
 //! |---|---|
-//! | `console` | Each line `$ COMMAND` is run by a shell. The lines below it are its output, see `output.rs`. |
+//! | `console` | Each line `$ COMMAND` is run by a shell. The lines below it are its output, see `console/output.rs`. |
 //! | a block whose first line is a comment with a file name | Written to that file. |
 //! | `rust` | Compiled by the doctests of crate `tollgate` (`src/guide.rs`), as it stands. |
 //! | `toml` | Loaded by `tests/suite/guide.rs` of crate `tollgate`. |
@@ -14,7 +14,6 @@
 //! ones, `tollgate` is the binary under test, and `cargo` uses the crates of this workspace's lock file, offline. The
 //! commands in [`NOT_RUN`] are not run.
 
-mod output;
 mod page;
 mod shell;
 
@@ -22,8 +21,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use page::{Block, Page, Step};
+use page::{Block, Page};
 use shell::Shell;
+
+use crate::console::Step;
 
 /// How a command begins that is not run, how it is checked instead, and why.
 type NotRun = (&'static str, fn(&str) -> bool, &'static str);

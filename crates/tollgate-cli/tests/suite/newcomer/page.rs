@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use crate::console::{Step, fences, steps};
+
 /// A page of Markdown.
 pub(super) struct Page {
     pub(super) name: String,
@@ -19,12 +21,6 @@ pub(super) enum Block {
     },
     Rust(String),
     Toml,
-}
-
-/// A command and the output that the page shows below it.
-pub(super) struct Step {
-    pub(super) command: String,
-    pub(super) output: String,
 }
 
 impl Page {
@@ -52,21 +48,11 @@ impl Page {
     }
 }
 
-/// Returns the language and the text of each fenced block.
-fn fences(text: &str) -> impl Iterator<Item = (&str, String)> {
-    let mut lines = text.lines();
-    std::iter::from_fn(move || {
-        let language = lines.find_map(|line| line.strip_prefix("```"))?;
-        let text: Vec<&str> = lines.by_ref().take_while(|line| *line != "```").collect();
-        Some((language, text.join("\n") + "\n"))
-    })
-}
-
 impl Block {
     fn new(page: &str, fence: &str, text: String) -> Block {
         let language = fence.strip_suffix(",no_run").unwrap_or(fence);
         if language == "console" {
-            return Block::Console(steps(page, &text));
+            return Block::Console(steps(&text));
         }
         match (file_name(&text), language) {
             (Some(name), _) => Block::File { language: language.to_owned(), name: name.to_owned(), text },
@@ -89,21 +75,6 @@ fn file_name(text: &str) -> Option<&str> {
     let name = ["# ", "// ", "<?php // "].iter().find_map(|comment| first.strip_prefix(comment))?;
     let is_name = |letter: char| letter.is_ascii_alphanumeric() || "/._-".contains(letter);
     (name.contains('.') && name.chars().all(is_name)).then_some(name)
-}
-
-fn steps(page: &str, text: &str) -> Vec<Step> {
-    let mut steps: Vec<Step> = Vec::new();
-    for line in text.lines() {
-        match (line.strip_prefix("$ "), steps.last_mut()) {
-            (Some(command), _) => {
-                let command = command.split(" # ").next().unwrap().trim_end();
-                steps.push(Step { command: command.to_owned(), output: String::new() });
-            }
-            (None, Some(step)) => step.output = step.output.clone() + line + "\n",
-            (None, None) => panic!("{page} has a console block that does not begin with a command:\n{text}"),
-        }
-    }
-    steps
 }
 
 /// Returns the first name of each path in the code: `axum` in `axum::http::Request`.

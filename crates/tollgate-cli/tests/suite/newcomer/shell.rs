@@ -13,9 +13,8 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tollgate_testkit::server::{Server, free_port};
 
-use super::output::is_as_shown;
-use super::page::Step;
 use super::repository;
+use crate::console::{Step, is_as_shown};
 
 /// The ports on the pages: the listeners of `tollgate serve`, another one for its admin listener, and two services.
 const PORTS: [&str; 6] = ["8080", "6380", "9090", "9191", "3000", "3001"];
@@ -119,6 +118,7 @@ impl Shell {
                 let log = fs::read_to_string(&logged).unwrap_or_default();
                 return Err(format!("ended and printed:\n{output}{log}\nThe page shows:\n{shown}"));
             }
+            // Not `poll` of the testkit: a job such as `cargo run` compiles first, which takes longer than that waits.
             std::thread::sleep(PAUSE);
         }
         Err(format!("does not print what the page shows:\n{shown}"))
