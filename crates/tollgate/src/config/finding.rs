@@ -119,7 +119,7 @@ codes! {
     LineEndGone "line-end-gone" Warning "A reload has changes, and the file or its keys file no longer ends with a newline.",
     // What is valid, and probably not intended.
     ProxiesUntrusted "proxies-untrusted" Warning "A forwarding header is configured, but no proxy is trusted.",
-    ProxiesEverybody "proxies-everybody" Warning "Every address is trusted as a proxy, so every client can choose its address.",
+    AllProxiesTrusted "all-proxies-trusted" Warning "Every address is trusted as a proxy, so every client can choose its address.",
     PlanHeaderUntrusted "plan-header-untrusted" Warning "A plan header is configured, but no proxy is trusted to set it.",
     PlanHashUnread "plan-hash-unread" Warning "A Redis hash of plans is configured, but the store is not Redis.",
     KeyHashUnread "key-hash-unread" Warning "A Redis hash of API keys is configured, but the store is not Redis.",
@@ -134,7 +134,7 @@ codes! {
     CountDeniedRefunded "count-denied-refunded" Warning "`count_denied` with a refund: a denied request has no outcome, so it is never refunded.",
     InstancesUnset "instances-unset" Warning "The store is shared, but the number of instances is not configured.",
     MemoryNotShared "memory-not-shared" Warning "There are several instances, and each has its counters in its own memory.",
-    ExemptEverybody "exempt-everybody" Warning "The exempt lists cover every request.",
+    AllRequestsExempt "all-requests-exempt" Warning "The exempt lists cover every request.",
     DeadlineLong "deadline-long" Warning "The deadline is so long that clients notice a store that hangs.",
     NoRules "no-rules" Warning "There is no rule, so nothing is limited.",
     KillSwitchOn "kill-switch-on" Warning "The kill switch is on, so nothing is limited and no ban applies.",

@@ -80,7 +80,7 @@ fn proxies(config: &Config, parts: &SetParts, note: &mut Note<'_>) {
     if networks.contains_all_v4_or_v6() {
         let span = config.trusted_proxies.first().map(|text| text.span()).unwrap_or_default();
         let message = "every address is trusted as a proxy, so every client can choose its own address".to_owned();
-        note(Code::ProxiesEverybody, span, message, "list only the networks of your own proxies");
+        note(Code::AllProxiesTrusted, span, message, "list only the networks of your own proxies");
     }
     if let Some(header) = &config.plan_sources.header
         && !are_written
@@ -133,13 +133,13 @@ fn exemptions(config: &Config, parts: &SetParts, input: &LintInput, note: &mut N
     if parts.exempt.addresses.contains_all_v4_or_v6() {
         let span = config.exempt.addresses.first().map(|text| text.span()).unwrap_or_default();
         let message = "every address is exempt: nothing is limited".to_owned();
-        note(Code::ExemptEverybody, span, message, "list only the intended networks, or use `kill_switch`");
+        note(Code::AllRequestsExempt, span, message, "list only the intended networks, or use `kill_switch`");
     }
     let everything = Pattern { segments: Vec::new(), is_prefix: true };
     if let Some(place) = input.exempt_paths.iter().position(|pattern| pattern.covers(&everything)) {
         let span = config.exempt.paths.get(place).map(|text| text.span()).unwrap_or_default();
         let message = "every path is exempt: nothing is limited".to_owned();
-        note(Code::ExemptEverybody, span, message, "list only the intended paths, or use `kill_switch`");
+        note(Code::AllRequestsExempt, span, message, "list only the intended paths, or use `kill_switch`");
     }
 }
 

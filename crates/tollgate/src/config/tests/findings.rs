@@ -38,7 +38,7 @@ fn every_documented_example_has_its_finding_and_no_other_error() {
         let outcome = match &examples[..] {
             [example] => load(example),
             [running, example] => load(example).and_then(|loaded| loaded.into_replacement_of(&load(running).unwrap())),
-            _ => unreachable!(),
+            _ => panic!("{name} has {} examples; expected one, or a running and a new file", examples.len()),
         };
         let is_err = outcome.is_err();
         let found = outcome.map_or_else(|report| report.findings().to_vec(), |loaded| loaded.findings);
@@ -124,12 +124,12 @@ fn a_finding_underlines_the_exact_part_of_the_file() {
             "[[rules]]\nname = 'a'\nheaders = ['draft-6', 'ietf']\nlimits = ['1/s']",
             "['draft-6', 'ietf']",
         ),
-        (Code::ProxiesEverybody, &format!("trusted_proxies = ['10.0.0.0/8', '::/0']\n{rule}"), "'10.0.0.0/8'"),
+        (Code::AllProxiesTrusted, &format!("trusted_proxies = ['10.0.0.0/8', '::/0']\n{rule}"), "'10.0.0.0/8'"),
         (Code::RuleUnreachable, "[[rules]]\nname = 'a'\nmatch.methods = []\nlimits = ['1/s']", "[]"),
         (Code::RuleTwice, "[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nlimits = ['1/s']", "'b'"),
         (Code::PlanUnused, &format!("[plans.default]\nlimits = ['1/s']\n{rule}"), "default"),
         (Code::InstancesUnset, &format!("store = 'redis://h'\n{rule}"), "'redis://h'"),
-        (Code::ExemptEverybody, &format!("exempt.addresses = ['0.0.0.0/1', '128.0.0.0/1']\n{rule}"), "'0.0.0.0/1'"),
+        (Code::AllRequestsExempt, &format!("exempt.addresses = ['0.0.0.0/1', '128.0.0.0/1']\n{rule}"), "'0.0.0.0/1'"),
         (Code::SubjectUnknowable, "[[rules]]\nname = 'a'\nby = 'api_key'\nlimits = ['1/s']", "'api_key'"),
         (Code::SubjectChosenByClient, "[[rules]]\nname = 'a'\nby = 'header:x-t'\nlimits = ['1/s']", "'header:x-t'"),
         (

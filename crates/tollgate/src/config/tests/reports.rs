@@ -58,7 +58,7 @@ fn a_warning_is_printed_as_a_warning() {
     let loaded = load("trusted_proxies = [\"0.0.0.0/0\"]\n[[rules]]\nname = \"all\"\nlimits = [\"10/min\"]\n").unwrap();
     assert_eq!(
         drawn(&loaded.findings[0]),
-        r#"proxies-everybody
+        r#"all-proxies-trusted
 
   ⚠ every address is trusted as a proxy, so every client can choose its own address
    ╭─[tollgate.toml:1:20]
