@@ -240,17 +240,19 @@ impl Engine {
     /// is kept. If it is dropped before, while a key or a plan is looked up, nothing is charged.
     pub async fn check(&self, request: &RequestView<'_>, peer: IpAddr, options: RequestOptions) -> Outcome {
         let active = self.0.active.load();
-        let (mut prepared, mut spent) = (self.prepare(&active, request, peer, options, None), Duration::ZERO);
-        if let Ok(Prepared::UnknownKey(digest)) = prepared {
-            let start = Instant::now();
-            let known = Box::pin(self.0.lookups.find_key(&digest)).await;
-            spent = start.elapsed();
-            prepared = self.prepare(&active, request, peer, options, Some((digest, known)));
-        }
-        let Limited { rules, limits, mut context } = match prepared {
-            Ok(Prepared::Limited(limited)) => limited,
-            Ok(Prepared::Unlimited | Prepared::UnknownKey(_)) => return Outcome::Admitted(Permit::unlimited()),
-            Err(refusal) => return Outcome::Refused(*refusal),
+        let (mut looked_up, mut spent) = (None, Duration::ZERO);
+        let Limited { rules, limits, mut context } = loop {
+            match self.prepare(&active, request, peer, options, looked_up.take()) {
+                Ok(Prepared::Limited(limited)) => break limited,
+                Ok(Prepared::Unlimited) => return Outcome::Admitted(Permit::unlimited()),
+                Ok(Prepared::UnknownKey(digest)) => {
+                    let start = Instant::now();
+                    let known = Box::pin(self.0.lookups.find_key(&digest)).await;
+                    spent += start.elapsed();
+                    looked_up = Some((digest, known));
+                }
+                Err(refusal) => return Outcome::Refused(*refusal),
+            }
         };
         let (limit_set, spent) = active.limit_set(limits, &self.0.lookups, spent).await;
         context.spent = spent;
