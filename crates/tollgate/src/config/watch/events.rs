@@ -93,6 +93,8 @@ pub(super) struct Watches {
     events: Arc<Events>,
     /// The watched paths, with device and inode when the watch was set.
     watched: BTreeMap<PathBuf, (u64, u64)>,
+    /// The paths that could not be watched at the last attempt.
+    unwatchable: BTreeSet<PathBuf>,
 }
 
 impl Watches {
@@ -103,7 +105,7 @@ impl Watches {
         let watcher = notify::recommended_watcher(move |event| handler.handle(event));
         let watcher =
             watcher.inspect_err(|error| tracing::warn!(%error, "cannot watch files; polling them instead")).ok();
-        let mut watches = Watches { watcher, events, watched: BTreeMap::new() };
+        let mut watches = Watches { watcher, events, watched: BTreeMap::new(), unwatchable: BTreeSet::new() };
         watches.follow(files);
         watches
     }
@@ -111,12 +113,12 @@ impl Watches {
     /// Creates an instance that sets no watches, as [`new`](Watches::new) does if the system provides none.
     #[cfg(test)]
     pub(super) fn none(events: Arc<Events>) -> Watches {
-        Watches { watcher: None, events, watched: BTreeMap::new() }
+        Watches { watcher: None, events, watched: BTreeMap::new(), unwatchable: BTreeSet::new() }
     }
 
     /// Sets the watches that these files need now, and removes all others.
     ///
-    /// Also sets the files whose writes are tracked. Logs a warning for each path that cannot be watched. Blocks. A
+    /// Also sets the files whose writes are tracked. Logs a warning for each path that cannot be watched and could be before. Blocks. A
     /// change during this call may cause no event.
     pub(super) fn follow(&mut self, files: &[PathBuf]) {
         let real: BTreeSet<PathBuf> = files.iter().filter_map(|file| file.canonicalize().ok()).collect();
@@ -132,7 +134,7 @@ impl Watches {
                 let _ = watcher.unwatch(path);
             }
         }
-        let before = std::mem::take(&mut self.watched);
+        let (before, known) = (std::mem::take(&mut self.watched), std::mem::take(&mut self.unwatchable));
         for (path, at) in needed {
             if before.get(&path) == Some(&at) {
                 self.watched.insert(path, at);
@@ -141,7 +143,10 @@ impl Watches {
             match watcher.watch(&path, RecursiveMode::NonRecursive) {
                 Ok(()) => drop(self.watched.insert(path, at)),
                 Err(error) => {
-                    tracing::warn!(path = %path.display(), %error, "cannot watch this file; polling it instead")
+                    if !known.contains(&path) {
+                        tracing::warn!(path = %path.display(), %error, "cannot watch this file; polling it instead");
+                    }
+                    self.unwatchable.insert(path);
                 }
             }
         }
