@@ -21,8 +21,7 @@ const HTTP_TOKEN_VARIABLE: &str = "TOLLGATE_HTTP_TOKEN";
 /// If the file cannot be read, or the text is not UTF-8 or not a valid token, such as one with fewer than 16
 /// characters.
 pub(crate) fn admin_token(file: Option<&Path>) -> Result<Option<Token>, Failure> {
-    let Some((place, text)) = read_secret(file, TOKEN_VARIABLE)? else { return Ok(None) };
-    Token::given(&text).map(Some).map_err(|error| Failure::Token { place, error })
+    token(file, TOKEN_VARIABLE)
 }
 
 /// Reads the token of the HTTP listener from `file`, else from `TOLLGATE_HTTP_TOKEN`.
@@ -32,7 +31,11 @@ pub(crate) fn admin_token(file: Option<&Path>) -> Result<Option<Token>, Failure>
 /// # Errors
 /// If the file cannot be read, or the text is not UTF-8 or not a valid token.
 pub(crate) fn http_token(file: Option<&Path>) -> Result<Option<Token>, Failure> {
-    let Some((place, text)) = read_secret(file, HTTP_TOKEN_VARIABLE)? else { return Ok(None) };
+    token(file, HTTP_TOKEN_VARIABLE)
+}
+
+fn token(file: Option<&Path>, variable: &str) -> Result<Option<Token>, Failure> {
+    let Some((place, text)) = read_secret(file, variable)? else { return Ok(None) };
     Token::given(&text).map(Some).map_err(|error| Failure::Token { place, error })
 }
 

@@ -1,16 +1,16 @@
 //! API keys from a hash on a real Redis, as the quota that applies to a request.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate::config::{Config, Format};
-use tollgate::engine::{Engine, Outcome, RequestOptions};
-use tollgate::identity::KeyDigest;
-use tollgate::rules::{KeyHash, Lookups, RequestView};
+use tollgate::engine::Engine;
+use tollgate::rules::{KeyHash, Lookups};
 use tollgate::{Limiter, ManualClock, Timestamp};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::server::Server;
+
+use crate::plan_hash::{field_of, quota};
 
 const START: Timestamp = Timestamp::from_micros(1_760_000_000_000_000);
 /// Long enough that no lookup times out on a busy machine.
@@ -54,17 +54,11 @@ fn bench() -> Bench {
 impl Bench {
     /// Returns the quota that applies to a request with this key, or `None` if it is exempt.
     async fn quota(&self, key: &str) -> Option<u32> {
-        let request = http::Request::get("/").header("x-api-key", key).body(()).unwrap();
-        let peer: IpAddr = [203, 0, 113, 9].into();
-        match self.engine.check(&RequestView::of(&request), peer, RequestOptions::default()).await {
-            Outcome::Admitted(permit) => permit.decision().map(|decision| decision.limits[0].quota),
-            refused => panic!("{refused:?}"),
-        }
+        quota(&self.engine, Some(key)).await
     }
 
     fn set(&self, key: &str, value: &str) {
-        let hex: String = KeyDigest::of(key).as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        self.server.command(&["HSET", HASH, &format!("api_key:{hex}"), value]);
+        self.server.command(&["HSET", HASH, &field_of(key), value]);
     }
 }
 

@@ -56,13 +56,7 @@ fn bench(timeout: Duration) -> Bench {
 impl Bench {
     /// Returns the quota that applies to a request with this key.
     async fn quota(&self, key: Option<&str>) -> u32 {
-        let request = http::Request::get("/");
-        let request = key.into_iter().fold(request, |request, key| request.header("x-api-key", key)).body(()).unwrap();
-        let peer: IpAddr = [203, 0, 113, 9].into();
-        match self.engine.check(&RequestView::of(&request), peer, RequestOptions::default()).await {
-            Outcome::Admitted(permit) => permit.decision().unwrap().limits[0].quota,
-            refused => panic!("{refused:?}"),
-        }
+        quota(&self.engine, key).await.unwrap()
     }
 
     fn set(&self, field: &str, plan: &str) {
@@ -182,7 +176,19 @@ async fn engine_of_a_file_reads_its_plan_hash() {
 }
 
 /// Returns the field of a key, computed as the documentation describes.
-fn field_of(key: &str) -> String {
+/// Returns the quota that applies to a request with this key, or `None` if it is exempt.
+pub(crate) async fn quota(engine: &Engine, key: Option<&str>) -> Option<u32> {
+    let request = http::Request::get("/");
+    let request = key.into_iter().fold(request, |request, key| request.header("x-api-key", key)).body(()).unwrap();
+    let peer: IpAddr = [203, 0, 113, 9].into();
+    match engine.check(&RequestView::of(&request), peer, RequestOptions::default()).await {
+        Outcome::Admitted(permit) => permit.decision().map(|decision| decision.limits[0].quota),
+        refused => panic!("{refused:?}"),
+    }
+}
+
+/// Returns the field of an API key in a hash. The digest is that of another program.
+pub(crate) fn field_of(key: &str) -> String {
     let mut sum = std::process::Command::new("sha256sum");
     let mut child = sum.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), key.as_bytes()).unwrap();
