@@ -11,7 +11,7 @@ pub const KEYS: usize = 1_000_000;
 pub struct Request {
     /// The key as text, as in a service.
     pub text: String,
-    /// The same key as a number, for contestants whose keys are numbers.
+    /// The key as a number, for the variant of governor with integer keys.
     pub number: u64,
 }
 

@@ -5,14 +5,14 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tollgate_core::{Atomicity, Check, Decision, Demand, Key, Limit, Store, StoreErrorKind as Kind};
 use tollgate_redis::{RedisStore, ServerCheckError};
+use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::{Brand, Config, Server};
 
 fn node_with_all_slots(brand: Brand) -> Server {
     let server = Config::new(brand).set("cluster-enabled", "yes").start();
     server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-    while !server.command(&["CLUSTER", "INFO"]).text().contains("cluster_state:ok") {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let info = || server.command(&["CLUSTER", "INFO"]).text();
+    eventually("the node serves all slots", info, |info| info.contains("cluster_state:ok"));
     server
 }
 

@@ -176,7 +176,7 @@ async fn both_paths_give_the_same_responses_to_callers_banned_in_the_store() {
     assert_eq!(statuses, ["200", "403", "403", "200", "200", "403", "403", "403", "200"]);
 }
 
-/// Whoever writes a response, the fast path, a handler or hyper itself, an error is counted once by its status.
+/// Each error response is counted once by its status, whether the fast path, a handler or hyper writes it.
 #[tokio::test]
 async fn error_responses_are_counted_by_status_on_every_path() {
     let listener = listener();
