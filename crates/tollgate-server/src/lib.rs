@@ -16,6 +16,7 @@ mod accept;
 mod auth_guard;
 mod browser;
 mod budget;
+mod decider;
 mod explain;
 mod listener;
 pub mod listeners;

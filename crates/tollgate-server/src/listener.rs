@@ -22,10 +22,11 @@ use tokio::net::TcpListener;
 
 use crate::auth_guard::AuthGuard;
 use crate::budget::{EvictingBudget, Receiving, Reservation};
+use crate::decider::Decider;
 use crate::listeners::admin::AdminListener;
 use crate::listeners::http::HttpListener;
 use crate::listeners::resp::{RespListener, RespOptions};
-use crate::metrics::{DecisionStats, HTTP_ERRORS, ListenerStats, Metrics};
+use crate::metrics::{HTTP_ERRORS, ListenerStats, Metrics};
 use crate::readiness::Readiness;
 use crate::run::ServerOptions;
 use crate::shutdown::{Shutdown, ShutdownStage};
@@ -107,7 +108,7 @@ impl ConnectionContext {
 pub(crate) struct ServerState {
     pub(crate) options: ServerOptions,
     pub(crate) readiness: Readiness,
-    pub(crate) decisions: Arc<DecisionStats>,
+    pub(crate) decider: Decider,
     pub(crate) auth_guard: Arc<AuthGuard>,
     pub(crate) metrics: Arc<Metrics>,
 }

@@ -33,6 +33,7 @@ use tollgate::engine::Engine;
 
 use crate::accept::accept;
 use crate::browser::{BrowserPolicy, WebOrigin};
+use crate::decider::Decider;
 use crate::listener::{Listeners, Role, ServerState};
 use crate::listeners::admin::token::Token;
 use crate::metrics::{DecisionStats, Metrics, StoreTimes};
@@ -205,7 +206,8 @@ impl ServerOptions {
             decisions.clone(),
             self.store_times.clone(),
         );
-        ServerState { options: self, readiness, decisions, auth_guard: Arc::default(), metrics: Arc::new(metrics) }
+        let decider = Decider::new(self.limiter.clone(), self.engine.clone(), decisions);
+        ServerState { options: self, readiness, decider, auth_guard: Arc::default(), metrics: Arc::new(metrics) }
     }
 }
 

@@ -226,6 +226,11 @@ impl Engine {
         self.0.pending.wait().await;
     }
 
+    /// Returns the rules in use. A reload replaces them for later calls.
+    pub fn rules(&self) -> RuleSet {
+        self.0.active.load().rules.clone()
+    }
+
     /// Decides a request from `peer`, the remote address of its connection, by the rules in use, and charges the limits
     /// that apply.
     ///
@@ -543,15 +548,6 @@ impl Engine {
         work: impl Future<Output = T> + Send + 'static,
     ) -> RunToCompletion<T> {
         RunToCompletion::new(self.0.pending.clone(), work)
-    }
-}
-
-/// For the layer.
-#[cfg(feature = "tower")]
-impl Engine {
-    /// Returns the rules in use.
-    pub(crate) fn rules(&self) -> RuleSet {
-        self.0.active.load().rules.clone()
     }
 }
 

@@ -30,9 +30,8 @@ use hyper::body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tollgate::answer::Policies;
-use tollgate::engine::{Engine, Outcome, Refusal, RequestOptions};
-use tollgate::rules::RequestView;
-use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure, Timestamp};
+use tollgate::engine::{Outcome, Refusal};
+use tollgate::{Check, Decision, Limiter, Timestamp};
 
 use self::connection::{OVER_LIMIT_RESPONSE, method_not_allowed, page_path, problem, read_body};
 use self::general::{ResponseBody, full_body};
@@ -40,10 +39,11 @@ use self::policy_cache::PolicyCache;
 use self::request::{CheckRequest, CheckRequestError, ExplicitCheck};
 use crate::auth_guard::AuthGuard;
 use crate::browser::BrowserPolicy;
+use crate::decider::Decider;
 use crate::listener::{BoxError, ConnectionContext, Listener, ServeFuture, ServerState};
 use crate::listeners::admin::token::{AuthError, Token, authenticate};
 use crate::listeners::admin::{TOO_MANY_ATTEMPTS, unauthorized};
-use crate::metrics::{DecisionStats, HTTP_ERRORS, ListenerStats, Rejection};
+use crate::metrics::{HTTP_ERRORS, ListenerStats, Rejection};
 use crate::openapi;
 use crate::stream::ClientStream;
 
@@ -53,9 +53,7 @@ const BODY_BYTES_MAX: usize = 512 * 1024;
 /// The HTTP listener: answers `POST /v1/check`, `/openapi.json` and `/docs`.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpListener {
-    limiter: Limiter,
-    engine: Option<Engine>,
-    decisions: Arc<DecisionStats>,
+    decider: Decider,
     stats: Arc<ListenerStats>,
     browsers: BrowserPolicy,
     policies: Arc<PolicyCache>,
@@ -84,9 +82,7 @@ impl HttpListener {
     /// It has no rules and no allowed origins, and closes a connection after `idle` without a request.
     pub(crate) fn new(limiter: Limiter, idle: Duration) -> HttpListener {
         HttpListener {
-            limiter,
-            engine: None,
-            decisions: Arc::default(),
+            decider: Decider::new(limiter, None, Arc::default()),
             stats: ListenerStats::new("http", HTTP_ERRORS, &[Rejection::Origin], false),
             browsers: BrowserPolicy::default(),
             policies: Arc::default(),
@@ -99,8 +95,7 @@ impl HttpListener {
     pub(crate) fn build(shared: &ServerState) -> HttpListener {
         let options = &shared.options;
         HttpListener {
-            engine: options.engine.clone(),
-            decisions: shared.decisions.clone(),
+            decider: shared.decider.clone(),
             browsers: options.browsers.clone(),
             stats: ListenerStats::new("http", HTTP_ERRORS, &[Rejection::Origin], options.http_token.is_some()),
             auth: options.http_token.clone().map(|token| (token, shared.auth_guard.clone())),
@@ -197,27 +192,23 @@ impl HttpListener {
     async fn check_explicit(&self, explicit: &ExplicitCheck<'_>) -> Result<Response<Bytes>, CheckRequestError> {
         let demands = explicit.demands()?;
         let check = Check::new(&demands)?;
-        let options = CheckOptions { on_failure: Some(OnFailure::Local), ..CheckOptions::default() };
-        let began = Instant::now();
-        let answer = self.limiter.check_with(&check, options).await;
-        self.decisions.record_explicit(&answer, began.elapsed());
-        Ok(match answer {
+        Ok(match self.decider.check(&check, false).await {
             Ok(decision) => match Refusal::by_ban(&decision) {
                 Some(banned) => banned.response(&HeaderMap::new()),
-                None => decision_response(&decision, Some(&self.policies.get(&demands))),
+                None => {
+                    let policies = self.policies.get(&demands, self.decider.explicit_settings());
+                    decision_response(&decision, Some(&policies))
+                }
             },
             Err(unavailable) => problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &unavailable.client_message()),
         })
     }
 
     async fn check_by_rules(&self, request: &Request<()>, peer: IpAddr) -> Response<Bytes> {
-        let Some(engine) = &self.engine else {
+        let Some(outcome) = self.decider.check_request(request, peer).await else {
             let message = "this instance has no rules; start it with --config FILE, or send key and limit";
             return problem(StatusCode::BAD_REQUEST, "bad_request", message);
         };
-        let began = Instant::now();
-        let outcome = engine.check(&RequestView::of(request), peer, RequestOptions::default()).await;
-        self.decisions.record_by_rules(&outcome, began.elapsed());
         match outcome {
             Outcome::Admitted(permit) => {
                 let unlimited = Decision::uncounted(Timestamp::ZERO);
@@ -237,8 +228,9 @@ impl HttpListener {
 #[cfg(test)]
 impl HttpListener {
     /// Sets the engine whose rules decide requests that the body of a check describes.
-    pub(crate) fn with_rules(self, engine: Engine) -> HttpListener {
-        HttpListener { engine: Some(engine), ..self }
+    pub(crate) fn with_rules(self, engine: tollgate::engine::Engine) -> HttpListener {
+        let decider = Decider::new(self.decider.limiter().clone(), Some(engine), Arc::default());
+        HttpListener { decider, ..self }
     }
 
     /// Sets the token that checks must have.

@@ -36,15 +36,16 @@ use bytes::{Buf, BytesMut};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
-use tollgate::{Check, CheckOptions, Decision, Demand, Limiter, OnFailure, Unavailable};
+use tollgate::{Check, Decision, Demand, Unavailable};
 
 use self::command::{ConnectionCommand, LimitCache, ReplyFormat, RespCommand, UNKNOWN, is_http, parse_command, reply};
 use self::frame::{Args, parse};
 use self::reply::{Replies, RespVersion};
 use super::io::{IdleTimeout, ReadOutcome, close, read_waiting, send, send_last, shrink};
 use crate::auth_guard::{Attempt, AuthGuard};
+use crate::decider::Decider;
 use crate::listener::{ConnectionContext, Listener, ServeFuture, ServerState};
-use crate::metrics::{DecisionStats, ListenerStats, RESP_ERRORS, Rejection};
+use crate::metrics::{ListenerStats, RESP_ERRORS, Rejection};
 use crate::stream::{ClientStream, Cork};
 
 /// The most commands that are decided together. Larger pipelines are answered in several writes.
@@ -89,9 +90,8 @@ impl std::fmt::Debug for RespOptions {
 
 /// The RESP listener: answers the commands of Redis clients.
 pub(crate) struct RespListener {
-    limiter: Limiter,
+    decider: Decider,
     options: RespOptions,
-    decisions: Arc<DecisionStats>,
     stats: Arc<ListenerStats>,
     auth_guard: Arc<AuthGuard>,
 }
@@ -111,18 +111,14 @@ impl Listener for RespListener {
 }
 
 impl RespListener {
-    fn new(limiter: Limiter, options: RespOptions) -> RespListener {
+    fn new(decider: Decider, options: RespOptions) -> RespListener {
         let stats = ListenerStats::new("resp", RESP_ERRORS, &[Rejection::Http], true);
-        RespListener { limiter, options, decisions: Arc::default(), stats, auth_guard: Arc::default() }
+        RespListener { decider, options, stats, auth_guard: Arc::default() }
     }
 
     /// Creates the RESP listener of a server from the state that its listeners share.
     pub(crate) fn build(shared: &ServerState, options: RespOptions) -> RespListener {
-        RespListener {
-            decisions: shared.decisions.clone(),
-            auth_guard: shared.auth_guard.clone(),
-            ..RespListener::new(shared.options.limiter.clone(), options)
-        }
+        RespListener { auth_guard: shared.auth_guard.clone(), ..RespListener::new(shared.decider.clone(), options) }
     }
 
     /// Serves one connection until it ends.
@@ -346,7 +342,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
             _ if !self.client.is_authenticated => self.replies.error(NOAUTH),
             Ok(RespCommand::Connection(command)) => self.connection_command(command),
             Ok(RespCommand::Unknown) => self.replies.error(UNKNOWN),
-            Ok(RespCommand::Reset { demand }) => match self.listener.limiter.reset(&demand).await {
+            Ok(RespCommand::Reset { demand }) => match self.listener.decider.limiter().reset(&demand).await {
                 Ok(()) => self.replies.simple("OK"),
                 Err(error) => {
                     self.replies.error(&format!("UNAVAILABLE the store did not answer ({})", error.kind().as_str()))
@@ -375,45 +371,31 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
 
     /// Decides the pending checks together, appends their replies in the same order, and records their durations.
     ///
-    /// If the store does not answer, this node's share decides, whatever the limiter's failure policy is. Empties
-    /// `pending`, and does nothing if it is empty.
+    /// Empties `pending`, and does nothing if it is empty.
     async fn decide(&mut self, pending: &mut Vec<(Demand<'_>, ReplyFormat)>, last_read_at: Instant) {
         if pending.is_empty() {
             return;
         }
-        let began = Instant::now();
-        let options = CheckOptions { on_failure: Some(OnFailure::Local), ..CheckOptions::default() };
-        let limiter = &self.listener.limiter;
-        let done_at = match &pending[..] {
+        let decider = &self.listener.decider;
+        match &pending[..] {
             // Avoids the lists that a batch needs.
             [(demand, format)] => {
-                let answer = limiter.check_with(&Check::one(demand), options).await;
-                let done_at = Instant::now();
-                self.reply(demand, *format, &answer, done_at - began);
-                done_at
+                let answer = decider.check(&Check::one(demand), false).await;
+                self.reply(demand, *format, &answer);
             }
             _ => {
                 let checks: Vec<Check<'_>> = pending.iter().map(|(demand, _)| Check::one(demand)).collect();
-                let answers = limiter.check_batch(&checks, options).await;
-                let done_at = Instant::now();
+                let answers = decider.check_batch(&checks, false).await;
                 for ((demand, format), answer) in pending.iter().zip(&answers) {
-                    self.reply(demand, *format, answer, done_at - began);
+                    self.reply(demand, *format, answer);
                 }
-                done_at
             }
         };
-        self.listener.stats.request_times.record_many(done_at - last_read_at, pending.len() as u64);
+        self.listener.stats.request_times.record_many(last_read_at.elapsed(), pending.len() as u64);
         pending.clear();
     }
 
-    fn reply(
-        &mut self,
-        demand: &Demand<'_>,
-        format: ReplyFormat,
-        answer: &Result<Decision, Unavailable>,
-        took: Duration,
-    ) {
-        self.listener.decisions.record_explicit(answer, took);
+    fn reply(&mut self, demand: &Demand<'_>, format: ReplyFormat, answer: &Result<Decision, Unavailable>) {
         match answer {
             Ok(decision) => reply(decision, demand, format, &mut self.replies),
             Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {}", unavailable.client_message())),

@@ -126,7 +126,8 @@ impl Compiler<'_> {
         let (exempt, exempt_paths) = self.exempt(config);
         let bans = self.bans(config);
         let plan_header = config.plan_sources.header.as_ref().and_then(|name| self.header_name(name));
-        let (rules, matcher, shields) = self.rules(config, &limit_sets);
+        let styles = self.styles(config.headers.as_ref()).unwrap_or_default();
+        let (rules, matcher, shields) = self.rules(config, styles, &limit_sets);
 
         let assigned_plans = limit_sets.assigned_plans();
         let (default, anonymous) = limit_sets.fallbacks();
@@ -149,6 +150,8 @@ impl Compiler<'_> {
             path_bytes_max: self.path_bytes_max(config),
             is_off: *config.kill_switch,
             exposes_headers: config.expose_headers,
+            styles,
+            on_failure: config.on_failure,
         };
         (parts, LintInput { exempt_paths, assigned_plans }, keys_file)
     }

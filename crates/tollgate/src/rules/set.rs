@@ -13,6 +13,8 @@ use super::path::LazyReadings;
 use super::plan::{CompiledPlan, KeyEntry, LimitSetId, PlanLookup, PlanQuestion};
 use super::request::RequestView;
 use super::rule::CompiledRule;
+use crate::answer::Styles;
+use crate::failure::OnFailure;
 #[cfg(feature = "tower")]
 use crate::identity::TrustedProxies;
 use crate::identity::{ApiKey, Identifier, Identity, KeyDigest, KeySource, KnownKey, Networks};
@@ -59,6 +61,10 @@ pub(crate) struct SetParts {
     pub(crate) is_off: bool,
     /// Whether responses list their rate-limit headers in `Access-Control-Expose-Headers`.
     pub(crate) exposes_headers: bool,
+    /// The header styles of rules and checks without their own.
+    pub(crate) styles: Styles,
+    /// The failure policy of rules and checks without their own.
+    pub(crate) on_failure: OnFailure,
 }
 
 /// The rules that apply to a request, in the order of the configuration. Returned by [`RuleSet::matching`].
@@ -235,6 +241,16 @@ impl RuleSet {
     /// `Access-Control-Expose-Headers`.
     pub fn exposes_headers(&self) -> bool {
         self.0.exposes_headers
+    }
+
+    /// Returns the header styles of the configuration. They apply to rules without their own, and to explicit checks.
+    pub fn styles(&self) -> Styles {
+        self.0.styles
+    }
+
+    /// Returns the failure policy of the configuration. It applies to rules without their own, and to explicit checks.
+    pub fn on_failure(&self) -> OnFailure {
+        self.0.on_failure
     }
 
     /// Returns the ban of the configuration that is in force at `now` for the client's address, else for an API key in

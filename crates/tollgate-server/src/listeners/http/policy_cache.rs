@@ -11,29 +11,35 @@ use foldhash::quality::RandomState;
 use tollgate::answer::{Policies, Policy};
 use tollgate::{Demand, Limit};
 
+use crate::decider::ExplicitSettings;
+
 /// The number of cached limits, some hundred bytes each. A service uses a few.
 const POLICIES_MAX: usize = 1_024;
 
-/// A cache of the policies of explicit checks, by limit.
+/// A cache of the policies of explicit checks, by limit and settings.
 ///
 /// A policy is a limit with its name and the texts of its headers.
 #[derive(Debug, Default)]
-pub(super) struct PolicyCache(RwLock<HashMap<Limit, Arc<Policies>, RandomState>>);
+pub(super) struct PolicyCache(RwLock<HashMap<(Limit, ExplicitSettings), Arc<Policies>, RandomState>>);
 
 impl PolicyCache {
-    /// Returns the policies of the demands, in the same order.
+    /// Returns the policies of the demands, in the same order, with the headers of these settings.
     ///
     /// Caches the policy of a single demand, while there are fewer than 1,024 entries. The policies of several demands
     /// are created anew by each call.
-    pub(super) fn get(&self, demands: &[Demand<'_>]) -> Arc<Policies> {
-        let new = || Arc::new(Policies::new(demands.iter().map(|demand| Policy::of(demand.limit))));
+    pub(super) fn get(&self, demands: &[Demand<'_>], settings: ExplicitSettings) -> Arc<Policies> {
+        let new = || {
+            let policies = demands.iter().map(|demand| Policy::of(demand.limit).with_styles(settings.styles));
+            Arc::new(Policies::new(policies).with_exposed_headers(settings.exposes_headers))
+        };
         let [Demand { limit, .. }] = demands else { return new() };
-        if let Some(policies) = self.0.read().unwrap_or_else(PoisonError::into_inner).get(limit) {
+        let key = (*limit, settings);
+        if let Some(policies) = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return policies.clone();
         }
         let mut cache = self.0.write().unwrap_or_else(PoisonError::into_inner);
         match cache.len() < POLICIES_MAX {
-            true => cache.entry(*limit).or_insert_with(new).clone(),
+            true => cache.entry(key).or_insert_with(new).clone(),
             false => new(),
         }
     }
@@ -50,12 +56,16 @@ mod tests {
         let key = Key::new("user:42").unwrap();
         let of = |quota: usize| {
             let demand = Demand::new(format!("{quota}/min").parse().unwrap(), key);
-            cache.get(&[demand])
+            cache.get(&[demand], ExplicitSettings::default())
         };
         assert!(Arc::ptr_eq(&of(1), &of(1)));
         assert!(!Arc::ptr_eq(&of(1), &of(2)), "another quota is another policy");
         let together = ["1/min", "2/h"].map(|text| Demand::new(text.parse().unwrap(), key));
-        let names: Vec<String> = cache.get(&together).policies().map(|policy| policy.name().to_owned()).collect();
+        let names: Vec<String> = cache
+            .get(&together, ExplicitSettings::default())
+            .policies()
+            .map(|policy| policy.name().to_owned())
+            .collect();
         assert_eq!(names, ["per-minute", "per-hour"], "the first of two limits is cached alone");
         (0..2 * POLICIES_MAX).for_each(|n| drop(of(n + 1)));
         assert_eq!(cache.0.read().unwrap().len(), POLICIES_MAX);

@@ -2,7 +2,7 @@
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
-use tollgate::{LimiterBuilder, ManualClock, MemoryStore, Timestamp};
+use tollgate::{Limiter, LimiterBuilder, ManualClock, MemoryStore, Timestamp};
 
 use super::*;
 use crate::listeners::http::test_support::UnreachableStore;
@@ -25,7 +25,7 @@ fn open_with(options: RespOptions, configure: impl FnOnce(LimiterBuilder) -> Lim
     let clock = Arc::new(ManualClock::new(START));
     let memory = MemoryStore::builder().clock(clock.clone()).build();
     let limiter = configure(Limiter::builder().memory(memory).clock(clock.clone())).build();
-    let listener = Arc::new(RespListener::new(limiter, options));
+    let listener = Arc::new(RespListener::new(Decider::new(limiter, None, Arc::default()), options));
     let (client, stage) = connect(&listener, "203.0.113.9");
     Transcript { client, clock, stage, listener }
 }
@@ -233,10 +233,10 @@ async fn checks_get_the_same_replies_one_by_one_and_pipelined() {
         for pieces in [commands.clone(), vec![commands.concat()]] {
             let mut connection = open_with(RespOptions::default(), |builder| match is_reachable {
                 true => builder,
-                false => builder.store(Arc::new(UnreachableStore)).on_failure(OnFailure::Deny),
+                false => builder.store(Arc::new(UnreachableStore)),
             });
             // Not possible without a store.
-            let _ = connection.listener.limiter.ban(b"banned", Some(Duration::from_secs(60))).await;
+            let _ = connection.listener.decider.limiter().ban(b"banned", Some(Duration::from_secs(60))).await;
             let mut replies = String::new();
             for piece in &pieces {
                 connection.client.write_all(piece.as_bytes()).await.unwrap();
@@ -441,7 +441,7 @@ async fn an_http_request_is_not_answered_and_commands_in_its_body_are_not_execut
         assert!(!received.contains("+OK") && !received.contains('*'), "{request}{body}: {received}");
         for key in ["user:42", "planted"] {
             let demand = Demand::new("2/min".parse().unwrap(), tollgate::Key::new(key).unwrap());
-            let left = connection.listener.limiter.inspect(&demand).await.unwrap().remaining;
+            let left = connection.listener.decider.limiter().inspect(&demand).await.unwrap().remaining;
             assert_eq!(left, if key == "planted" { 2 } else { 0 }, "{request}{body}");
         }
         rejected += connection.listener.stats.rejected_for(Rejection::Http);
@@ -548,7 +548,7 @@ async fn on_shutdown_the_next_replies_are_the_last() {
     connection.client.write_all(b"TOLLGATE.CHECK a 9/min\r\n").await.unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
     let peek = Demand::new("9/min".parse().unwrap(), tollgate::Key::new("a").unwrap()).cost(0);
-    let decision = connection.listener.limiter.check(&Check::one(&peek)).await.unwrap();
+    let decision = connection.listener.decider.limiter().check(&Check::one(&peek)).await.unwrap();
     assert_eq!(decision.limits[0].remaining, 8);
 }
 

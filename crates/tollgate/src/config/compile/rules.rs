@@ -34,11 +34,17 @@ struct AnswerFormat {
 impl Compiler<'_> {
     /// Compiles the rules. Returns them in their order, a matcher of all rules, and a matcher of the enforced shields.
     ///
+    /// `styles` are the header styles of rules without their own.
+    ///
     /// Both matchers use the indices of the returned list. Rules with the mode `off`, or with an empty list of methods,
     /// paths or hosts, never match. Adds an error for each invalid value, for a name that two rules have, and if the
     /// number of rules is not the expected one.
-    pub(super) fn rules(&mut self, config: &Config, limit_sets: &LimitSets) -> (Vec<CompiledRule>, Matcher, Matcher) {
-        let styles = self.styles(config.headers.as_ref()).unwrap_or_default();
+    pub(super) fn rules(
+        &mut self,
+        config: &Config,
+        styles: Styles,
+        limit_sets: &LimitSets,
+    ) -> (Vec<CompiledRule>, Matcher, Matcher) {
         let format = config.body.as_ref().and_then(|body| self.body(body));
         let expect = config.expect.as_ref().and_then(|expect| expect.rules.as_ref());
         self.check_count(expect, config.rules.len(), "rule");

@@ -145,11 +145,13 @@ fn describe(loaded: &Loaded) -> Vec<String> {
         path_bytes_max,
         is_off,
         exposes_headers,
+        styles,
+        on_failure,
     } = loaded.rules.parts();
     let compiled = format!(
         "{rules:#?}\n{matcher:#?}\n{shields:#?}\n{identifier:#?}\n{plans:#?}\n{plan_of_limit_set:#?}\n{default:#?}\n\
          {anonymous:#?}\n{keys:#?}\n{exempts_keys}\n{address_plans:#?}\n{plan_header:#?}\n{exempt:#?}\n{bans:#?}\n\
-         {needs_limit_set}\n{path_bytes_max}\n{is_off}\n{exposes_headers}\n{:#?}\n{:?}",
+         {needs_limit_set}\n{path_bytes_max}\n{is_off}\n{exposes_headers}\n{styles:?}\n{on_failure:?}\n{:#?}\n{:?}",
         loaded.settings,
         loaded.settings.store.as_ref().map(Secret::reveal),
     );

@@ -170,7 +170,7 @@ async fn both_paths_give_the_same_responses_to_callers_banned_in_the_store() {
     let bans = [("ip:203.0.113.10", None), ("forever", None), ("a minute", Some(Duration::from_secs(60)))];
     let listeners = [(); 2].map(|()| listener_with_rules(None));
     for (listener, (subject, duration)) in listeners.iter().flat_map(|listener| bans.map(|ban| (listener, ban))) {
-        listener.limiter.ban(subject.as_bytes(), duration).await.unwrap();
+        listener.decider.limiter().ban(subject.as_bytes(), duration).await.unwrap();
     }
     let statuses = assert_paths_agree(listeners, &bodies).await;
     assert_eq!(statuses, ["200", "403", "403", "200", "200", "403", "403", "403", "200"]);

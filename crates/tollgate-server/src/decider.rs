@@ -1,0 +1,124 @@
+//! Decides checks for the listeners, by the settings in force.
+//!
+//! HTTP and RESP differ in how a check arrives and how its decision is written. What a check means is the same for both,
+//! so it is here: which limiter and rules decide, which settings of the configuration apply, and what is counted.
+//!
+//! ```text
+//!   listeners/http, listeners/resp ──▶ Decider ──▶ Limiter    explicit checks: key and limit are given
+//!                                             └──▶ Engine     requests: decided by rules
+//! ```
+//!
+//! **Explicit checks** name their keys and limits. These settings of the configuration apply to them: `on_failure`,
+//! `headers`, `expose_headers`, `kill_switch`, and bans in the store. The others need a request: an explicit check has no
+//! address, API key or path that could be exempt, banned by the configuration or anonymized, and its response body is the
+//! decision. A reload applies to the next check.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::Request;
+use tokio::time::Instant;
+use tollgate::answer::Styles;
+use tollgate::engine::{Engine, Outcome, RequestOptions};
+use tollgate::rules::RequestView;
+use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure, Timestamp, Unavailable};
+
+use crate::metrics::DecisionStats;
+
+/// Decides explicit checks and described requests, and counts the decisions. Clones are cheap and share everything.
+#[derive(Clone, Debug)]
+pub(crate) struct Decider {
+    limiter: Limiter,
+    engine: Option<Engine>,
+    stats: Arc<DecisionStats>,
+}
+
+/// The settings of the configuration that apply to explicit checks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) struct ExplicitSettings {
+    /// Whether the kill switch is on: every check is allowed and counted nowhere.
+    pub(crate) is_off: bool,
+    /// How a check is decided if the store does not answer. `None` is the limiter's own policy.
+    pub(crate) on_failure: Option<OnFailure>,
+    /// The styles of the rate-limit headers.
+    pub(crate) styles: Styles,
+    /// Whether the headers are listed in `Access-Control-Expose-Headers`.
+    pub(crate) exposes_headers: bool,
+}
+
+impl Decider {
+    /// Creates a decider of explicit checks by `limiter`, and of requests by `engine` if there is one.
+    pub(crate) fn new(limiter: Limiter, engine: Option<Engine>, stats: Arc<DecisionStats>) -> Decider {
+        Decider { limiter, engine, stats }
+    }
+
+    /// Returns the limiter of explicit checks.
+    pub(crate) fn limiter(&self) -> &Limiter {
+        &self.limiter
+    }
+
+    /// Returns the settings that apply to explicit checks: those of the configuration, or the defaults without one.
+    pub(crate) fn explicit_settings(&self) -> ExplicitSettings {
+        let Some(engine) = &self.engine else { return ExplicitSettings::default() };
+        let rules = engine.rules();
+        ExplicitSettings {
+            is_off: rules.is_off(),
+            on_failure: Some(rules.on_failure()),
+            styles: rules.styles(),
+            exposes_headers: rules.exposes_headers(),
+        }
+    }
+
+    /// Decides an explicit check and counts the decision.
+    ///
+    /// While the kill switch is on, the decision is an admission without limit statuses, and nothing is counted.
+    /// `refundable` says whether units may be refunded later, as in [`CheckOptions`].
+    ///
+    /// # Errors
+    /// Returns an error only if the store does not answer and `on_failure` is `deny`.
+    pub(crate) async fn check(&self, check: &Check<'_>, refundable: bool) -> Result<Decision, Unavailable> {
+        let Some(options) = self.explicit_options(refundable) else { return Ok(unlimited()) };
+        let began = Instant::now();
+        let answer = self.limiter.check_with(check, options).await;
+        self.stats.record_explicit(&answer, began.elapsed());
+        answer
+    }
+
+    /// Decides explicit checks one after the other, with at most one call to the store, and counts the decisions.
+    ///
+    /// Returns one result per check, in the same order, each as from [`Decider::check`].
+    pub(crate) async fn check_batch(
+        &self,
+        checks: &[Check<'_>],
+        refundable: bool,
+    ) -> Vec<Result<Decision, Unavailable>> {
+        let Some(options) = self.explicit_options(refundable) else {
+            return checks.iter().map(|_| Ok(unlimited())).collect();
+        };
+        let began = Instant::now();
+        let answers = self.limiter.check_batch(checks, options).await;
+        let took = began.elapsed();
+        answers.iter().for_each(|answer| self.stats.record_explicit(answer, took));
+        answers
+    }
+
+    /// Decides a described request by the rules and counts the decision. Returns `None` if there are no rules.
+    pub(crate) async fn check_request(&self, request: &Request<()>, peer: IpAddr) -> Option<Outcome> {
+        let engine = self.engine.as_ref()?;
+        let began = Instant::now();
+        let outcome = engine.check(&RequestView::of(request), peer, RequestOptions::default()).await;
+        self.stats.record_by_rules(&outcome, began.elapsed());
+        Some(outcome)
+    }
+
+    /// Returns the options of an explicit check, or `None` if the kill switch is on.
+    fn explicit_options(&self, refundable: bool) -> Option<CheckOptions> {
+        let ExplicitSettings { is_off, on_failure, .. } = self.explicit_settings();
+        (!is_off).then_some(CheckOptions { on_failure, refundable })
+    }
+}
+
+/// Returns the decision of a check to which no limit applies.
+fn unlimited() -> Decision {
+    Decision::uncounted(Timestamp::ZERO)
+}
