@@ -88,8 +88,8 @@ pub use tollgate_core::__io_reason;
 pub use tollgate_core::{
     Algorithm, Atomicity, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit,
     LimitError, LimitStatus, LimitStatuses, LimitTextError, ManualClock, MemoryStore, MemoryStoreBuilder, NameError,
-    RuleScope, RuleScopeBuf, Scope, ScopeName, Source, StateMachine, Store, StoreError, StoreErrorKind, StoreFuture,
-    SystemClock, Timestamp, Wait,
+    ReceiptId, Redeemed, Redemption, RuleScope, RuleScopeBuf, Scope, ScopeName, Source, StateMachine, Store,
+    StoreError, StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis as redis;
