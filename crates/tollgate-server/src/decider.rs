@@ -15,13 +15,14 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::Request;
 use tokio::time::Instant;
 use tollgate::answer::Styles;
 use tollgate::engine::{Engine, Outcome, RequestOptions};
 use tollgate::rules::RequestView;
-use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure, Timestamp, Unavailable};
+use tollgate::{Check, CheckOptions, Decision, Limiter, NotReady, OnFailure, Timestamp, Unavailable};
 
 use crate::metrics::DecisionStats;
 
@@ -81,6 +82,28 @@ impl Decider {
         let began = Instant::now();
         let answer = self.limiter.check_with(check, options).await;
         self.stats.record_explicit(&answer, began.elapsed());
+        answer
+    }
+
+    /// Waits until an explicit check is admitted, at most `wait_max`, and counts the last decision, but no time.
+    ///
+    /// If the check is not admitted in time or never, the last decision is returned as a denial, and nothing is charged.
+    /// Checks that wait for the same counters in this process are admitted in the order of their arrival. Dropping the
+    /// future removes the check from the queue. While the kill switch is on at the start of the wait, the check is
+    /// admitted at once, as by [`Decider::check`].
+    ///
+    /// # Errors
+    /// Returns an error only if the store does not answer and `on_failure` is `deny`.
+    pub(crate) async fn wait(
+        &self,
+        check: &Check<'_>,
+        wait_max: Duration,
+        refundable: bool,
+    ) -> Result<Decision, Unavailable> {
+        let Some(options) = self.explicit_options(refundable) else { return Ok(unlimited()) };
+        let ready = self.limiter.until_ready_with(check, wait_max, options).await;
+        let answer = ready.or_else(NotReady::into_denial);
+        self.stats.count_explicit(&answer);
         answer
     }
 
