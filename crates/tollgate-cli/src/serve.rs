@@ -56,6 +56,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let loaded = arguments.config.as_deref().map(|file| configuration::load(file, &loader)).transpose()?;
     if let Some(loaded) = &loaded {
         warn_about_refunds(&loaded.rules);
+        log_settings_for_requests_only(loaded);
     }
     let settings = match &loaded {
         Some(loaded) => loaded.settings.clone(),
@@ -184,6 +185,20 @@ fn warn_about_refunds(rules: &RuleSet) {
         tracing::warn!(
             rules,
             "these rules charge by the outcome of a request, which the service does not know: every request stays charged"
+        );
+    }
+}
+
+/// Logs which settings of the configuration have no effect on checks that name their key and limit; logs nothing if none
+/// of them is set.
+fn log_settings_for_requests_only(loaded: &Loaded) {
+    let settings = loaded.settings_for_requests_only();
+    if !settings.is_empty() {
+        let settings = settings.join(", ");
+        tracing::info!(
+            settings,
+            "these settings apply to requests that rules decide, and not to checks that name their key and limit: such a \
+             check has no address, API key, path or rule, and its response body is the decision"
         );
     }
 }

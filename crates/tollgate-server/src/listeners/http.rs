@@ -1,8 +1,9 @@
 //! The HTTP listener: `POST /v1/check`.
 //!
-//! One JSON request, one JSON decision, with the headers that a limited service would send. A denial is 429 with the
-//! decision as its body, so that a caller can go by the status alone. A ban is 403, whether it is in the configuration
-//! or in the store.
+//! One JSON request, one JSON decision, with the headers that a limited service would send. The status tells the verdict,
+//! so that a caller can go by it alone: 200, 429 (a limit denies), 403 (a ban, in the configuration or in the store), 503
+//! (`on_failure = "deny"` without a store) or 414 (a path that is too long). A refusal has the fields of the JSON body that
+//! the layer sends. If rules decide, the body also has the whole response to relay (`relayed.rs`).
 //!
 //! If the listener has a token, a check needs it as `Authorization: Bearer`. Without it, the response is 401, also for
 //! a client that has guessed too often: 429 always means that a limit denies. Such a listener does not use the fast
@@ -14,6 +15,7 @@ mod fast_path;
 pub mod fuzz;
 pub(crate) mod general;
 mod policy_cache;
+mod relayed;
 pub(crate) mod request;
 pub(crate) mod response;
 #[cfg(test)]
@@ -27,6 +29,7 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
+use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tollgate::answer::Policies;
@@ -36,6 +39,7 @@ use tollgate::{Check, Decision, Limiter, Timestamp};
 use self::connection::{OVER_LIMIT_RESPONSE, method_not_allowed, page_path, problem, read_body};
 use self::general::{ResponseBody, full_body};
 use self::policy_cache::PolicyCache;
+use self::relayed::RelayedResponse;
 use self::request::{CheckRequest, CheckRequestError, ExplicitCheck};
 use crate::auth_guard::AuthGuard;
 use crate::browser::BrowserPolicy;
@@ -170,16 +174,36 @@ impl HttpListener {
         response.map(full_body)
     }
 
-    /// Answers `POST /v1/check` with this body, and records how long that took in `stats.request_times`.
+    /// Answers `POST /v1/check` with this body. A check with `wait_ms` is answered when there is room, or it is too late.
+    ///
+    /// Dropping the future ends the wait. Records how long other checks took in `stats.request_times`.
     async fn check(&self, body: &[u8]) -> Response<Bytes> {
         let began = Instant::now();
-        let response = self.check_body(body).await;
-        self.stats.request_times.record(began.elapsed());
+        let request = CheckRequest::parse(body);
+        let is_timed = !request.as_ref().is_ok_and(CheckRequest::waits);
+        let response = self.check_parsed(request).await;
+        if is_timed {
+            self.stats.request_times.record(began.elapsed());
+        }
         response
     }
 
-    async fn check_body(&self, body: &[u8]) -> Response<Bytes> {
-        match CheckRequest::parse(body) {
+    /// Answers `POST /v1/check` with this body as [`check`](Self::check) does. Returns `None` if the check has `wait_ms`.
+    ///
+    /// For callers that do not notice meanwhile that the client disconnects.
+    async fn check_at_once(&self, body: &[u8]) -> Option<Response<Bytes>> {
+        let began = Instant::now();
+        let request = CheckRequest::parse(body);
+        if request.as_ref().is_ok_and(CheckRequest::waits) {
+            return None;
+        }
+        let response = self.check_parsed(request).await;
+        self.stats.request_times.record(began.elapsed());
+        Some(response)
+    }
+
+    async fn check_parsed(&self, request: Result<CheckRequest<'_>, CheckRequestError>) -> Response<Bytes> {
+        match request {
             Ok(CheckRequest::Explicit(explicit)) => {
                 self.check_explicit(&explicit).await.unwrap_or_else(|error| bad_request(&error))
             }
@@ -192,15 +216,16 @@ impl HttpListener {
     async fn check_explicit(&self, explicit: &ExplicitCheck<'_>) -> Result<Response<Bytes>, CheckRequestError> {
         let demands = explicit.demands()?;
         let check = Check::new(&demands)?;
-        Ok(match self.decider.check(&check, false).await {
-            Ok(decision) => match Refusal::by_ban(&decision) {
-                Some(banned) => banned.response(&HeaderMap::new()),
-                None => {
-                    let policies = self.policies.get(&demands, self.decider.explicit_settings());
-                    decision_response(&decision, Some(&policies))
-                }
-            },
-            Err(unavailable) => problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &unavailable.client_message()),
+        let answer = match explicit.wait_max() {
+            None => self.decider.check(&check, false).await,
+            // A large future, which would otherwise be moved with every check that does not wait.
+            Some(wait_max) => Box::pin(self.decider.wait(&check, wait_max, false)).await,
+        };
+        let policies = self.policies.get(&demands, self.decider.explicit_settings());
+        Ok(match answer {
+            Ok(decision) if decision.allowed() => admission_response(&decision, Some(&policies), None),
+            Ok(decision) => refusal_response(&Refusal::by_decision(decision, policies), None),
+            Err(_) => refusal_response(&Refusal::unavailable(policies), None),
         })
     }
 
@@ -212,15 +237,19 @@ impl HttpListener {
         match outcome {
             Outcome::Admitted(permit) => {
                 let unlimited = Decision::uncounted(Timestamp::ZERO);
-                let response = decision_response(permit.decision().unwrap_or(&unlimited), permit.policies());
+                let mut headers = HeaderMap::new();
+                permit.write_headers(&mut headers);
+                let relayed = RelayedResponse::headers(&headers);
+                let response =
+                    admission_response(permit.decision().unwrap_or(&unlimited), permit.policies(), Some(&relayed));
                 // The caller does not report how the request ends, so the units stay charged.
                 permit.keep();
                 response
             }
-            Outcome::Refused(Refusal::Denied { decision, policies, .. }) => {
-                decision_response(&decision, Some(&policies))
+            Outcome::Refused(refusal) => {
+                let response = refusal.response_to(request.headers());
+                refusal_response(&refusal, Some(&RelayedResponse::of(&response)))
             }
-            Outcome::Refused(refusal) => refusal.response(request.headers()),
         }
     }
 }
@@ -244,53 +273,111 @@ impl HttpListener {
     }
 }
 
-fn decision_response(decision: &Decision, policies: Option<&Policies>) -> Response<Bytes> {
-    let mut response = Response::new(decision_body(decision, policies));
+/// Returns the 200 response to an admitted check. `relayed` has the headers to add to the response of a request.
+fn admission_response(
+    decision: &Decision,
+    policies: Option<&Policies>,
+    relayed: Option<&RelayedResponse<'_>>,
+) -> Response<Bytes> {
+    let mut response = Response::new(decision_body(decision, policies, relayed));
     let headers = response.headers_mut();
-    // Room for the headers of a denial, so that the map does not grow while they are written.
+    // Room for all headers, so that the map does not grow while they are written.
     headers.reserve(8);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Some(policies) = policies {
         policies.write_headers(decision, headers);
     }
-    if !decision.allowed() {
-        *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
-    }
     response
 }
 
-/// Returns the decision as JSON, as [`DecisionBody`](response::DecisionBody) describes it.
+/// Returns the response to a refused check, with the status of the refusal. `relayed` is the response to the request.
+fn refusal_response(refusal: &Refusal, relayed: Option<&RelayedResponse<'_>>) -> Response<Bytes> {
+    let mut response = Response::new(refusal_body(refusal, relayed));
+    *response.status_mut() = refusal.verdict().http();
+    let headers = response.headers_mut();
+    headers.reserve(8);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    refusal.write_headers(headers);
+    response
+}
+
+/// Returns an admission as JSON, as [`DecisionBody`](response::DecisionBody) describes it.
 ///
 /// `policies` must be those of the decision's limits, in the same order. They provide names and windows; without them
 /// the list of limits is empty.
 ///
 /// Written without an intermediate value, because this is the hot path of the listener.
-fn decision_body(decision: &Decision, policies: Option<&Policies>) -> Bytes {
+fn decision_body(decision: &Decision, policies: Option<&Policies>, relayed: Option<&RelayedResponse<'_>>) -> Bytes {
     let mut json = JsonText(Vec::with_capacity(64 + 192 * decision.limits.len()));
-    json.raw("{\"allowed\":").flag(decision.allowed());
-    json.raw(",\"source\":\"").raw(decision.source.as_str()).raw("\",\"limits\":[");
-    let limits = policies.into_iter().flat_map(Policies::policies).zip(&decision.limits);
-    for (index, (policy, status)) in limits.enumerate() {
-        json.raw(if index == 0 { "{\"name\":\"" } else { ",{\"name\":\"" }).raw(policy.name());
-        if let Some(rule) = policy.rule() {
-            // The name of a rule has no characters that JSON escapes.
-            json.raw("\",\"rule\":\"").raw(rule);
-        }
-        json.raw("\",\"quota\":").number(Some(status.quota.into()));
-        json.raw(",\"window_ms\":").number(Some(policy.limit().window_us().div_ceil(1_000)));
-        json.raw(",\"remaining\":").number(Some(status.remaining.into()));
-        json.raw(",\"retry_after_ms\":").number(status.retry_after.as_millis_ceil());
-        json.raw(",\"next_after_ms\":").number(status.next_after.as_millis_ceil());
-        json.raw(",\"reset_after_ms\":").number(status.reset_after.as_millis_ceil());
-        json.raw(",\"allowed\":").flag(status.allowed).raw("}");
+    json.decision(decision, policies);
+    if let Some(relayed) = relayed {
+        json.raw(",\"response\":").value(relayed);
     }
-    json.raw("]}");
+    json.raw("}");
+    Bytes::from(json.0)
+}
+
+/// Returns a refusal as JSON, as [`RefusalBody`](response::RefusalBody) describes it.
+fn refusal_body(refusal: &Refusal, relayed: Option<&RelayedResponse<'_>>) -> Bytes {
+    let mut json = JsonText(Vec::with_capacity(512));
+    match refusal {
+        Refusal::Denied { decision, policies, .. } => json.decision(decision, Some(policies)),
+        // No limit has decided.
+        _ => json.raw("{\"allowed\":false,\"source\":\"").raw(refusal.source().as_str()).raw("\",\"limits\":[]"),
+    };
+    json.fields(&refusal.fields());
+    if let Some(relayed) = relayed {
+        json.raw(",\"response\":").value(relayed);
+    }
+    json.raw("}");
     Bytes::from(json.0)
 }
 
 struct JsonText(Vec<u8>);
 
 impl JsonText {
+    /// Appends the fields `allowed`, `source` and `limits` of an object that is not closed yet.
+    fn decision(&mut self, decision: &Decision, policies: Option<&Policies>) -> &mut Self {
+        self.raw("{\"allowed\":").flag(decision.allowed());
+        self.raw(",\"source\":\"").raw(decision.source.as_str()).raw("\",\"limits\":[");
+        let limits = policies.into_iter().flat_map(Policies::policies).zip(&decision.limits);
+        for (index, (policy, status)) in limits.enumerate() {
+            self.raw(if index == 0 { "{\"name\":\"" } else { ",{\"name\":\"" }).raw(policy.name());
+            if let Some(rule) = policy.rule() {
+                // The name of a rule has no characters that JSON escapes.
+                self.raw("\",\"rule\":\"").raw(rule);
+            }
+            self.raw("\",\"quota\":").number(Some(status.quota.into()));
+            self.raw(",\"window_ms\":").number(Some(policy.limit().window_us().div_ceil(1_000)));
+            self.raw(",\"remaining\":").number(Some(status.remaining.into()));
+            self.raw(",\"retry_after_ms\":").number(status.retry_after.as_millis_ceil());
+            self.raw(",\"next_after_ms\":").number(status.next_after.as_millis_ceil());
+            self.raw(",\"reset_after_ms\":").number(status.reset_after.as_millis_ceil());
+            self.raw(",\"allowed\":").flag(status.allowed).raw("}");
+        }
+        self.raw("]")
+    }
+
+    /// Appends the fields of `object` to an object that has fields already. `object` must have at least one field.
+    fn fields(&mut self, object: &impl Serialize) -> &mut Self {
+        let at = self.0.len();
+        self.value(object);
+        // The braces of `object` become the comma before its first field, and nothing.
+        self.0[at] = b',';
+        self.0.pop();
+        self
+    }
+
+    /// Appends a value, which must not fail to serialize. If it did, the value would be null.
+    fn value(&mut self, value: &impl Serialize) -> &mut Self {
+        let at = self.0.len();
+        if serde_json::to_writer(&mut self.0, value).is_err() {
+            self.0.truncate(at);
+            self.raw("null");
+        }
+        self
+    }
+
     fn raw(&mut self, text: &str) -> &mut Self {
         self.0.extend_from_slice(text.as_bytes());
         self
@@ -320,3 +407,6 @@ pub(crate) fn foreign_origin(stats: &ListenerStats) -> Response<Bytes> {
 fn bad_request(error: &CheckRequestError) -> Response<Bytes> {
     problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string())
 }
+
+#[cfg(test)]
+mod tests;

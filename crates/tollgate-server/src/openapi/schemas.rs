@@ -6,6 +6,7 @@
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
+use crate::listeners::http::request::WAIT_MS_MAX;
 use crate::listeners::http::request::headers::{HEADER_NAME_BYTES_MAX, HEADERS_MAX};
 
 /// `QUOTA/WINDOW [ALGORITHM] [option=value …]`.
@@ -50,6 +51,17 @@ pub(crate) fn cost(_: &mut SchemaGenerator) -> Schema {
         "default": 1,
         "minimum": 0,
         "maximum": u32::MAX,
+    })
+}
+
+pub(crate) fn wait_ms(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "integer",
+        "description": "Holds the answer until every limit has room, at most this many milliseconds. Checks that wait for \
+            the same counters in this instance are admitted in the order of their arrival. If there is no room in time, the \
+            answer is 429, and nothing is charged; if that is known earlier, it is sent at once.",
+        "minimum": 0,
+        "maximum": WAIT_MS_MAX,
     })
 }
 

@@ -2,29 +2,35 @@
 //!
 //! ```json
 //! {"key": "user:42", "limit": "10/min", "cost": 1}
+//! {"key": "hooks.example.com", "limit": "10/s", "wait_ms": 5000}
 //! {"checks": [{"key": "user:42", "limit": "10/min"}, {"key": "user:42", "limit": "1000/day"}]}
 //! {"request": {"method": "POST", "path": "/shorten", "headers": {"x-api-key": "…"}, "peer": "203.0.113.9"}}
 //! {"request": {"method": "GET", "path": "/", "headers": [["cookie", "a=1"], ["cookie", "b=2"]], "peer": "203.0.113.9"}}
 //! ```
 //!
-//! The checks of the second form are decided together: all limits pass, or none is charged. The third form is decided
-//! by the rules. Anything else is rejected with what is expected; a misspelt field must never mean "no limit".
+//! Checks in `checks` are decided together: all limits pass, or none is charged. A described `request` is decided by the
+//! rules. With `wait_ms`, the answer is held until there is room; that is for outgoing work, so a `request` must not have
+//! it. Anything else is rejected with what is expected; a misspelt field must never mean "no limit".
 
 pub(crate) mod headers;
 mod whole_number;
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
+use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::json;
 use tollgate::{CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
 
 use self::headers::{Headers, JsonString};
-use self::whole_number::WholeNumber;
 use crate::openapi::schemas as field_schemas;
+
+/// The longest wait that a check may ask for: as long as HTTP clients commonly wait for a response.
+pub(crate) const WAIT_MS_MAX: u32 = 60_000;
 
 /// The fields of a body, before it is clear which of the three forms it has. Unknown fields and null are errors.
 #[derive(Deserialize)]
@@ -34,12 +40,14 @@ pub(crate) struct CheckBody<'b> {
     key: Option<Cow<'b, str>>,
     #[serde(borrow, default, deserialize_with = "present_text")]
     limit: Option<Cow<'b, str>>,
-    #[serde(default, deserialize_with = "present")]
-    cost: Option<WholeNumber>,
+    #[serde(default, deserialize_with = "present_cost")]
+    cost: Option<u64>,
     #[serde(borrow, default, deserialize_with = "present")]
     checks: Option<CheckList<'b>>,
     #[serde(borrow, default, deserialize_with = "present")]
     request: Option<Object<DescribedRequest<'b>>>,
+    #[serde(default, deserialize_with = "present_wait")]
+    wait_ms: Option<u64>,
 }
 
 /// The schema has one alternative per form.
@@ -49,24 +57,30 @@ impl JsonSchema for CheckBody<'_> {
     }
 
     fn json_schema(schemas: &mut SchemaGenerator) -> Schema {
-        let one = schemas.subschema_for::<CheckEntry<'_>>();
+        let entry = schemas.subschema_for::<CheckEntry<'_>>();
         let request = schemas.subschema_for::<DescribedRequest<'_>>();
         let checks = json_schema!({
             "type": "array",
             "description": "Checks that are decided together: all limits pass, or none is charged. No two of them may use the same counter.",
-            "items": one,
+            "items": entry,
             "minItems": 1,
             "maxItems": DEMANDS_MAX,
         });
-        let form = |field: &str, schema: Schema| {
+        let (key, limit) = (field_schemas::key(schemas), field_schemas::limit(schemas));
+        let (cost, wait) = (field_schemas::cost(schemas), field_schemas::wait_ms(schemas));
+        let form = |properties: serde_json::Value, required: &[&str]| {
             json_schema!({
                 "type": "object",
-                "properties": { field: schema },
-                "required": [field],
+                "properties": properties,
+                "required": required,
                 "additionalProperties": false,
             })
         };
-        json_schema!({ "oneOf": [one, form("checks", checks), form("request", request)] })
+        json_schema!({ "oneOf": [
+            form(json!({ "key": key, "limit": limit, "cost": cost, "wait_ms": wait }), &["key", "limit"]),
+            form(json!({ "checks": checks, "wait_ms": wait }), &["checks"]),
+            form(json!({ "request": request }), &["request"]),
+        ] })
     }
 }
 
@@ -105,6 +119,16 @@ fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> R
 /// A plain `Cow` field would always be a copy. Null is an error.
 fn present_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Cow<'de, str>>, D::Error> {
     JsonString::deserialize(deserializer).map(|JsonString(text)| Some(text))
+}
+
+/// Deserializes a `cost` that is present. Null is an error.
+fn present_cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    whole_number::deserialize(deserializer, "cost", u32::MAX).map(Some)
+}
+
+/// Deserializes a `wait_ms` that is present. Null is an error.
+fn present_wait<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    whole_number::deserialize(deserializer, "wait_ms", WAIT_MS_MAX).map(Some)
 }
 
 /// A value that is read from a JSON object only. A plain struct would also accept an array of its fields.
@@ -188,9 +212,9 @@ struct CheckEntry<'b> {
     #[serde(borrow)]
     #[schemars(schema_with = "field_schemas::limit")]
     limit: Cow<'b, str>,
-    #[serde(default, deserialize_with = "present")]
+    #[serde(default, deserialize_with = "present_cost")]
     #[schemars(schema_with = "field_schemas::cost")]
-    cost: Option<WholeNumber>,
+    cost: Option<u64>,
 }
 
 /// A parsed body of `POST /v1/check`.
@@ -206,6 +230,8 @@ pub(crate) struct ExplicitCheck<'b> {
     entries: Vec<(Cow<'b, str>, Limit, Cost)>,
     /// Whether the body has the form with `checks`, whose errors name the entry.
     is_list: bool,
+    /// The longest time to wait for room, or `None` if the checks are decided at once.
+    wait_max: Option<Duration>,
 }
 
 /// The reason why a body is rejected. The message says what is expected.
@@ -236,6 +262,13 @@ pub(crate) enum CheckRequestError {
     Key { entry: String, error: tollgate::KeyError },
     #[error("{entry}cost must be a whole number from 0 to {}, found {found}", u32::MAX)]
     Cost { entry: String, found: u64 },
+    #[error("wait_ms must be a whole number from 0 to {WAIT_MS_MAX}, found {0}")]
+    Wait(u64),
+    #[error(
+        "wait_ms is for checks that name their key and limit; a request is decided at once, so leave wait_ms out and \
+         follow retry_after_ms"
+    )]
+    WaitByRules,
     #[error("{0}")]
     Check(#[from] CheckError),
 }
@@ -250,32 +283,45 @@ impl From<serde_json::Error> for CheckRequestError {
 }
 
 impl<'b> CheckRequest<'b> {
+    /// Returns whether the answer may be held until there is room.
+    pub(crate) fn waits(&self) -> bool {
+        matches!(self, CheckRequest::Explicit(explicit) if explicit.wait_max.is_some())
+    }
+
     /// Parses a body. Does not check the lengths of keys, nor whether two checks use the same counter.
     ///
     /// # Errors
     /// If the body has none of the three forms, or a field is malformed.
     pub(crate) fn parse(body: &'b [u8]) -> Result<CheckRequest<'b>, CheckRequestError> {
         let Object(body): Object<CheckBody<'b>> = serde_json::from_slice(body)?;
-        match body {
-            CheckBody { key: None, limit: None, cost: None, checks: None, request: Some(Object(described)) } => {
-                described.into_check_request()
-            }
-            CheckBody { key: Some(key), limit: Some(limit), cost, checks: None, request: None } => {
+        let CheckBody { key, limit, cost, checks, request, wait_ms } = body;
+        let wait_max = wait_ms.map(parse_wait).transpose()?;
+        match (key, limit, cost, checks, request) {
+            (None, None, None, None, Some(Object(described))) => match wait_max {
+                None => described.into_check_request(),
+                Some(_) => Err(CheckRequestError::WaitByRules),
+            },
+            (Some(key), Some(limit), cost, None, None) => {
                 let entries = vec![CheckEntry { key, limit, cost }.parse(String::new)?];
-                Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: false }))
+                Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: false, wait_max }))
             }
-            CheckBody { key: None, limit: None, cost: None, checks: Some(CheckList(checks)), request: None } => {
+            (None, None, None, Some(CheckList(checks)), None) => {
                 if checks.is_empty() {
                     return Err(CheckRequestError::NoChecks);
                 }
                 let parse =
                     |(index, Object(entry)): (usize, Object<CheckEntry<'b>>)| entry.parse(|| entry_prefix(index));
                 let entries = checks.into_iter().enumerate().map(parse).collect::<Result<_, _>>()?;
-                Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: true }))
+                Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: true, wait_max }))
             }
             _ => Err(CheckRequestError::Form),
         }
     }
+}
+
+fn parse_wait(wait_ms: u64) -> Result<Duration, CheckRequestError> {
+    let is_allowed = wait_ms <= u64::from(WAIT_MS_MAX);
+    is_allowed.then(|| Duration::from_millis(wait_ms)).ok_or(CheckRequestError::Wait(wait_ms))
 }
 
 /// Returns the prefix of error messages about an entry of `checks`, such as `checks[1].`.
@@ -296,6 +342,11 @@ impl DescribedRequest<'_> {
 }
 
 impl ExplicitCheck<'_> {
+    /// Returns the longest time to wait for room, or `None` if the checks are decided at once.
+    pub(crate) fn wait_max(&self) -> Option<Duration> {
+        self.wait_max
+    }
+
     /// Returns one demand per check, in the same order.
     ///
     /// # Errors
@@ -322,7 +373,7 @@ impl<'b> CheckEntry<'b> {
     /// If the limit is malformed, or the cost exceeds `u32::MAX`.
     fn parse(self, entry: impl Fn() -> String) -> Result<(Cow<'b, str>, Limit, Cost), CheckRequestError> {
         let limit = self.limit.parse().map_err(|error| CheckRequestError::Limit { entry: entry(), error })?;
-        let cost = self.cost.map_or(1, |WholeNumber(units)| units);
+        let cost = self.cost.unwrap_or(1);
         let units = u32::try_from(cost).map_err(|_| CheckRequestError::Cost { entry: entry(), found: cost })?;
         Ok((self.key, limit, Cost::new(units)))
     }
@@ -379,7 +430,7 @@ mod tests {
             ),
             (
                 r#"{"key":"a","limit":"1/s","cots":1}"#,
-                "unknown field `cots`, expected one of `key`, `limit`, `cost`, `checks`, `request`",
+                "unknown field `cots`, expected one of `key`, `limit`, `cost`, `checks`, `request`, `wait_ms`",
             ),
             (r#"{"key":"a","limit":"1/s","cost":-1}"#, "found -1"),
             (r#"{"key":"a","limit":"1/s","cost":4294967296}"#, "cost must be a whole number from 0 to 4294967295"),
@@ -405,6 +456,17 @@ mod tests {
             ),
             (r#"{"key":"a","limit":"1/s","cost":1.5}"#, "cost must be a whole number from 0 to 4294967295, found 1.5"),
             (r#"{"key":"a","limit":"1/s","cost":null}"#, "found null"),
+            (
+                r#"{"key":"a","limit":"1/s","wait_ms":60001}"#,
+                "wait_ms must be a whole number from 0 to 60000, found 60001",
+            ),
+            (r#"{"key":"a","limit":"1/s","wait_ms":-1}"#, "wait_ms must be a whole number from 0 to 60000, found -1"),
+            (r#"{"key":"a","limit":"1/s","wait_ms":"1s"}"#, r#"from 0 to 60000, found "1s""#),
+            (r#"{"wait_ms":1}"#, "expected one of {\"key\""),
+            (
+                r#"{"request":{"method":"GET","path":"/","peer":"::1"},"wait_ms":0}"#,
+                "wait_ms is for checks that name their key and limit; a request is decided at once",
+            ),
             (r#"{"key":"a","limit":"1/s","request":null}"#, "invalid type: null"),
             (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"2/s"}]}"#, "same counter"),
         ] {
