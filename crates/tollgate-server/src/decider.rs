@@ -25,6 +25,7 @@ use tollgate::rules::RequestView;
 use tollgate::{Check, CheckOptions, Decision, Limiter, NotReady, OnFailure, Timestamp, Unavailable};
 
 use crate::metrics::DecisionStats;
+use crate::receipt_secret::ReceiptSecret;
 
 /// Decides explicit checks and described requests, and counts the decisions. Clones are cheap and share everything.
 #[derive(Clone, Debug)]
@@ -32,6 +33,7 @@ pub(crate) struct Decider {
     limiter: Limiter,
     engine: Option<Engine>,
     stats: Arc<DecisionStats>,
+    receipt_secret: Option<ReceiptSecret>,
 }
 
 /// The settings of the configuration that apply to explicit checks.
@@ -50,7 +52,23 @@ pub(crate) struct ExplicitSettings {
 impl Decider {
     /// Creates a decider of explicit checks by `limiter`, and of requests by `engine` if there is one.
     pub(crate) fn new(limiter: Limiter, engine: Option<Engine>, stats: Arc<DecisionStats>) -> Decider {
-        Decider { limiter, engine, stats }
+        Decider { limiter, engine, stats, receipt_secret: None }
+    }
+
+    /// Sets the secret under which receipts are encrypted. Defaults to none: no receipts are issued.
+    #[must_use]
+    pub(crate) fn with_receipts(self, receipt_secret: Option<ReceiptSecret>) -> Decider {
+        Decider { receipt_secret, ..self }
+    }
+
+    /// Returns the secret under which receipts are encrypted, if there is one.
+    pub(crate) fn receipt_secret(&self) -> Option<&ReceiptSecret> {
+        self.receipt_secret.as_ref()
+    }
+
+    /// Returns the engine that decides requests, if there are rules.
+    pub(crate) fn engine(&self) -> Option<&Engine> {
+        self.engine.as_ref()
     }
 
     /// Returns the limiter of explicit checks.
@@ -126,10 +144,18 @@ impl Decider {
     }
 
     /// Decides a described request by the rules and counts the decision. Returns `None` if there are no rules.
-    pub(crate) async fn check_request(&self, request: &Request<()>, peer: IpAddr) -> Option<Outcome> {
+    ///
+    /// `keeps_receipt` says whether the permit of an admission can issue a [receipt](Decider::receipt_of).
+    pub(crate) async fn check_request(
+        &self,
+        request: &Request<()>,
+        peer: IpAddr,
+        keeps_receipt: bool,
+    ) -> Option<Outcome> {
         let engine = self.engine.as_ref()?;
+        let options = RequestOptions { keeps_receipt, ..RequestOptions::default() };
         let began = Instant::now();
-        let outcome = engine.check(&RequestView::of(request), peer, RequestOptions::default()).await;
+        let outcome = engine.check(&RequestView::of(request), peer, options).await;
         self.stats.record_by_rules(&outcome, began.elapsed());
         Some(outcome)
     }

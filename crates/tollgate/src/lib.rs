@@ -64,6 +64,8 @@ pub mod layer;
 mod limiter;
 pub mod observe;
 #[cfg(feature = "rules")]
+pub mod receipt;
+#[cfg(feature = "rules")]
 pub mod rules;
 mod ttl_cache;
 

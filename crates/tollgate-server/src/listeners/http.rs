@@ -15,6 +15,7 @@ mod fast_path;
 pub mod fuzz;
 pub(crate) mod general;
 mod policy_cache;
+pub(crate) mod refund;
 mod relayed;
 pub(crate) mod request;
 pub(crate) mod response;
@@ -33,14 +34,14 @@ use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tollgate::answer::Policies;
-use tollgate::engine::{Outcome, Refusal};
+use tollgate::engine::{Ending, Outcome, Refusal};
 use tollgate::{Check, Decision, Limiter, Timestamp};
 
 use self::connection::{OVER_LIMIT_RESPONSE, method_not_allowed, page_path, problem, read_body};
 use self::general::{ResponseBody, full_body};
 use self::policy_cache::PolicyCache;
 use self::relayed::RelayedResponse;
-use self::request::{CheckRequest, CheckRequestError, ExplicitCheck};
+use self::request::{CheckRequest, CheckRequestError, ExplicitCheck, RequestCheck};
 use crate::auth_guard::AuthGuard;
 use crate::browser::BrowserPolicy;
 use crate::decider::Decider;
@@ -49,6 +50,7 @@ use crate::listeners::admin::token::{AuthError, Token, authenticate};
 use crate::listeners::admin::{TOO_MANY_ATTEMPTS, unauthorized};
 use crate::metrics::{HTTP_ERRORS, ListenerStats, Rejection};
 use crate::openapi;
+use crate::receipts::IssuedReceipt;
 use crate::stream::ClientStream;
 
 /// The most bytes of a body: a key of 64 KiB in which every byte is escaped, and the rest.
@@ -124,7 +126,7 @@ impl HttpListener {
         connection::serve(stream, self.idle, context, fast_path, handler).await
     }
 
-    /// Answers one request as [`answer`](Self::answer) does, but a request to `/v1/check` only with the token.
+    /// Answers one request as [`answer`](Self::answer) does, but a check or a refund only with the token.
     ///
     /// Without it, the response is 401.
     async fn answer_authenticated<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
@@ -133,7 +135,8 @@ impl HttpListener {
         B::Error: Into<BoxError>,
     {
         // The other paths have the same response for every client.
-        if let Some((token, guard)) = self.auth.as_ref().filter(|_| request.uri().path() == "/v1/check") {
+        let needs_token = matches!(page_path(request.uri().path()), "/v1/check" | "/v1/refund");
+        if let Some((token, guard)) = self.auth.as_ref().filter(|_| needs_token) {
             let message = match authenticate(Some(token), request.headers(), peer, guard, &self.stats).await {
                 Ok(()) => return self.answer(request).await,
                 Err(AuthError::Unauthenticated) => {
@@ -165,11 +168,19 @@ impl HttpListener {
                 Ok(body) => self.check(&body).await,
                 Err(rejection) => rejection,
             },
-            (_, "/v1/check") => method_not_allowed("POST"),
+            (&Method::POST, "/v1/refund") if self.browsers.is_foreign(request.headers()) => foreign_origin(&self.stats),
+            (&Method::POST, "/v1/refund") => match read_body(request.into_body(), BODY_BYTES_MAX).await {
+                Ok(body) => refund::answer(&self.decider, &body).await,
+                Err(rejection) => rejection,
+            },
+            (_, "/v1/check" | "/v1/refund") => method_not_allowed("POST"),
             (&Method::GET | &Method::HEAD, "/openapi.json") => openapi::document_response(),
             (&Method::GET | &Method::HEAD, "/docs") => openapi::page_response(),
             (_, "/openapi.json" | "/docs") => method_not_allowed("GET, HEAD"),
-            _ => problem(StatusCode::NOT_FOUND, "not_found", "expected POST /v1/check, GET /openapi.json or GET /docs"),
+            _ => {
+                let message = "expected POST /v1/check, POST /v1/refund, GET /openapi.json or GET /docs";
+                problem(StatusCode::NOT_FOUND, "not_found", message)
+            }
         };
         response.map(full_body)
     }
@@ -208,7 +219,9 @@ impl HttpListener {
                 self.check_explicit(&explicit).await.unwrap_or_else(|error| bad_request(&error))
             }
             // A large future, which would otherwise be moved with every explicit check.
-            Ok(CheckRequest::ByRules(request, peer)) => Box::pin(self.check_by_rules(&request, peer)).await,
+            Ok(CheckRequest::ByRules(check)) => {
+                Box::pin(self.check_by_rules(&check)).await.unwrap_or_else(|error| bad_request(&error))
+            }
             Err(error) => bad_request(&error),
         }
     }
@@ -216,33 +229,42 @@ impl HttpListener {
     async fn check_explicit(&self, explicit: &ExplicitCheck<'_>) -> Result<Response<Bytes>, CheckRequestError> {
         let demands = explicit.demands()?;
         let check = Check::new(&demands)?;
+        let has_receipt = explicit.has_receipt();
+        if has_receipt {
+            self.decider.check_receipt(&demands)?;
+        }
         let answer = match explicit.wait_max() {
-            None => self.decider.check(&check, false).await,
+            None => self.decider.check(&check, has_receipt).await,
             // A large future, which would otherwise be moved with every check that does not wait.
-            Some(wait_max) => Box::pin(self.decider.wait(&check, wait_max, false)).await,
+            Some(wait_max) => Box::pin(self.decider.wait(&check, wait_max, has_receipt)).await,
         };
         let policies = self.policies.get(&demands, self.decider.explicit_settings());
         Ok(match answer {
-            Ok(decision) if decision.allowed() => admission_response(&decision, Some(&policies), None),
+            Ok(decision) if decision.allowed() => {
+                let receipt = has_receipt.then(|| self.decider.receipt(&check, &decision)).flatten();
+                admission_response(&decision, Some(&policies), None, receipt.as_ref())
+            }
             Ok(decision) => refusal_response(&Refusal::by_decision(decision, policies), None),
             Err(_) => refusal_response(&Refusal::unavailable(policies), None),
         })
     }
 
-    async fn check_by_rules(&self, request: &Request<()>, peer: IpAddr) -> Response<Bytes> {
-        let Some(outcome) = self.decider.check_request(request, peer).await else {
-            let message = "this instance has no rules; start it with --config FILE, or send key and limit";
-            return problem(StatusCode::BAD_REQUEST, "bad_request", message);
-        };
-        match outcome {
+    async fn check_by_rules(&self, check: &RequestCheck) -> Result<Response<Bytes>, CheckRequestError> {
+        let RequestCheck { request, peer, has_receipt } = check;
+        if *has_receipt {
+            self.decider.check_receipt(&[])?;
+        }
+        let outcome = self.decider.check_request(request, *peer, *has_receipt).await;
+        Ok(match outcome.ok_or(CheckRequestError::NoRules)? {
             Outcome::Admitted(permit) => {
                 let unlimited = Decision::uncounted(Timestamp::ZERO);
                 let mut headers = HeaderMap::new();
                 permit.write_headers(&mut headers);
                 let relayed = RelayedResponse::headers(&headers);
-                let response =
-                    admission_response(permit.decision().unwrap_or(&unlimited), permit.policies(), Some(&relayed));
-                // The caller does not report how the request ends, so the units stay charged.
+                let receipt = has_receipt.then(|| self.decider.receipt_of(&permit)).flatten();
+                let decision = permit.decision().unwrap_or(&unlimited);
+                let response = admission_response(decision, permit.policies(), Some(&relayed), receipt.as_ref());
+                // The caller reports how the request ends by its receipt, or not at all.
                 permit.keep();
                 response
             }
@@ -250,7 +272,7 @@ impl HttpListener {
                 let response = refusal.response_to(request.headers());
                 refusal_response(&refusal, Some(&RelayedResponse::of(&response)))
             }
-        }
+        })
     }
 }
 
@@ -278,8 +300,9 @@ fn admission_response(
     decision: &Decision,
     policies: Option<&Policies>,
     relayed: Option<&RelayedResponse<'_>>,
+    receipt: Option<&IssuedReceipt>,
 ) -> Response<Bytes> {
-    let mut response = Response::new(decision_body(decision, policies, relayed));
+    let mut response = Response::new(decision_body(decision, policies, relayed, receipt));
     let headers = response.headers_mut();
     // Room for all headers, so that the map does not grow while they are written.
     headers.reserve(8);
@@ -307,11 +330,26 @@ fn refusal_response(refusal: &Refusal, relayed: Option<&RelayedResponse<'_>>) ->
 /// the list of limits is empty.
 ///
 /// Written without an intermediate value, because this is the hot path of the listener.
-fn decision_body(decision: &Decision, policies: Option<&Policies>, relayed: Option<&RelayedResponse<'_>>) -> Bytes {
+fn decision_body(
+    decision: &Decision,
+    policies: Option<&Policies>,
+    relayed: Option<&RelayedResponse<'_>>,
+    receipt: Option<&IssuedReceipt>,
+) -> Bytes {
     let mut json = JsonText(Vec::with_capacity(64 + 192 * decision.limits.len()));
     json.decision(decision, policies);
     if let Some(relayed) = relayed {
         json.raw(",\"response\":").value(relayed);
+    }
+    if let Some(IssuedReceipt { text, refund_on }) = receipt {
+        json.raw(",\"receipt\":\"").raw(text).raw("\"");
+        if relayed.is_some() {
+            let name = |ending: &Ending| match ending {
+                Ending::Success => "success",
+                Ending::Failure => "failure",
+            };
+            json.raw(",\"refund_on\":").value(&refund_on.iter().map(name).collect::<Vec<_>>());
+        }
     }
     json.raw("}");
     Bytes::from(json.0)

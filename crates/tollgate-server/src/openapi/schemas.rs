@@ -65,6 +65,14 @@ pub(crate) fn wait_ms(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
+pub(crate) fn receipt(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "boolean",
+        "description": "Whether an admission gets a receipt, with which its units can be refunded by POST /v1/refund.",
+        "default": false,
+    })
+}
+
 pub(crate) fn method(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "description": "The method of the request.", "examples": ["POST"], "pattern": METHOD })
 }

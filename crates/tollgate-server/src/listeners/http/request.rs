@@ -3,6 +3,7 @@
 //! ```json
 //! {"key": "user:42", "limit": "10/min", "cost": 1}
 //! {"key": "hooks.example.com", "limit": "10/s", "wait_ms": 5000}
+//! {"key": "user:42", "limit": "1000/min", "cost": 500, "receipt": true}
 //! {"checks": [{"key": "user:42", "limit": "10/min"}, {"key": "user:42", "limit": "1000/day"}]}
 //! {"request": {"method": "POST", "path": "/shorten", "headers": {"x-api-key": "…"}, "peer": "203.0.113.9"}}
 //! {"request": {"method": "GET", "path": "/", "headers": [["cookie", "a=1"], ["cookie", "b=2"]], "peer": "203.0.113.9"}}
@@ -10,10 +11,10 @@
 //!
 //! Checks in `checks` are decided together: all limits pass, or none is charged. A described `request` is decided by the
 //! rules. With `wait_ms`, the answer is held until there is room; that is for outgoing work, so a `request` must not have
-//! it. Anything else is rejected with what is expected; a misspelt field must never mean "no limit".
+//! it. With `receipt`, an admission has a receipt, with which its units can be refunded. Anything else is rejected with what is expected; a misspelt field must never mean "no limit".
 
 pub(crate) mod headers;
-mod whole_number;
+pub(super) mod whole_number;
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -28,6 +29,7 @@ use tollgate::{CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
 
 use self::headers::{Headers, JsonString};
 use crate::openapi::schemas as field_schemas;
+use crate::receipts::ReceiptUnavailable;
 
 /// The longest wait that a check may ask for: as long as HTTP clients commonly wait for a response.
 pub(crate) const WAIT_MS_MAX: u32 = 60_000;
@@ -48,6 +50,8 @@ pub(crate) struct CheckBody<'b> {
     request: Option<Object<DescribedRequest<'b>>>,
     #[serde(default, deserialize_with = "present_wait")]
     wait_ms: Option<u64>,
+    #[serde(default)]
+    receipt: bool,
 }
 
 /// The schema has one alternative per form.
@@ -68,6 +72,7 @@ impl JsonSchema for CheckBody<'_> {
         });
         let (key, limit) = (field_schemas::key(schemas), field_schemas::limit(schemas));
         let (cost, wait) = (field_schemas::cost(schemas), field_schemas::wait_ms(schemas));
+        let receipt = field_schemas::receipt(schemas);
         let form = |properties: serde_json::Value, required: &[&str]| {
             json_schema!({
                 "type": "object",
@@ -77,9 +82,12 @@ impl JsonSchema for CheckBody<'_> {
             })
         };
         json_schema!({ "oneOf": [
-            form(json!({ "key": key, "limit": limit, "cost": cost, "wait_ms": wait }), &["key", "limit"]),
-            form(json!({ "checks": checks, "wait_ms": wait }), &["checks"]),
-            form(json!({ "request": request }), &["request"]),
+            form(
+                json!({ "key": key, "limit": limit, "cost": cost, "wait_ms": wait, "receipt": receipt }),
+                &["key", "limit"]
+            ),
+            form(json!({ "checks": checks, "wait_ms": wait, "receipt": receipt }), &["checks"]),
+            form(json!({ "request": request, "receipt": receipt }), &["request"]),
         ] })
     }
 }
@@ -110,7 +118,7 @@ fn peer_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<std::net::
 }
 
 /// Deserializes a field that is present. Unlike for a plain `Option`, null is an error.
-fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+pub(super) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
 
@@ -132,10 +140,10 @@ fn present_wait<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64
 }
 
 /// A value that is read from a JSON object only. A plain struct would also accept an array of its fields.
-struct Object<T>(T);
+pub(super) struct Object<T>(pub(super) T);
 
 /// Describes an [`Object`] in the error message for other JSON values.
-trait Describe {
+pub(super) trait Describe {
     const DESCRIPTION: &'static str;
 }
 
@@ -221,8 +229,16 @@ struct CheckEntry<'b> {
 pub(crate) enum CheckRequest<'b> {
     /// One or several checks that name their limits.
     Explicit(ExplicitCheck<'b>),
-    /// A described request and the address of its peer, to be decided by the rules.
-    ByRules(Box<http::Request<()>>, std::net::IpAddr),
+    /// A described request, to be decided by the rules.
+    ByRules(RequestCheck),
+}
+
+/// A described request, with the address of its peer.
+pub(crate) struct RequestCheck {
+    pub(crate) request: Box<http::Request<()>>,
+    pub(crate) peer: std::net::IpAddr,
+    /// Whether an admission gets a receipt.
+    pub(crate) has_receipt: bool,
 }
 
 /// The checks of a body that names its limits, in the order of the body. They are decided together.
@@ -232,6 +248,8 @@ pub(crate) struct ExplicitCheck<'b> {
     is_list: bool,
     /// The longest time to wait for room, or `None` if the checks are decided at once.
     wait_max: Option<Duration>,
+    /// Whether an admission gets a receipt.
+    has_receipt: bool,
 }
 
 /// The reason why a body is rejected. The message says what is expected.
@@ -271,6 +289,10 @@ pub(crate) enum CheckRequestError {
     WaitByRules,
     #[error("{0}")]
     Check(#[from] CheckError),
+    #[error("receipt: {0}")]
+    Receipt(#[from] ReceiptUnavailable),
+    #[error("this instance has no rules; start it with --config FILE, or send key and limit")]
+    NoRules,
 }
 
 impl From<serde_json::Error> for CheckRequestError {
@@ -294,16 +316,16 @@ impl<'b> CheckRequest<'b> {
     /// If the body has none of the three forms, or a field is malformed.
     pub(crate) fn parse(body: &'b [u8]) -> Result<CheckRequest<'b>, CheckRequestError> {
         let Object(body): Object<CheckBody<'b>> = serde_json::from_slice(body)?;
-        let CheckBody { key, limit, cost, checks, request, wait_ms } = body;
+        let CheckBody { key, limit, cost, checks, request, wait_ms, receipt: has_receipt } = body;
         let wait_max = wait_ms.map(parse_wait).transpose()?;
         match (key, limit, cost, checks, request) {
             (None, None, None, None, Some(Object(described))) => match wait_max {
-                None => described.into_check_request(),
+                None => described.into_check_request(has_receipt),
                 Some(_) => Err(CheckRequestError::WaitByRules),
             },
             (Some(key), Some(limit), cost, None, None) => {
                 let entries = vec![CheckEntry { key, limit, cost }.parse(String::new)?];
-                Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: false, wait_max }))
+                Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: false, wait_max, has_receipt }))
             }
             (None, None, None, Some(CheckList(checks)), None) => {
                 if checks.is_empty() {
@@ -312,7 +334,7 @@ impl<'b> CheckRequest<'b> {
                 let parse =
                     |(index, Object(entry)): (usize, Object<CheckEntry<'b>>)| entry.parse(|| entry_prefix(index));
                 let entries = checks.into_iter().enumerate().map(parse).collect::<Result<_, _>>()?;
-                Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: true, wait_max }))
+                Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: true, wait_max, has_receipt }))
             }
             _ => Err(CheckRequestError::Form),
         }
@@ -330,14 +352,14 @@ fn entry_prefix(index: usize) -> String {
 }
 
 impl DescribedRequest<'_> {
-    fn into_check_request<'b>(self) -> Result<CheckRequest<'b>, CheckRequestError> {
+    fn into_check_request<'b>(self, has_receipt: bool) -> Result<CheckRequest<'b>, CheckRequestError> {
         if !self.path.starts_with('/') || self.path.bytes().any(|byte| byte == b'#' || byte == 0x7f) {
             return Err(CheckRequestError::Path);
         }
         let mut request = http::Request::builder().method(&*self.method).uri(&*self.path).body(())?;
         let Headers(headers) = self.headers;
         *request.headers_mut() = headers;
-        Ok(CheckRequest::ByRules(Box::new(request), self.peer))
+        Ok(CheckRequest::ByRules(RequestCheck { request: Box::new(request), peer: self.peer, has_receipt }))
     }
 }
 
@@ -345,6 +367,11 @@ impl ExplicitCheck<'_> {
     /// Returns the longest time to wait for room, or `None` if the checks are decided at once.
     pub(crate) fn wait_max(&self) -> Option<Duration> {
         self.wait_max
+    }
+
+    /// Returns whether an admission gets a receipt.
+    pub(crate) fn has_receipt(&self) -> bool {
+        self.has_receipt
     }
 
     /// Returns one demand per check, in the same order.
@@ -393,7 +420,7 @@ mod tests {
                 Check::new(&demands)?;
                 Ok(demands.iter().map(|demand| demand.cost.units()).collect())
             }
-            CheckRequest::ByRules(..) => Ok(Vec::new()),
+            CheckRequest::ByRules(_) => Ok(Vec::new()),
         }
     }
 
@@ -405,7 +432,9 @@ mod tests {
         assert_eq!(costs_of(r#"{"checks":[{"key":"a","limit":"9/s","cost":3.0}]}"#).unwrap(), [3]);
         let described =
             br#"{"request":{"method":"POST","path":"/shorten","headers":{"x-a":"b"},"peer":"203.0.113.9"}}"#;
-        let CheckRequest::ByRules(request, peer) = CheckRequest::parse(described).unwrap() else { panic!("by rules") };
+        let CheckRequest::ByRules(RequestCheck { request, peer, .. }) = CheckRequest::parse(described).unwrap() else {
+            panic!("by rules")
+        };
         assert_eq!(
             (request.uri().path(), request.headers()["x-a"].as_bytes(), peer),
             ("/shorten", &b"b"[..], [203, 0, 113, 9].into())
@@ -430,7 +459,7 @@ mod tests {
             ),
             (
                 r#"{"key":"a","limit":"1/s","cots":1}"#,
-                "unknown field `cots`, expected one of `key`, `limit`, `cost`, `checks`, `request`, `wait_ms`",
+                "unknown field `cots`, expected one of `key`, `limit`, `cost`, `checks`, `request`, `wait_ms`, `receipt`",
             ),
             (r#"{"key":"a","limit":"1/s","cost":-1}"#, "found -1"),
             (r#"{"key":"a","limit":"1/s","cost":4294967296}"#, "cost must be a whole number from 0 to 4294967295"),
@@ -467,6 +496,7 @@ mod tests {
                 r#"{"request":{"method":"GET","path":"/","peer":"::1"},"wait_ms":0}"#,
                 "wait_ms is for checks that name their key and limit; a request is decided at once",
             ),
+            (r#"{"key":"a","limit":"1/s","receipt":"yes"}"#, "invalid type: string \"yes\", expected a boolean"),
             (r#"{"key":"a","limit":"1/s","request":null}"#, "invalid type: null"),
             (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"2/s"}]}"#, "same counter"),
         ] {

@@ -25,6 +25,23 @@ pub(crate) struct DecisionBody {
     #[serde(default)]
     #[schemars(transform = not_null)]
     pub(crate) response: Option<AddedHeaders>,
+    /// The receipt, with which the charged units can be refunded. Absent if none was asked for, or nothing was charged.
+    #[serde(default)]
+    #[schemars(transform = not_null)]
+    pub(crate) receipt: Option<String>,
+    /// The outcomes of the described request after which a refund with its `status` gives units back. Absent without a
+    /// receipt, and in checks of a key and a limit.
+    #[serde(default)]
+    #[schemars(transform = not_null)]
+    pub(crate) refund_on: Option<Vec<RefundOn>>,
+}
+
+/// An outcome of a request: a status below 400, or from 400.
+#[derive(JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RefundOn {
+    Success,
+    Failure,
 }
 
 /// The headers to add to the response to an admitted request.

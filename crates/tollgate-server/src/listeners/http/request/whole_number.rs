@@ -17,7 +17,11 @@ const SHOWN_CHARS_MAX: usize = 32;
 ///
 /// A number that does not fit into 64 bits becomes `u64::MAX`, which every field rejects as too large. The error names
 /// `field` and its largest value `max`.
-pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D, field: &str, max: u32) -> Result<u64, D::Error> {
+pub(in crate::listeners::http) fn deserialize<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    field: &str,
+    max: u32,
+) -> Result<u64, D::Error> {
     let text = <&RawValue>::deserialize(deserializer)?.get();
     parse(text).ok_or_else(|| {
         let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
