@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tollgate::answer::Styles;
 use tollgate::engine::{Engine, Outcome, RequestOptions};
 use tollgate::rules::RequestView;
-use tollgate::{Check, CheckOptions, Decision, Limiter, NotReady, OnFailure, Timestamp, Unavailable};
+use tollgate::{Check, CheckOptions, Cost, Decision, Limiter, NotReady, OnFailure, Timestamp, Unavailable, Wait};
 
 use crate::metrics::DecisionStats;
 use crate::receipt_secret::ReceiptSecret;
@@ -105,7 +105,8 @@ impl Decider {
 
     /// Waits until an explicit check is admitted, at most `wait_max`, and counts the last decision, but no time.
     ///
-    /// If the check is not admitted in time or never, the last decision is returned as a denial, and nothing is charged.
+    /// The delay of a leaky bucket is waited for, too, so an admission has none. If the check is not admitted in time or
+    /// never, the last decision is returned as a denial, and nothing is charged.
     /// Checks that wait for the same counters in this process are admitted in the order of their arrival. Dropping the
     /// future removes the check from the queue. While the kill switch is on at the start of the wait, the check is
     /// admitted at once, as by [`Decider::check`].
@@ -120,7 +121,7 @@ impl Decider {
     ) -> Result<Decision, Unavailable> {
         let Some(options) = self.explicit_options(refundable) else { return Ok(unlimited()) };
         let ready = self.limiter.until_ready_with(check, wait_max, options).await;
-        let answer = ready.or_else(NotReady::into_denial);
+        let answer = ready.map(|admitted| without_delay(admitted, check)).or_else(NotReady::into_denial);
         self.stats.count_explicit(&answer);
         answer
     }
@@ -165,6 +166,13 @@ impl Decider {
         let ExplicitSettings { is_off, on_failure, .. } = self.explicit_settings();
         (!is_off).then_some(CheckOptions { on_failure, refundable })
     }
+}
+
+/// Removes the delay of a leaky bucket from an admission of `check`, because it has been waited for.
+fn without_delay(mut admitted: Decision, check: &Check<'_>) -> Decision {
+    let charged = check.demands().iter().zip(&mut admitted.limits).filter(|(demand, _)| demand.cost != Cost::PEEK);
+    charged.for_each(|(_, status)| status.retry_after = Wait::ZERO);
+    admitted
 }
 
 /// Returns the decision of a check to which no limit applies.

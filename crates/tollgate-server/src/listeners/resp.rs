@@ -24,6 +24,7 @@ mod frame;
 #[doc(hidden)]
 pub mod fuzz;
 mod reply;
+mod request;
 mod wait;
 
 use std::future::poll_fn;
@@ -350,7 +351,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
                 }
                 other => {
                     self.decide(&mut pending, last_read_at).await;
-                    if self.answer_other(other).await == AfterBatch::Close {
+                    if self.answer_other(other, last_read_at).await == AfterBatch::Close {
                         return (at, AfterBatch::Close);
                     }
                     if self.replies.len() > REPLY_BYTES_MAX {
@@ -368,7 +369,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
     /// Also answers malformed commands (`Err`). A client that is not authenticated gets `NOAUTH` for everything but
     /// `QUIT`, `AUTH` and `HELLO`. Appends nothing for a check or a wait of an authenticated client, and for a blank
     /// line.
-    async fn answer_other(&mut self, command: Result<RespCommand<'_>, String>) -> AfterBatch {
+    async fn answer_other(&mut self, command: Result<RespCommand<'_>, String>, last_read_at: Instant) -> AfterBatch {
         match command {
             Ok(RespCommand::Connection(ConnectionCommand::Quit)) => {
                 self.replies.simple("OK");
@@ -381,6 +382,11 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
             _ if !self.client.is_authenticated => self.replies.error(NOAUTH),
             Ok(RespCommand::Connection(command)) => self.connection_command(command),
             Ok(RespCommand::Unknown) => self.replies.error(&UNKNOWN),
+            Ok(RespCommand::Request(request, peer)) => {
+                // A large future, for which a connection that only sends checks has no room.
+                Box::pin(self.request(&request, peer)).await;
+                self.listener.stats.request_times.record(last_read_at.elapsed());
+            }
             Ok(RespCommand::Reset { demand }) => match self.listener.decider.limiter().reset(&demand).await {
                 Ok(()) => self.replies.simple("OK"),
                 Err(error) => {

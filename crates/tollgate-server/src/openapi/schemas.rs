@@ -6,8 +6,8 @@
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
+use crate::listeners::described::{HEADER_NAME_BYTES_MAX, HEADERS_MAX};
 use crate::listeners::http::request::WAIT_MS_MAX;
-use crate::listeners::http::request::headers::{HEADER_NAME_BYTES_MAX, HEADERS_MAX};
 
 /// `QUOTA/WINDOW [ALGORITHM] [option=value …]`.
 const LIMIT: &str =

@@ -184,6 +184,21 @@ impl<'a> RefusalFields<'a> {
         RefusalFields { error: refusal.verdict().error(), message: refusal.message(), limit: LimitFields::of(refusal) }
     }
 
+    /// Returns the milliseconds until the request would be admitted, rounded up, at least 1. `None` if it can never pass.
+    pub fn retry_after_ms(&self) -> Option<u64> {
+        self.limit.retry_after_ms
+    }
+
+    /// Returns the rule whose limit denied the request, or `None` if no limit of a rule did.
+    pub fn rule(&self) -> Option<&'a str> {
+        self.limit.rule
+    }
+
+    /// Returns the plan whose limit denied the request, or `None` if no limit of a plan did.
+    pub fn plan(&self) -> Option<&'a str> {
+        self.limit.plan
+    }
+
     /// Returns the body in the format `json`.
     pub(crate) fn body(&self) -> Body {
         serialized("application/json", self)

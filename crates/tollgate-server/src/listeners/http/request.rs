@@ -13,7 +13,7 @@
 //! rules. With `wait_ms`, the answer is held until there is room; that is for outgoing work, so a `request` must not have
 //! it. With `receipt`, an admission has a receipt, with which its units can be refunded. Anything else is rejected with what is expected; a misspelt field must never mean "no limit".
 
-pub(crate) mod headers;
+mod headers;
 pub(super) mod whole_number;
 
 use std::borrow::Cow;
@@ -27,7 +27,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::json;
 use tollgate::{CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
 
-use self::headers::{Headers, JsonString};
+use self::headers::{Headers, JsonString, field_error};
+use crate::listeners::described::{self, DescriptionError};
 use crate::openapi::schemas as field_schemas;
 use crate::receipts::ReceiptUnavailable;
 
@@ -114,7 +115,7 @@ struct DescribedRequest<'b> {
 /// Deserializes an IP address. The error names the field.
 fn peer_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<std::net::IpAddr, D::Error> {
     let text = Cow::<str>::deserialize(deserializer)?;
-    text.parse().map_err(|_| D::Error::custom("request.peer: expected an IP address such as 203.0.113.9"))
+    described::peer_address(text.as_bytes()).map_err(field_error)
 }
 
 /// Deserializes a field that is present. Unlike for a plain `Option`, null is an error.
@@ -266,12 +267,8 @@ pub(crate) enum CheckRequestError {
          {{\"request\": {{\"method\": …, \"path\": …, \"peer\": …}}}}"
     )]
     Form,
-    #[error("request: {0}")]
-    Request(#[from] http::Error),
-    #[error(
-        "request.path: expected a path such as /shorten?x=1, which begins with / and contains no # and no control character"
-    )]
-    Path,
+    #[error("request.{0}")]
+    Request(#[from] DescriptionError),
     #[error("checks must have 1 to {DEMANDS_MAX} entries, found none")]
     NoChecks,
     #[error("{entry}limit: {error}")]
@@ -353,12 +350,8 @@ fn entry_prefix(index: usize) -> String {
 
 impl DescribedRequest<'_> {
     fn into_check_request<'b>(self, has_receipt: bool) -> Result<CheckRequest<'b>, CheckRequestError> {
-        if !self.path.starts_with('/') || self.path.bytes().any(|byte| byte == b'#' || byte == 0x7f) {
-            return Err(CheckRequestError::Path);
-        }
-        let mut request = http::Request::builder().method(&*self.method).uri(&*self.path).body(())?;
         let Headers(headers) = self.headers;
-        *request.headers_mut() = headers;
+        let request = described::described_request(self.method.as_bytes(), self.path.as_bytes(), headers)?;
         Ok(CheckRequest::ByRules(RequestCheck { request: Box::new(request), peer: self.peer, has_receipt }))
     }
 }
@@ -464,7 +457,7 @@ mod tests {
             (r#"{"key":"a","limit":"1/s","cost":-1}"#, "found -1"),
             (r#"{"key":"a","limit":"1/s","cost":4294967296}"#, "cost must be a whole number from 0 to 4294967295"),
             (r#"{"request":{"method":"GET","path":"/"}}"#, "missing field `peer`"),
-            (r#"{"request":{"method":"G T","path":"/","peer":"::1"}}"#, "request: invalid HTTP method"),
+            (r#"{"request":{"method":"G T","path":"/","peer":"::1"}}"#, "request.method: invalid HTTP method"),
             (
                 r#"{"request":{"method":"GET","path":"/","peer":"somewhere"}}"#,
                 "request.peer: expected an IP address such as 203.0.113.9",

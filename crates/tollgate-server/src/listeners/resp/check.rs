@@ -24,12 +24,11 @@ use tollgate::{
 use super::command::{number, usage};
 use super::frame::Args;
 use super::reply::Replies;
+use crate::listeners::http::request::WAIT_MS_MAX;
 
 /// The scope of `CL.THROTTLE`: like redis-cell, it has one counter per key, whatever the limit.
 const THROTTLE: ScopeName = ScopeName::new("throttle");
 const THROTTLE_USAGE: &str = "CL.THROTTLE key max_burst count period [quantity]";
-/// The longest time for which `TOLLGATE.WAIT` waits.
-const WAIT_MS_MAX: u32 = 60_000;
 /// The number in a reply to a check that was admitted and counted nowhere, in place of one that is not known.
 const UNKNOWN_NUMBER: i64 = -1;
 
@@ -319,13 +318,9 @@ pub(crate) fn reply(decision: &Decision, check: &Check<'_>, format: ReplyFormat,
     for (index, demand) in demands.iter().enumerate() {
         replies.decision(match (format, decision.limits.get(index)) {
             (ReplyFormat::Tollgate, Some(status)) => tollgate_numbers(status),
-            (ReplyFormat::Tollgate, None) => {
-                [1, demand.limit.quota().into(), UNKNOWN_NUMBER, 0, UNKNOWN_NUMBER]
-            }
+            (ReplyFormat::Tollgate, None) => [1, demand.limit.quota().into(), UNKNOWN_NUMBER, 0, UNKNOWN_NUMBER],
             (ReplyFormat::RedisCell, Some(status)) => redis_cell_numbers(status, demand),
-            (ReplyFormat::RedisCell, None) => {
-                [0, demand.limit.cost_max().into(), UNKNOWN_NUMBER, -1, UNKNOWN_NUMBER]
-            }
+            (ReplyFormat::RedisCell, None) => [0, demand.limit.cost_max().into(), UNKNOWN_NUMBER, -1, UNKNOWN_NUMBER],
         });
     }
 }
@@ -348,6 +343,7 @@ fn redis_cell_numbers(status: &LimitStatus, demand: &Demand<'_>) -> [i64; 5] {
     [i64::from(!status.allowed), capacity, status.remaining.into(), retry_after, secs(status.reset_after)]
 }
 
-fn saturating(value: u64) -> i64 {
+/// Returns a number of a reply. One that is too large becomes the largest.
+pub(super) fn saturating(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

@@ -13,6 +13,7 @@
 //! redis-cell counts `max_burst` beyond the first request, so the capacity is `max_burst + 1`. Seconds are rounded up:
 //! a client that waits 0 s would be denied again. `docs/cl-throttle.md` has examples of the replies.
 
+use std::net::IpAddr;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -20,9 +21,9 @@ use tollgate::{Cost, Demand};
 
 use super::check::{LimitCache, PendingCheck, ReplyFormat, explicit, parse_check, parse_throttle, parse_wait};
 use super::frame::Args;
+use super::request::parse_request;
 
 /// A parsed command. Keys and texts are borrowed from the buffer in which it arrived.
-#[derive(Clone, Copy, Debug)]
 pub(crate) enum RespCommand<'b> {
     /// Its demands were appended to the list that the caller passed.
     Check(PendingCheck),
@@ -34,6 +35,8 @@ pub(crate) enum RespCommand<'b> {
     Reset {
         demand: Demand<'b>,
     },
+    /// A described request and the address of its peer, to be decided by the rules.
+    Request(Box<http::Request<()>>, IpAddr),
     Connection(ConnectionCommand<'b>),
     /// A blank line or an empty array, which gets no reply.
     Nothing,
@@ -89,6 +92,10 @@ pub(crate) fn parse_command<'b>(
         let (check, timeout) = parse_wait(buffer, args, limits, demands)?;
         return Ok(RespCommand::Wait { check, timeout });
     }
+    if is("TOLLGATE.REQUEST") {
+        let (request, peer) = parse_request(buffer, args)?;
+        return Ok(RespCommand::Request(Box::new(request), peer));
+    }
     if is("TOLLGATE.RESET") {
         let demand = key_and_limit(buffer, args, limits, "TOLLGATE.RESET key limit")?;
         return Ok(RespCommand::Reset { demand });
@@ -124,9 +131,10 @@ pub(crate) fn is_http(buffer: &[u8], args: &Args) -> bool {
 }
 
 /// The names of all commands.
-pub(crate) const COMMANDS: [&str; 14] = [
+pub(crate) const COMMANDS: [&str; 15] = [
     "TOLLGATE.CHECK",
     "TOLLGATE.WAIT",
+    "TOLLGATE.REQUEST",
     "TOLLGATE.PEEK",
     "TOLLGATE.RESET",
     "CL.THROTTLE",
