@@ -24,3 +24,4 @@ mod shell;
 mod tls;
 mod traces;
 mod unwritable_output;
+mod waits;
