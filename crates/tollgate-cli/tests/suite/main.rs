@@ -15,6 +15,7 @@ mod life;
 mod newcomer;
 mod operate;
 mod ops;
+mod receipts;
 mod reload;
 mod runbooks;
 mod schemathesis;
