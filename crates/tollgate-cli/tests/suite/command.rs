@@ -243,6 +243,27 @@ fn serve_warns_about_rules_that_refund() {
     assert!(warning.contains("WARN") && warning.contains("shorten") && !warning.contains("other"), "{warning}");
 }
 
+#[test]
+fn serve_names_the_settings_that_explicit_checks_cannot_follow() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    let start = |settings: &str| {
+        std::fs::write(&file, format!("{settings}\n{RULES}")).unwrap();
+        Serving::start(&["--config", file.to_str().unwrap()])
+    };
+    let settings = "shadow = true\nbody = \"text\"\npath_bytes_max = 100\nanonymize = true\non_failure = \"allow\"\n\
+                    [exempt]\npaths = [\"/health\"]\n[[bans]]\nby = \"ip\"\nvalue = \"198.51.100.7\"";
+    let line = start(settings).wait_for_log("not to checks that name their key and limit");
+    assert!(line.contains("INFO") && line.contains("no address, API key, path or rule"), "{line}");
+    assert!(line.contains("anonymize, bans, body, exempt, path_bytes_max, shadow"), "{line}");
+    assert!(!line.contains("on_failure") && !line.contains("198.51.100.7"), "{line}");
+    let only_one = start("shadow = true").wait_for_log("not to checks that name their key and limit");
+    assert!(only_one.contains("shadow") && !only_one.contains("body,"), "{only_one}");
+    let others = start("on_failure = \"deny\"\nheaders = [\"x\"]");
+    // The message would precede the addresses of the listeners.
+    assert!(!others.output().contains("not to checks that name"), "{}", others.output());
+}
+
 /// Findings are printed before the listeners start, so the output after the start holds all of them.
 #[test]
 fn instances_on_the_command_line_count_as_configured() {
