@@ -154,7 +154,7 @@ fn serve_decides_requests_by_rules_and_a_broken_file_changes_nothing() {
     assert_eq!(statuses, [true, true, false]);
     assert!(serving.post(POSTED).contains(r#""limits":[{"name":"main","rule":"shorten","quota":2"#));
     let other = POSTED.replace("POST", "GET");
-    assert!(serving.post(&other).contains(r#"{"allowed":true,"source":"none","limits":[]}"#));
+    assert!(serving.post(&other).contains(r#"{"allowed":true,"source":"none","limits":[],"response":{"headers":{}}}"#));
 
     let quota = |serving: &Serving| {
         serving.post(&POSTED.replace("9\"", "10\"")).split("\"quota\":").nth(1).map(|rest| rest[..1].to_owned())
