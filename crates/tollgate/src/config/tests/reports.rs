@@ -453,9 +453,12 @@ fn mistakes_in_templates_are_reported_with_what_is_expected() {
             assert!(report.findings()[0].to_string().contains(phrase), "{body}: {report}");
         }
     }
-    for (template, phrase) in
-        [("x".repeat(500_000), "at most 16384 bytes"), ("{plan}".repeat(101), "at most 100 placeholders")]
-    {
+    for (template, phrase) in [
+        ("x".repeat(500_000), "at most 16384 bytes"),
+        ("{plan}".repeat(101), "at most 100 placeholders"),
+        ("x".repeat(1 << 20), "at most 16384 bytes"),
+        ("{plan}".repeat(10_000), "at most 16384 bytes"),
+    ] {
         let text = format!("body = {{ template = '{template}', content_type = 'text/plain' }}\n");
         let report = load(&format!("{text}[[rules]]\nname = 'a'\nlimits = ['1/s']\n")).unwrap_err();
         assert!(report.findings()[0].to_string().contains(phrase), "{phrase}: {}", report.findings()[0]);
