@@ -73,9 +73,10 @@ pub(crate) struct RuleEndpoint {
 }
 
 /// All endpoints that decide requests by rules. They must give the same answers.
-pub(crate) const RULE_ENDPOINTS: [RuleEndpoint; 2] = [
+pub(crate) const RULE_ENDPOINTS: [RuleEndpoint; 3] = [
     RuleEndpoint { name: "the layer", ask: Deployment::ask_layer },
     RuleEndpoint { name: "/v1/check by rules", ask: Deployment::ask_check },
+    RuleEndpoint { name: "TOLLGATE.REQUEST", ask: Deployment::ask_resp },
 ];
 
 /// The store of a deployment whose configuration names none.
@@ -166,6 +167,23 @@ impl Deployment {
         let relayed = response["status"].as_u64().unwrap() as u16;
         assert!(status == relayed || headers.contains_key("grpc-status"), "{status}: {body}");
         ClientResponse { status: relayed, headers, body: response["body"].as_str().unwrap().to_owned() }
+    }
+
+    /// Describes a request to `TOLLGATE.REQUEST`, and relays the response.
+    fn ask_resp(&self, asked: &ClientRequest) -> ClientResponse {
+        let mut command = vec!["TOLLGATE.REQUEST", asked.method, &asked.path, asked.peer];
+        command.extend(asked.headers.iter().flat_map(|(name, value)| [name, value]));
+        let reply = Connection::open(self.resp).unwrap().call(&command).unwrap();
+        let [allowed, status, .., pairs, body] = reply.items() else { panic!("{reply:?}") };
+        let mut headers = BTreeMap::<String, String>::new();
+        for pair in pairs.items() {
+            let [name, value] = pair.items() else { panic!("{reply:?}") };
+            let joined = headers.entry(name.text()).or_default();
+            *joined = if joined.is_empty() { value.text() } else { format!("{joined}, {}", value.text()) };
+        }
+        let (status, body) = (status.integer().try_into().unwrap(), body.text());
+        assert!(allowed.integer() == 0 || (status, &*body) == (200, ""), "only headers to add: {reply:?}");
+        ClientResponse { status, headers, body }
     }
 
     /// Posts a body to `/v1/check`. Returns the status, headers without the date, and the body of the response.
