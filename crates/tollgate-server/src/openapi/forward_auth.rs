@@ -34,7 +34,8 @@ fn parameters() -> Value {
             "description": description, "example": example, "schema": schema,
         })
     };
-    let text = || json!({ "type": "string" });
+    // Not empty, and more than white space, which is not part of a header's value.
+    let text = || json!({ "type": "string", "pattern": "[^\\t ]" });
     json!([
         parameter("X-Forwarded-Method", "The method of the visitor's request.", "POST", schemas::method_text()),
         parameter(

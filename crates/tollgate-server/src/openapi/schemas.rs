@@ -59,9 +59,9 @@ pub(super) fn method_text() -> Value {
     json!({ "type": "string", "pattern": METHOD })
 }
 
-/// Returns the schema of the text of a path with an optional query, without a description.
+/// Returns the schema of the text of a path with an optional query, without a description and a length.
 pub(super) fn path_text() -> Value {
-    json!({ "type": "string", "pattern": PATH, "maxLength": PATH_BYTES_MAX })
+    json!({ "type": "string", "pattern": PATH })
 }
 
 pub(crate) fn method(_: &mut SchemaGenerator) -> Schema {
