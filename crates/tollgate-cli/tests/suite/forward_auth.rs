@@ -346,13 +346,13 @@ fn a_direct_caller_needs_a_trusted_address_and_all_headers() {
         let stranger = ask("127.0.0.2", &options);
         assert_eq!(stranger.status, 400);
         assert!(stranger.body.contains("trusted_proxies"), "{stranger:?}");
-        for missing in 0..headers.len() {
-            let mut options = options.clone();
-            options.drain(2 * missing..2 * missing + 2);
+        for missing in headers {
+            let others: Vec<&str> = headers.into_iter().filter(|header| *header != missing).collect();
+            let options: Vec<&str> = others.into_iter().flat_map(|header| ["--header", header]).collect();
             let answer = ask("127.0.0.1", &options);
-            assert_eq!(answer.status, 400, "{}", headers[missing]);
-            let name = headers[missing].split(':').next().unwrap();
-            assert!(answer.body.to_ascii_lowercase().contains(&name.to_ascii_lowercase()), "{answer:?}");
+            assert_eq!(answer.status, 400, "{missing}");
+            let name = missing.split(':').next().unwrap().to_ascii_lowercase();
+            assert!(answer.body.to_ascii_lowercase().contains(&name), "{answer:?}");
         }
     }
     let admitted = visit(&tollgate.http, "127.0.0.1", "/v1/forward-auth", &options).unwrap();
