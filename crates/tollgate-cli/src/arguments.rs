@@ -135,6 +135,10 @@ pub(crate) struct Serve {
     /// else none]
     #[arg(long, value_name = "FILE")]
     pub(crate) http_token_file: Option<PathBuf>,
+    /// File with the secret under which receipts are encrypted, the same for all instances [default:
+    /// $TOLLGATE_RECEIPT_SECRET, else `receipt_secret` of the configuration, else random if counters are in memory]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) receipt_secret_file: Option<PathBuf>,
     /// Serve HTTP and RESP without a token or password on addresses that other machines can reach
     #[arg(long)]
     pub(crate) insecure: bool,

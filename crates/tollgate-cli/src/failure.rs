@@ -51,6 +51,9 @@ pub(crate) enum Failure {
         "write the password to this file, or omit --resp-password-file to accept clients without a password"
     ))]
     PasswordMissing { place: String },
+    #[error("{place}: the receipt secret must have at least {bytes_min} bytes, this one has {bytes}")]
+    #[diagnostic(help("generate one, for example with `openssl rand -hex 32`"))]
+    ReceiptSecretShort { place: String, bytes: usize, bytes_min: usize },
     #[error("${variable} is not valid UTF-8")]
     #[diagnostic(help("a secret in the environment must be UTF-8; encode other bytes as hex or base64"))]
     NotText { variable: String },

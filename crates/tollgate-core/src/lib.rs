@@ -63,6 +63,7 @@
 //! - [`Decision`], [`LimitStatus`], [`Wait`]: the result.
 //! - [`algorithm`]: the three state machines and [`algorithm::decide`].
 //! - [`MemoryStore`]: counters in process memory. [`Store`]: the trait of all stores.
+//! - [`Redemption`]: a refund or a later charge that takes effect exactly once.
 //! - [`Clock`], [`SystemClock`], [`ManualClock`], [`Timestamp`]: time as an argument.
 //!
 //! # What is deliberately absent
@@ -78,6 +79,7 @@ mod key;
 mod limit;
 mod memory;
 mod names;
+mod redemption;
 mod store;
 mod time;
 
@@ -92,5 +94,6 @@ pub use limit::{
 };
 pub use memory::{MemoryStore, MemoryStoreBuilder};
 pub use names::NameError;
+pub use redemption::{ReceiptId, Redeemed, Redemption};
 pub use store::{Atomicity, Store, StoreError, StoreErrorKind, StoreFuture};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};

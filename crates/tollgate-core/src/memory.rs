@@ -29,6 +29,8 @@
 //! again. A log that may not grow adds to its newest entry instead, which errs towards denial.
 //!
 //! **Bans** are looked up before the counters, and only if there are any (`memory/bans.rs`).
+//!
+//! **Receipts** that were redeemed are remembered until they expire (`memory/receipts.rs`). Checks do not read them.
 
 mod bans;
 mod budget;
@@ -37,6 +39,7 @@ mod counter_hash;
 mod lifetime;
 mod multi_limit;
 mod overflow;
+mod receipts;
 mod rings;
 mod shard;
 mod slot;
@@ -53,12 +56,14 @@ pub use self::builder::MemoryStoreBuilder;
 use self::builder::StoreClock;
 use self::counter_hash::{CounterHash, CounterHasher};
 use self::overflow::{CELLS_MAX, OverflowScope};
+use self::receipts::UsedReceipts;
 use self::shard::{Shard, SlotLocation};
 use crate::algorithm::{self, Receipt, State};
 use crate::check::{Check, Cost, Demand};
 use crate::decision::{Decision, LimitStatus, LimitStatuses, Source, Wait};
 use crate::key::{Key, KeyError};
 use crate::limit::{Limit, Machine};
+use crate::redemption::{Redeemed, Redemption};
 use crate::store::{Store, StoreError, StoreFuture};
 use crate::time::{Clock, Timestamp};
 
@@ -86,6 +91,7 @@ pub struct MemoryStore {
     clock: StoreClock,
     budget: Budget,
     bans: Bans,
+    receipts: UsedReceipts,
 }
 
 /// A shard, aligned to two cache lines, so that two shards never share one.
@@ -155,7 +161,7 @@ impl MemoryStore {
     ///
     /// `check` must be the check that was decided, and `decision` the result of this store. A denied decision, or one
     /// without limit statuses, refunds nothing. The store does not detect a second refund of the same decision; the
-    /// caller must refund at most once.
+    /// caller must refund at most once, or use [`MemoryStore::redeem`].
     pub fn refund(&self, check: &Check<'_>, decision: &Decision) {
         if !decision.allowed() {
             return;
@@ -165,6 +171,27 @@ impl MemoryStore {
                 self.change(demand, |state, now| state.refund(&demand.limit, now, receipt));
             }
         }
+    }
+
+    /// Gives units back and charges units as `redemption` says, unless its id was used before or is expired.
+    ///
+    /// Of any number of calls with one id, exactly one returns [`Redeemed::Done`], and the others wait until it has
+    /// taken effect. A check at the same time may see the counter of one limit corrected and that of another one not
+    /// yet. The charge ignores bans.
+    ///
+    /// # Errors
+    /// Returns an error of the kind `Unavailable` if 1,000,000 other ids are marked as used, which takes 61 MB. Nothing is changed
+    /// then.
+    pub fn redeem(&self, redemption: &Redemption<'_>) -> Result<Redeemed, StoreError> {
+        self.receipts.redeem(redemption.id, redemption.until, self.clock.now(), || {
+            if let Some((check, decision)) = &redemption.refund {
+                self.refund(check, decision);
+            }
+            let demands: SmallVec<[Demand<'_>; 4]> = redemption.charged_demands().collect();
+            if !demands.is_empty() {
+                self.decide_at(self.clock.now(), &Check::of_distinct(&demands));
+            }
+        })
     }
 
     /// Deletes the counter of `demand`, as if its key had never been used. The cost is ignored.
@@ -246,7 +273,7 @@ impl MemoryStore {
 
     /// Returns the bytes of memory that are allocated for counters, including empty slots and expired counters.
     ///
-    /// Includes the fixed size of the shards, which is not under the cap. Bans are not included.
+    /// Includes the fixed size of the shards, which is not under the cap. Bans and used receipts are not included.
     pub fn bytes_used(&self) -> usize {
         self.budget.used() + self.shards.len() * size_of::<Padded>()
     }
@@ -259,6 +286,12 @@ impl MemoryStore {
         {
             return Decision::banned(read, Source::Store, ban, check);
         }
+        self.decide_at(read, check)
+    }
+
+    /// Decides a check. `read` is the time that the caller read from the clock. Bans are not considered.
+    #[inline]
+    fn decide_at(&self, read: Timestamp, check: &Check<'_>) -> Decision {
         let mut decision = Decision { at: read, source: Source::Store, ban: None, limits: LimitStatuses::new() };
         match check.demands() {
             [demand] => {
@@ -523,6 +556,10 @@ impl Store for MemoryStore {
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
         MemoryStore::refund(self, check, decision);
         Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn redeem<'a>(&'a self, redemption: &'a Redemption<'a>) -> StoreFuture<'a, Redeemed> {
+        Box::pin(std::future::ready(MemoryStore::redeem(self, redemption)))
     }
 
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {

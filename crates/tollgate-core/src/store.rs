@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use crate::check::{Check, Demand};
 use crate::decision::{Decision, LimitStatus, Wait};
+use crate::redemption::{Redeemed, Redemption};
 
 /// The future that a store returns. It is boxed, so that a store can be chosen at run time.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
@@ -46,8 +47,23 @@ pub trait Store: Send + Sync {
     ///
     /// `check` must be the check that was decided, and `decision` the result of this store. A denied decision, or one
     /// without limit statuses, refunds nothing. The store does not detect a second refund of the same decision; the
-    /// caller must refund at most once.
+    /// caller must refund at most once, or use [`Store::redeem`].
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()>;
+
+    /// Gives units back and charges units as `redemption` says, unless its id was used before or is expired.
+    ///
+    /// Any number of callers may redeem one id, at the same time and on all nodes that share the store: exactly one of
+    /// them gets [`Redeemed::Done`]. The id is marked as used in the same step in which the units are given back and
+    /// charged. With [`Redeemed::AlreadyUsed`] and [`Redeemed::Expired`] nothing changes. After an error, the caller may
+    /// call again with the same redemption, whatever the kind of the error. If the first call was executed, the second
+    /// one returns `AlreadyUsed`.
+    ///
+    /// The default implementation returns an error of the kind [`StoreErrorKind::Forbidden`]: the store has no receipts.
+    fn redeem<'a>(&'a self, redemption: &'a Redemption<'a>) -> StoreFuture<'a, Redeemed> {
+        let _ = redemption;
+        let error = StoreError::new(StoreErrorKind::Forbidden, "this store has no receipts");
+        Box::pin(std::future::ready(Err(error)))
+    }
 
     /// Deletes the counter of `demand`, as if its key had never been used.
     ///

@@ -15,15 +15,17 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::Request;
 use tokio::time::Instant;
 use tollgate::answer::Styles;
 use tollgate::engine::{Engine, Outcome, RequestOptions};
 use tollgate::rules::{RequestView, RuleSet};
-use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure, Timestamp, Unavailable};
+use tollgate::{Check, CheckOptions, Cost, Decision, Limiter, NotReady, OnFailure, Timestamp, Unavailable, Wait};
 
 use crate::metrics::DecisionStats;
+use crate::receipt_secret::ReceiptSecret;
 
 /// Decides explicit checks and described requests, and counts the decisions. Clones are cheap and share everything.
 #[derive(Clone, Debug)]
@@ -31,6 +33,7 @@ pub(crate) struct Decider {
     limiter: Limiter,
     engine: Option<Engine>,
     stats: Arc<DecisionStats>,
+    receipt_secret: Option<ReceiptSecret>,
 }
 
 /// The settings of the configuration that apply to explicit checks.
@@ -49,7 +52,23 @@ pub(crate) struct ExplicitSettings {
 impl Decider {
     /// Creates a decider of explicit checks by `limiter`, and of requests by `engine` if there is one.
     pub(crate) fn new(limiter: Limiter, engine: Option<Engine>, stats: Arc<DecisionStats>) -> Decider {
-        Decider { limiter, engine, stats }
+        Decider { limiter, engine, stats, receipt_secret: None }
+    }
+
+    /// Sets the secret under which receipts are encrypted. Defaults to none: no receipts are issued.
+    #[must_use]
+    pub(crate) fn with_receipts(self, receipt_secret: Option<ReceiptSecret>) -> Decider {
+        Decider { receipt_secret, ..self }
+    }
+
+    /// Returns the secret under which receipts are encrypted, if there is one.
+    pub(crate) fn receipt_secret(&self) -> Option<&ReceiptSecret> {
+        self.receipt_secret.as_ref()
+    }
+
+    /// Returns the engine that decides requests, if there are rules.
+    pub(crate) fn engine(&self) -> Option<&Engine> {
+        self.engine.as_ref()
     }
 
     /// Returns the limiter of explicit checks.
@@ -88,6 +107,29 @@ impl Decider {
         answer
     }
 
+    /// Waits until an explicit check is admitted, at most `wait_max`, and counts the last decision, but no time.
+    ///
+    /// The delay of a leaky bucket is waited for, too, so an admission has none. If the check is not admitted in time or
+    /// never, the last decision is returned as a denial, and nothing is charged.
+    /// Checks that wait for the same counters in this process are admitted in the order of their arrival. Dropping the
+    /// future removes the check from the queue. While the kill switch is on at the start of the wait, the check is
+    /// admitted at once, as by [`Decider::check`].
+    ///
+    /// # Errors
+    /// Returns an error only if the store does not answer and `on_failure` is `deny`.
+    pub(crate) async fn wait(
+        &self,
+        check: &Check<'_>,
+        wait_max: Duration,
+        refundable: bool,
+    ) -> Result<Decision, Unavailable> {
+        let Some(options) = self.explicit_options(refundable) else { return Ok(unlimited()) };
+        let ready = self.limiter.until_ready_with(check, wait_max, options).await;
+        let answer = ready.map(|admitted| without_delay(admitted, check)).or_else(NotReady::into_denial);
+        self.stats.count_explicit(&answer);
+        answer
+    }
+
     /// Decides explicit checks one after the other, with at most one call to the store, and counts the decisions.
     ///
     /// Returns one result per check, in the same order, each as from [`Decider::check`].
@@ -107,6 +149,8 @@ impl Decider {
     }
 
     /// Decides a described request by the rules and counts the decision. Returns `None` if there are no rules.
+    ///
+    /// With `keeps_receipt` in `options`, the permit of an admission can issue a [receipt](Decider::receipt_of).
     pub(crate) async fn check_request(
         &self,
         request: &Request<()>,
@@ -125,6 +169,13 @@ impl Decider {
         let ExplicitSettings { is_off, on_failure, .. } = self.explicit_settings();
         (!is_off).then_some(CheckOptions { on_failure, refundable })
     }
+}
+
+/// Removes the delay of a leaky bucket from an admission of `check`, because it has been waited for.
+fn without_delay(mut admitted: Decision, check: &Check<'_>) -> Decision {
+    let charged = check.demands().iter().zip(&mut admitted.limits).filter(|(demand, _)| demand.cost != Cost::PEEK);
+    charged.for_each(|(_, status)| status.retry_after = Wait::ZERO);
+    admitted
 }
 
 /// Returns the decision of a check to which no limit applies.

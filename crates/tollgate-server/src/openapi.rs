@@ -17,7 +17,7 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Value, json};
 
 use crate::listeners::http::request::CheckBody;
-use crate::listeners::http::response::{BanBody, DecisionBody, ErrorBody};
+use crate::listeners::http::response::{DecisionBody, ErrorBody, RefusalBody};
 
 /// Returns the response of `/openapi.json`: the OpenAPI document as JSON, which is created once.
 pub(crate) fn document_response() -> Response<Bytes> {
@@ -48,7 +48,7 @@ fn document() -> Value {
     let mut schemas = settings.into_generator();
     let request = schemas.subschema_for::<CheckBody<'_>>();
     let responses = responses(&mut schemas);
-    let forward_auth = forward_auth::paths(&schemas.subschema_for::<ErrorBody>(), &schemas.subschema_for::<BanBody>());
+    let forward_auth = forward_auth::paths(&schemas.subschema_for::<ErrorBody>());
     let components = schemas.take_definitions(true);
     let mut document = json!({
         "openapi": "3.1.0",
@@ -62,11 +62,13 @@ fn document() -> Value {
             "operationId": "check",
             "summary": "Decide whether a request is allowed",
             "description": "The body has one of three forms: one limit; several limits, of which none is charged unless all pass; or the \
-                description of a request that another program received, to be decided by the configured rules.",
+                description of a request that another program received, to be decided by the configured rules. In the last form, the \
+                field `response` of the answer has what a service behind the Tower layer would send.",
             "requestBody": { "required": true, "content": { "application/json": {
                 "schema": request,
                 "examples": {
                     "one": { "summary": "One limit", "value": { "key": "user:42", "limit": "10/min", "cost": 1 } },
+                    "wait": { "summary": "One limit, waiting for room", "value": { "key": "hooks.example.com", "limit": "10/s", "wait_ms": 5000 } },
                     "together": { "summary": "Several limits, all or none", "value": { "checks": [
                         { "key": "user:42", "limit": "10/min" }, { "key": "user:42", "limit": "1000/day" },
                     ] } },
@@ -87,6 +89,7 @@ fn document() -> Value {
 
 fn responses(schemas: &mut SchemaGenerator) -> Value {
     let decision = schemas.subschema_for::<DecisionBody>();
+    let refusal = schemas.subschema_for::<RefusalBody>();
     let problem = schemas.subschema_for::<ErrorBody>();
     let (limits, retry) = (limit_headers(), retry_after());
     let rejected = |description: &str| json!({ "description": description, "content": { "application/json": { "schema": problem } } });
@@ -98,14 +101,14 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
     let mut forbidden = rejected(
         "The key or the described caller is banned, or a browser sent the request for a web page whose origin is not allowed.",
     );
-    let ban = schemas.subschema_for::<BanBody>();
-    forbidden["content"]["application/json"]["schema"] = json!({ "anyOf": [ban, problem] });
+    forbidden["content"]["application/json"]["schema"] = json!({ "anyOf": [refusal, problem] });
     forbidden["headers"] = json!({
         "Retry-After": retry,
         "Cache-Control": header("`no-store`, if the caller is banned.", json!({ "type": "string" })),
     });
     let mut path_too_long =
         rejected("The path of the described request is longer than the rules accept (`path_bytes_max`).");
+    path_too_long["content"]["application/json"]["schema"] = json!(refusal);
     path_too_long["headers"] = json!({ "Cache-Control": header("`no-store`", json!({ "type": "string" })) });
     let mut not_allowed = rejected("The method is not POST.");
     not_allowed["headers"] = json!({ "Allow": header("The allowed methods.", json!({ "type": "string" })) });
@@ -123,20 +126,17 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
         "413": rejected("The body is too large."),
         "414": path_too_long,
         "429": {
-            "description": "A limit denies the request. The body is the decision, as for 200.",
+            "description": "A limit denies the request. With `wait_ms`, there was no room in time. The body has the decision, as for \
+                200, and the fields of the refusal.",
             "headers": denial_headers(),
-            "content": { "application/json": { "schema": decision } },
+            "content": { "application/json": { "schema": refusal } },
         },
         "431": { "description": "The headers are too large." },
         "503": {
-            "description": "The store is unreachable and the rule has `on_failure = \"deny\"`, or the listener is overloaded. Never sent \
-                because of a quota. The body has the format of the rule.",
-            "headers": { "Retry-After": retry, "Cache-Control": header("`no-store`, if a rule decided.", json!({ "type": "string" })) },
-            "content": {
-                "application/json": { "schema": { "type": "object" } },
-                "application/problem+json": { "schema": { "type": "object" } },
-                "text/plain; charset=utf-8": { "schema": { "type": "string" } },
-            },
+            "description": "The store is unreachable and `on_failure` is `deny`, or the listener is overloaded. Never sent because of a \
+                quota.",
+            "headers": { "Retry-After": retry, "Cache-Control": header("`no-store`, if the store is unreachable.", json!({ "type": "string" })) },
+            "content": { "application/json": { "schema": { "anyOf": [refusal, problem] } } },
         },
     })
 }

@@ -72,7 +72,7 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 
-pub use body::{Body, BodyFormat, CustomFormat};
+pub use body::{Body, BodyFormat, CustomFormat, RefusalFields};
 pub use policies::Policies;
 pub use policy::{Policy, PolicyNameError};
 pub use refusal::RefusalDetails;

@@ -25,3 +25,4 @@ mod shell;
 mod tls;
 mod traces;
 mod unwritable_output;
+mod waits;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::bans::Bans;
 use super::budget::Budget;
 use super::counter_hash::CounterHasher;
+use super::receipts::UsedReceipts;
 use super::{MemoryStore, Padded};
 use crate::time::{Clock, SystemClock, Timestamp};
 
@@ -81,6 +82,7 @@ impl MemoryStoreBuilder {
             clock: self.clock,
             budget: Budget::new(self.max_bytes, shards),
             bans: Bans::default(),
+            receipts: UsedReceipts::default(),
         }
     }
 }

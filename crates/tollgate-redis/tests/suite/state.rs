@@ -142,7 +142,8 @@ fn state_is_as_documented() {
     assert_eq!(text, "1760000000000000 120000000 60000000", "time level scale");
 }
 
-fn keys_and_values(server: &Server) -> Vec<String> {
+/// Returns all keys with their values as the server dumps them.
+pub(crate) fn keys_and_values(server: &Server) -> Vec<String> {
     let keys = server.command(&["KEYS", "*"]);
     let mut dump: Vec<String> =
         keys.items().iter().map(|key| format!("{} {:?}", key.text(), server.command(&["DUMP", &key.text()]))).collect();
@@ -229,7 +230,7 @@ fn spoil(redis: &OnServer, now_us: u64, subject: &str) {
 
 /// Writes a chunked log with `entries` entries of one unit, one every microsecond, the last a microsecond before
 /// `now_us`.
-fn fill_chunked(redis: &OnServer, log: &Demand<'_>, entries: u64, now_us: u64) {
+pub(crate) fn fill_chunked(redis: &OnServer, log: &Demand<'_>, entries: u64, now_us: u64) {
     for entry in 0..entries {
         redis.clock.set(Timestamp::from_micros(now_us - entries + entry));
         // More than four units at once: the list is chunked from the beginning.

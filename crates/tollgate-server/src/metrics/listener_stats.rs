@@ -208,13 +208,23 @@ pub(crate) struct DecisionStats {
 impl DecisionStats {
     /// Counts the decision on an explicit check by outcome and source, and records how long it took.
     ///
-    /// An error counts as unavailable, with the source `none`. A refusal by a ban is counted as a ban, too.
+    /// It is counted as by [`count_explicit`](Self::count_explicit).
     pub(crate) fn record_explicit(&self, answer: &Result<Decision, Unavailable>, took: Duration) {
-        self.explicit.count_answer(answer);
-        if answer.as_ref().is_ok_and(|decision| decision.ban.is_some()) {
-            self.banned[1].fetch_add(1, Ordering::Relaxed);
-        }
+        self.count_explicit(answer);
         self.record(answer.as_ref().map_or(Source::None, |decision| decision.source), took);
+    }
+
+    /// Counts the decision on an explicit check by outcome and source.
+    ///
+    /// An error counts as unavailable, with the source `none`. A refusal by a ban is counted as a ban, and not as a
+    /// decision.
+    pub(crate) fn count_explicit(&self, answer: &Result<Decision, Unavailable>) {
+        match answer {
+            Ok(decision) if decision.ban.is_some() => {
+                self.banned[1].fetch_add(1, Ordering::Relaxed);
+            }
+            _ => self.explicit.count_answer(answer),
+        }
     }
 
     /// Counts the decision on a request by rules, and records how long it took.

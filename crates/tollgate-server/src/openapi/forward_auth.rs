@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::{denial_headers, header, limit_headers, retry_after, schemas};
 
-/// Returns the paths by name. `problem` and `ban` are the schemas of these bodies.
-pub(super) fn paths(problem: &Schema, ban: &Schema) -> [(&'static str, Value); 2] {
+/// Returns the paths by name. `problem` is the schema of an error's body.
+pub(super) fn paths(problem: &Schema) -> [(&'static str, Value); 2] {
     let plain = json!({ "get": {
         "operationId": "forwardAuth",
         "summary": "Decide a request for Caddy or Traefik",
@@ -14,7 +14,7 @@ pub(super) fn paths(problem: &Schema, ban: &Schema) -> [(&'static str, Value); 2
             rules decide. Any method is accepted; body and query are ignored. The address of the proxy must be in \
             `trusted_proxies` of the rules. No token is required.",
         "parameters": parameters(),
-        "responses": plain_responses(problem, ban),
+        "responses": plain_responses(problem),
     } });
     let nginx = json!({ "get": {
         "operationId": "forwardAuthNginx",
@@ -55,9 +55,8 @@ fn parameters() -> Value {
     ])
 }
 
-fn plain_responses(problem: &Schema, ban: &Schema) -> Value {
+fn plain_responses(problem: &Schema) -> Value {
     let no_store = || header("`no-store`", json!({ "type": "string" }));
-    let json_body = |schema: &Schema| json!({ "application/json": { "schema": schema } });
     // The format is that of the rule. A template has the content type of the configuration, which is not listed here.
     let refusal_bodies = json!({
         "application/json": { "schema": { "type": "object" } },
@@ -70,12 +69,12 @@ fn plain_responses(problem: &Schema, ban: &Schema) -> Value {
         "403": {
             "description": "The visitor is banned.",
             "headers": { "Retry-After": retry_after(), "Cache-Control": no_store() },
-            "content": json_body(ban),
+            "content": { "application/json": { "schema": { "type": "object" } } },
         },
         "414": {
             "description": "The path is longer than the rules accept (`path_bytes_max`).",
             "headers": { "Cache-Control": no_store() },
-            "content": json_body(problem),
+            "content": { "application/json": { "schema": problem } },
         },
         "429": {
             "description": "A limit denies the request. The body has the format of the rule.",

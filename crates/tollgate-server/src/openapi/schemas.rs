@@ -7,7 +7,8 @@
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
-use crate::listeners::http::request::headers::{HEADER_NAME_BYTES_MAX, HEADERS_MAX};
+use crate::listeners::described::{HEADER_NAME_BYTES_MAX, HEADERS_MAX};
+use crate::listeners::http::request::WAIT_MS_MAX;
 
 /// `QUOTA/WINDOW [ALGORITHM] [option=value …]`.
 const LIMIT: &str =
@@ -62,6 +63,25 @@ pub(super) fn method_text() -> Value {
 /// Returns the schema of the text of a path with an optional query, without a description and a length.
 pub(super) fn path_text() -> Value {
     json!({ "type": "string", "pattern": PATH })
+}
+
+pub(crate) fn wait_ms(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "integer",
+        "description": "Holds the answer until every limit has room, at most this many milliseconds. Checks that wait for \
+            the same counters in this instance are admitted in the order of their arrival. If there is no room in time, the \
+            answer is 429, and nothing is charged; if that is known earlier, it is sent at once.",
+        "minimum": 0,
+        "maximum": WAIT_MS_MAX,
+    })
+}
+
+pub(crate) fn receipt(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "boolean",
+        "description": "Whether an admission gets a receipt, with which its units can be refunded by POST /v1/refund.",
+        "default": false,
+    })
 }
 
 pub(crate) fn method(_: &mut SchemaGenerator) -> Schema {

@@ -78,6 +78,7 @@ fn validate(document: &Value, schema: &Value, value: &Value) -> Result<(), Strin
             "format" => match (expected.as_str().unwrap(), value.as_str()) {
                 ("ipv4", Some(text)) => text.parse::<std::net::Ipv4Addr>().is_ok(),
                 ("ipv6", Some(text)) => text.parse::<std::net::Ipv6Addr>().is_ok(),
+                ("uint16", None) => value.as_u64().is_some_and(|value| u16::try_from(value).is_ok()),
                 ("uint32", None) => value.is_null() || value.as_u64().is_some_and(|value| u32::try_from(value).is_ok()),
                 ("uint64", None) => value.is_null() || value.is_u64(),
                 (format, _) => panic!("unknown format {format} of {value}"),
@@ -165,6 +166,9 @@ async fn all_responses() -> Vec<Received> {
         ("429", post("", r#"{"key":"a","limit":"1/min","cost":2}"#)),
         ("429", by_rules("/json", HERE).repeat(2)),
         ("429", by_rules("/local", HERE).repeat(2)),
+        ("429", post("", &described("/plan", HERE, r#"{"x-api-key":"planted-pro"}"#)).repeat(4)),
+        ("429", post("", &described("/json", HERE, r#"{"content-type":"application/grpc"}"#)).repeat(2)),
+        ("429", post("", r#"{"key":"a","limit":"1/min","cost":2,"wait_ms":1}"#)),
         ("431", format!("GET / HTTP/1.1\r\nhost: x\r\nlarge: {}\r\n\r\n", "x".repeat(100_000))),
     ];
     let mut all = Vec::new();
@@ -289,7 +293,7 @@ fn bodies_are_accepted_exactly_if_they_are_valid() {
         assert_eq!(CheckRequest::parse(body.to_string().as_bytes()).is_ok(), is_valid, "{body}");
     };
     let examples = content["examples"].as_object().unwrap();
-    assert_eq!(examples.len(), 3, "one example for each form");
+    assert_eq!(examples.len(), 4, "one example for each form, and one that waits");
     for example in examples.values() {
         check(&example["value"], true);
     }
@@ -309,6 +313,11 @@ fn bodies_are_accepted_exactly_if_they_are_valid() {
         (with(entry.clone(), "", "cost", json!(-1)), false),
         (with(entry.clone(), "", "cost", json!(1.5)), false),
         (with(entry.clone(), "", "cost", json!(null)), false),
+        (with(entry.clone(), "", "wait_ms", json!(0)), true),
+        (with(entry.clone(), "", "wait_ms", json!(60_000)), true),
+        (with(entry.clone(), "", "wait_ms", json!(60_001)), false),
+        (with(entry.clone(), "", "wait_ms", json!(-1)), false),
+        (with(entry.clone(), "", "wait_ms", json!(null)), false),
         (with(entry.clone(), "", "limit", json!("1")), false),
         (with(entry.clone(), "", "limit", json!(10)), false),
         (with(entry.clone(), "", "cots", json!(1)), false),
@@ -316,6 +325,9 @@ fn bodies_are_accepted_exactly_if_they_are_valid() {
         (without(entry.clone(), "", "key"), false),
         (without(entry.clone(), "", "limit"), false),
         (json!({ "checks": [entry] }), true),
+        (json!({ "checks": [entry], "wait_ms": 10 }), true),
+        (json!({ "checks": [with(entry.clone(), "", "wait_ms", json!(0))] }), false),
+        (with(request.clone(), "", "wait_ms", json!(0)), false),
         (json!({ "checks": [] }), false),
         (json!({ "checks": vec![&entry; 33] }), false),
         (json!({ "checks": entry }), false),
@@ -324,6 +336,7 @@ fn bodies_are_accepted_exactly_if_they_are_valid() {
         (json!({}), false),
         (without(request.clone(), "/request", "headers"), true),
         (with(request.clone(), "/request", "headers", json!([["x-a", "b"]])), true),
+        (with(request.clone(), "/request", "headers", json!([])), true),
         (with(request.clone(), "/request", "headers", json!([["x-a"]])), false),
         (with(request.clone(), "/request", "headers", json!({ "x a": "" })), false),
         (with(request.clone(), "/request", "headers", json!({ "x": 1 })), false),

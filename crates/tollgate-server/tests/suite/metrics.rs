@@ -150,6 +150,9 @@ fn refusals_by_bans_are_counted_by_where_the_ban_is() {
     assert_eq!(site.check(&json!({ "key": "user:42", "limit": "10/h" })).status, 403);
     assert_eq!(site.check(&json!({ "key": "user:43", "limit": "10/h" })).status, 200);
     assert_eq!(banned(), [r#"{ban="configuration"} 2"#, r#"{ban="store"} 2"#]);
+    let decisions = samples(&site, "tollgate_decisions_total{rule=\"\",");
+    let made: Vec<&String> = decisions.iter().filter(|sample| !sample.ends_with(" 0")).collect();
+    assert_eq!(made, [r#"verdict="allow",source="store",mode="enforce"} 1"#], "a ban is not a decision");
     assert_eq!(samples(&site, "tollgate_degraded_total{policy=\"allow\"}"), [" 0"]);
 }
 

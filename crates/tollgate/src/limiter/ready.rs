@@ -70,6 +70,27 @@ impl NotReady {
             NotReady::Unavailable(_) => None,
         }
     }
+
+    /// Returns the last decision as a denial, or the error if the store did not answer.
+    ///
+    /// A denial is returned unchanged. An admission whose delay in a leaky bucket is too long becomes a denial by the
+    /// limits that require the delay, with the refunded units in `remaining`.
+    ///
+    /// # Errors
+    /// Returns the error of [`NotReady::Unavailable`].
+    pub fn into_denial(self) -> Result<Decision, Unavailable> {
+        let mut decision = match self {
+            NotReady::Never(decision) | NotReady::TooLate(decision) => decision,
+            NotReady::Unavailable(error) => return Err(error),
+        };
+        if decision.allowed() {
+            for status in &mut decision.limits {
+                status.remaining = status.remaining.saturating_add(status.cost);
+                status.allowed = status.retry_after == Wait::ZERO;
+            }
+        }
+        Ok(decision)
+    }
 }
 
 impl Limiter {
@@ -115,15 +136,35 @@ impl Limiter {
     /// # Panics
     /// Panics outside a tokio runtime with a timer, unless the check only peeks.
     pub async fn until_ready(&self, check: &Check<'_>, wait_max: Duration) -> Result<Decision, NotReady> {
+        self.until_ready_with(check, wait_max, CheckOptions::default()).await
+    }
+
+    /// Waits like [`Limiter::until_ready`], with another failure policy, or for units that may be refunded.
+    ///
+    /// # Errors
+    /// If the check can never be admitted or not within `wait_max`, or if the store does not answer and the failure
+    /// policy of `options` is [`OnFailure::Deny`](crate::OnFailure::Deny).
+    ///
+    /// # Panics
+    /// Panics outside a tokio runtime with a timer, unless the check only peeks.
+    pub async fn until_ready_with(
+        &self,
+        check: &Check<'_>,
+        wait_max: Duration,
+        options: CheckOptions,
+    ) -> Result<Decision, NotReady> {
         if check.demands().iter().all(|demand| demand.cost == Cost::PEEK) {
-            return Ok(self.check_in(TimeBudget::Ready, check, CheckOptions::default()).await?);
+            return Ok(self.check_in(TimeBudget::Ready, check, options).await?);
         }
         let deadline = Instant::now() + wait_max.min(WAIT_MAX);
         let position = self.0.queues.join(check);
-        let Some(turn) = position.turn(deadline).await else { return self.peek_without_turn(check, &position).await };
+        let Some(turn) = position.turn(deadline).await else {
+            return self.peek_without_turn(check, &position, options).await;
+        };
         // The slot of a leaky bucket may be refunded, so its denials must not be cached.
         let is_leaky = |demand: &Demand<'_>| demand.limit.algorithm() == Algorithm::LeakyBucket;
-        let options = CheckOptions { refundable: check.demands().iter().any(is_leaky), ..CheckOptions::default() };
+        let refundable = options.refundable || check.demands().iter().any(is_leaky);
+        let options = CheckOptions { refundable, ..options };
         let mut is_contended = false;
         loop {
             let decision = self.check_in(TimeBudget::Ready, check, options).await?;
@@ -164,14 +205,19 @@ impl Limiter {
     /// Returns `Ok` only if the store does not answer and the failure policy admits the check uncounted. Otherwise
     /// returns [`NotReady::Never`] if a cost can never fit, else [`NotReady::TooLate`] with a denial, whose
     /// `retry_after` is at least the time until the first in the queue checks again.
-    async fn peek_without_turn(&self, check: &Check<'_>, position: &QueuePosition<'_>) -> Result<Decision, NotReady> {
+    async fn peek_without_turn(
+        &self,
+        check: &Check<'_>,
+        position: &QueuePosition<'_>,
+        options: CheckOptions,
+    ) -> Result<Decision, NotReady> {
         let until_front_asks =
             position.front_asks_at().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
         let peeks: SmallVec<[Demand<'_>; 2]> = check.demands().iter().map(|demand| demand.cost(Cost::PEEK)).collect();
         let Ok(peek) = Check::new(&peeks) else {
-            return Ok(self.check_in(TimeBudget::Ready, check, CheckOptions::default()).await?);
+            return Ok(self.check_in(TimeBudget::Ready, check, options).await?);
         };
-        let mut decision = self.check_in(TimeBudget::Ready, &peek, CheckOptions::default()).await?;
+        let mut decision = self.check_in(TimeBudget::Ready, &peek, options).await?;
         if decision.limits.is_empty() {
             // The request is admitted without counting, so the checks before it do not matter.
             return Ok(decision);

@@ -65,14 +65,14 @@ use bytes::Bytes;
 use http::header::{
     CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderName, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
-use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use tokio::time::Instant;
 use tollgate::engine::{Outcome, RequestOptions};
 use tollgate::identity::TrustedProxies;
 
 use super::HttpListener;
 use super::connection::problem;
+use crate::listeners::described::{DescriptionError, described_request};
 
 /// The longest time for which a leaky bucket may delay an answer. Traefik waits 30 s for it, and nginx 60 s.
 const WAIT_MAX: Duration = Duration::from_secs(25);
@@ -146,7 +146,7 @@ impl ForwardAuth {
 }
 
 /// The reason why a request of a proxy is not decided. The message says what is expected.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 enum ForwardAuthError {
     #[error("this instance has no rules; start it with --config FILE")]
     NoRules,
@@ -159,8 +159,8 @@ enum ForwardAuthError {
     Header(&'static str),
     #[error("expected the client's address in the header {0}, set by the proxy (forwarding_header of the rules)")]
     NoAddress(HeaderName),
-    #[error("the method or the target of the request is malformed")]
-    Malformed,
+    #[error("{0}")]
+    Malformed(#[from] DescriptionError),
 }
 
 impl HttpListener {
@@ -183,7 +183,7 @@ impl HttpListener {
                 form.admission(headers)
             }
             Ok((Outcome::Refused(refusal), request)) => form.refusal(refusal.response(request.headers())),
-            Err(error @ ForwardAuthError::Malformed) => form.refusal(bad_request(&error)),
+            Err(error @ ForwardAuthError::Malformed(_)) => form.refusal(bad_request(&error)),
             Err(error) => {
                 if let Some(suppressed) = self.forward_auth_log.admit() {
                     tracing::warn!(suppressed, reason = %error, "rejected a forward-auth request");
@@ -203,7 +203,7 @@ impl HttpListener {
         peer: IpAddr,
     ) -> Result<(Outcome, Request<()>), ForwardAuthError> {
         let rules = self.decider.rules().ok_or(ForwardAuthError::NoRules)?;
-        let request = described_request(rules.identifier().proxies(), headers, peer)?;
+        let request = visitor_request(rules.identifier().proxies(), headers, peer)?;
         let options = RequestOptions { max_wait: Some(WAIT_MAX), ..RequestOptions::default() };
         let outcome = self.decider.check_request(&request, peer, options).await.ok_or(ForwardAuthError::NoRules)?;
         Ok((outcome, request))
@@ -217,7 +217,7 @@ impl HttpListener {
 ///
 /// # Errors
 /// If `peer` is not one of `proxies`, a header is missing, empty or repeated, or the method or URI is malformed.
-fn described_request(
+fn visitor_request(
     proxies: &TrustedProxies,
     mut headers: HeaderMap,
     peer: IpAddr,
@@ -236,12 +236,7 @@ fn described_request(
         headers.remove(name);
     }
     headers.insert(HOST, host);
-
-    let mut request = Request::new(());
-    *request.method_mut() = Method::from_bytes(method.as_bytes()).map_err(|_| ForwardAuthError::Malformed)?;
-    *request.uri_mut() = origin_form(uri.as_bytes()).ok_or(ForwardAuthError::Malformed)?;
-    *request.headers_mut() = headers;
-    Ok(request)
+    Ok(described_request(method.as_bytes(), uri.as_bytes(), headers)?)
 }
 
 /// Removes the header `name`, which must occur once and not be empty, and returns its value.
@@ -256,12 +251,6 @@ fn take_single(
         _ => return Err(ForwardAuthError::Header(spelling)),
     }
     headers.remove(name).ok_or(ForwardAuthError::Header(spelling))
-}
-
-/// Parses a path with an optional query, as hyper does for a request. `None` if it is malformed.
-fn origin_form(target: &[u8]) -> Option<Uri> {
-    let path = target.starts_with(b"/").then(|| PathAndQuery::try_from(target).ok())??;
-    Some(Uri::from(path))
 }
 
 /// Returns a body as the value of a header. Control characters become spaces, and white space at both ends is removed.

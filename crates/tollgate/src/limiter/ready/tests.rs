@@ -451,3 +451,33 @@ async fn short_ready_deadline_ends_a_call_and_does_not_open_the_breaker() {
     assert_eq!(start.elapsed(), Duration::from_millis(50));
     assert!(!limiter.stats().breaker_open, "the store answers checks in time");
 }
+
+#[tokio::test(start_paused = true)]
+async fn failure_policy_of_the_options_decides_while_the_store_is_unavailable() {
+    let store = Away { inner: MemoryStore::builder().clock(clock()).build(), back_at: Instant::now() + 3_600 * SECOND };
+    let limiter = Limiter::builder().store(Arc::new(store)).clock(clock()).build();
+    let demand = demand("1/min");
+    let check = Check::one(&demand);
+    let wait = |on_failure| {
+        let options = CheckOptions { on_failure: Some(on_failure), ..CheckOptions::default() };
+        limiter.until_ready_with(&check, SECOND, options)
+    };
+    let admitted = wait(OnFailure::Allow).await.unwrap();
+    assert_eq!((admitted.source, admitted.limits.len()), (Source::None, 0));
+    let refused = wait(OnFailure::Deny).await.unwrap_err();
+    assert!(matches!(&refused, NotReady::Unavailable(_)), "{refused:?}");
+    assert!(refused.into_denial().is_err());
+    assert_eq!(wait(OnFailure::Local).await.unwrap().source, Source::Local);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refunded_slot_of_a_leaky_bucket_is_a_denial_without_a_charge() {
+    let (limiter, demand) = (limiter(), demand("10/s leaky-bucket"));
+    let several = demand.cost(5);
+    let before = limiter.check(&Check::one(&several)).await.unwrap();
+    let refused = limiter.until_ready(&Check::one(&demand), Duration::from_millis(499)).await.unwrap_err();
+    let denial = refused.into_denial().unwrap();
+    assert!(!denial.allowed());
+    assert_eq!(denial.retry_after().as_duration(), Some(Duration::from_millis(500)));
+    assert_eq!(denial.limits[0].remaining, before.limits[0].remaining, "the units are refunded");
+}
