@@ -393,3 +393,6 @@ mod hex {
         bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| D::Error::custom("expected hex digits"))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,6 +16,7 @@ mod life;
 mod newcomer;
 mod operate;
 mod ops;
+mod receipts;
 mod reload;
 mod runbooks;
 mod schemathesis;

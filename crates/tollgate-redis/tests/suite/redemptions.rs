@@ -154,8 +154,12 @@ fn refunds_and_redemptions_share_a_call() {
         let one = Demand::new(limit, Key::new("k").unwrap());
         let check = Check::one(&one);
         let decisions = redis.wait(redis.store.decide(&[check; 40])).unwrap();
+        let over = demand("50/h", "k").cost(2);
         let redemptions: Vec<Redemption<'_>> = (0..40)
-            .map(|nth: u8| Redemption::new(id(nth / 2), b"k", Timestamp::MAX).refund(check, &decisions[nth as usize]))
+            .map(|nth: u8| {
+                let redemption = Redemption::new(id(nth / 2), b"k", Timestamp::MAX);
+                redemption.refund(check, &decisions[nth as usize]).charge(Check::one(&over))
+            })
             .collect();
         let calls_before = redis.store.stats().calls;
         let redeemed = redis.wait(async {
@@ -172,6 +176,8 @@ fn refunds_and_redemptions_share_a_call() {
         // A leaky bucket holds one unit besides those in its queue.
         let held = u32::from(limit.algorithm() == Algorithm::LeakyBucket);
         assert_eq!(redis.wait(remaining(&redis.store, &one)), (90 + held).min(100), "{limit}");
+        assert_eq!(redis.wait(remaining(&redis.store, &over)), 10, "{limit}: 20 redemptions charge 2 each");
+        redis.verified();
         let calls = redis.store.stats().calls - calls_before;
         assert!(calls < 10, "{calls} calls");
     }
@@ -250,12 +256,15 @@ fn server_out_of_memory_executes_nothing_of_a_redemption() {
     for brand in Brand::ALL {
         let redis = OnServer::new(brand);
         redis.clock.set(START);
-        for limit in limits() {
+        for (limit, cost) in limits().into_iter().flat_map(|limit| [(limit, 4), (limit, 5)]) {
             redis.emptied();
-            let unused = Demand::new(limit, Key::new("k").unwrap()).cost(4);
+            let unused = Demand::new(limit, Key::new("k").unwrap()).cost(cost);
             let over = demand("100/h", "k").cost(4);
             let (refund, charge) = (Check::one(&unused), Check::one(&over));
+            // With four units at a time a log is plain, with five it is chunked.
+            redis.clock.set(START.minus_micros(1_000));
             redis.wait(decided(&redis.store, refund));
+            redis.clock.set(START);
             let decision = redis.wait(decided(&redis.store, refund));
             let marks = Redemption::new(id(1), b"k", Timestamp::MAX);
             let gives_back = marks.refund(refund, &decision);

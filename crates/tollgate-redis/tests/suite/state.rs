@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollgate_core::{
-    Algorithm, Check, Cost, Decision, Demand, Key, Limit, Scope, Source, Store, StoreErrorKind, Timestamp, Wait,
+    Algorithm, Check, Cost, Decision, Demand, Key, Limit, ReceiptId, Redeemed, Redemption, Scope, Source, Store,
+    StoreErrorKind, Timestamp, Wait,
 };
 use tollgate_redis::RedisStore;
 use tollgate_testkit::server::{Brand, Config, Server};
@@ -140,6 +141,12 @@ fn state_is_as_documented() {
     at(0, &demand("100/min token-bucket", "c").cost(2));
     let text = redis.server.command(&["GET", "tollgate:tg2:{c}:token-bucket:60000000"]).text();
     assert_eq!(text, "1760000000000000 120000000 60000000", "time level scale");
+
+    let id = ReceiptId::from_bytes(0x0001_0203_0405_0607_0809_0a0b_0c0d_feff_u128.to_be_bytes());
+    let redeemed = redis.wait(redis.store.redeem(&Redemption::new(id, b"user:42", Timestamp::MAX)));
+    assert_eq!(redeemed.unwrap(), Redeemed::Done);
+    let text = redis.server.command(&["GET", "tollgate:tg2:{user:42}:receipt:000102030405060708090a0b0c0dfeff"]).text();
+    assert_eq!(text, "1");
 }
 
 /// Returns all keys with their values as the server dumps them.

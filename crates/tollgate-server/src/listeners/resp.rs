@@ -39,9 +39,9 @@ use bytes::{Buf, BytesMut};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
-use tollgate::{Check, Decision, Unavailable};
+use tollgate::{Check, Decision, Demand, Redeemed, Unavailable};
 
-use self::check::{LimitCache, PendingChecks, ReplyFormat, reply};
+use self::check::{LastElement, LimitCache, PendingCheck, PendingChecks, reply};
 use self::command::{COMMANDS, ConnectionCommand, RespCommand, UNKNOWN, is_http, parse_command};
 use self::frame::{Args, parse};
 use self::reply::{Replies, RespVersion};
@@ -50,6 +50,7 @@ use crate::auth_guard::{Attempt, AuthGuard};
 use crate::decider::Decider;
 use crate::listener::{ConnectionContext, Listener, ServeFuture, ServerState};
 use crate::metrics::{ListenerStats, RESP_ERRORS, Rejection};
+use crate::receipts::RefundError;
 use crate::stream::{ClientStream, Cork};
 
 /// The most commands, and the number of limits from which on no further check is added, that are decided together. Larger
@@ -330,8 +331,20 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
             let limits = pending.demands.len();
             let command = parse_command(frame, args, &mut self.client.limits, &mut pending.demands);
             if let (Ok(RespCommand::Check(check)), true) = (&command, self.client.is_authenticated) {
-                // Decided together with its neighbours.
-                pending.checks.push(*check);
+                if !pending.checks.is_empty() && pending.have_receipts() != check.has_receipt {
+                    let next = pending.demands.split_off(limits);
+                    self.decide(&mut pending, last_read_at).await;
+                    pending.demands = next;
+                }
+                match self.check_receipt(*check, &pending.demands[pending.demands.len() - check.limits..]) {
+                    // Decided together with its neighbours.
+                    Ok(()) => pending.checks.push(*check),
+                    Err(error) => {
+                        pending.demands.truncate(pending.demands.len() - check.limits);
+                        self.decide(&mut pending, last_read_at).await;
+                        self.replies.error(&error);
+                    }
+                }
                 if pending.demands.len() >= BATCH_LIMITS_MAX {
                     break;
                 }
@@ -387,6 +400,12 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
                 Box::pin(self.request(&request, peer)).await;
                 self.listener.stats.request_times.record(last_read_at.elapsed());
             }
+            Ok(RespCommand::Refund { receipt, settlement }) => {
+                match self.listener.decider.redeem(receipt, settlement).await {
+                    Ok(redeemed) => self.replies.integer((redeemed == Redeemed::Done).into()),
+                    Err(error) => self.replies.error(&refund_error(error)),
+                }
+            }
             Ok(RespCommand::Reset { demand }) => match self.listener.decider.limiter().reset(&demand).await {
                 Ok(()) => self.replies.simple("OK"),
                 Err(error) => {
@@ -426,14 +445,14 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
             // Avoids the lists that a batch needs.
             [only] => {
                 let check = Check::of_distinct(&pending.demands);
-                let answer = decider.check(&check, false).await;
-                self.reply(&check, only.format, &answer);
+                let answer = decider.check(&check, only.has_receipt).await;
+                self.reply(&check, *only, &answer);
             }
             _ => {
                 let checks: Vec<Check<'_>> = pending.iter().map(|(_, check)| check).collect();
-                let answers = decider.check_batch(&checks, false).await;
+                let answers = decider.check_batch(&checks, pending.have_receipts()).await;
                 for ((pending, check), answer) in pending.iter().zip(&answers) {
-                    self.reply(&check, pending.format, answer);
+                    self.reply(&check, pending, answer);
                 }
             }
         };
@@ -441,9 +460,22 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         pending.clear();
     }
 
-    fn reply(&mut self, check: &Check<'_>, format: ReplyFormat, answer: &Result<Decision, Unavailable>) {
+    /// Checks that a receipt can be issued for a check with these demands, if it asks for one. `Err` is the error reply.
+    fn check_receipt(&self, check: PendingCheck, demands: &[Demand<'_>]) -> Result<(), String> {
+        match check.has_receipt {
+            true => self.listener.decider.check_receipt(demands).map_err(|error| format!("ERR {error}")),
+            false => Ok(()),
+        }
+    }
+
+    fn reply(&mut self, check: &Check<'_>, pending: PendingCheck, answer: &Result<Decision, Unavailable>) {
         match answer {
-            Ok(decision) => reply(decision, check, format, &mut self.replies),
+            Ok(decision) if pending.has_receipt => {
+                let receipt = self.listener.decider.receipt(check, decision);
+                let last = LastElement::Receipt(receipt.as_ref().map(|receipt| &*receipt.text));
+                reply(decision, check, pending.format, last, &mut self.replies);
+            }
+            Ok(decision) => reply(decision, check, pending.format, LastElement::Numbers, &mut self.replies),
             Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {}", unavailable.client_message())),
         }
     }
@@ -553,6 +585,16 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         replies.bulk(b"modules");
         replies.array(0);
     }
+}
+
+/// Returns the error reply to a refund.
+fn refund_error(error: RefundError) -> String {
+    let code = match error {
+        RefundError::NoSecret | RefundError::Invalid(_) => "ERR",
+        RefundError::OtherInstance => "OTHERINSTANCE",
+        RefundError::Store(_) => "UNAVAILABLE",
+    };
+    format!("{code} {error}")
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Parses checks, and writes the replies to them.
 //!
 //! ```text
-//!   TOLLGATE.CHECK key limit [key limit ...] [COST n]
-//!   TOLLGATE.WAIT  key limit [key limit ...] TIMEOUT ms [COST n]
+//!   TOLLGATE.CHECK key limit [key limit ...] [COST n] [RECEIPT]
+//!   TOLLGATE.WAIT  key limit [key limit ...] TIMEOUT ms [COST n] [RECEIPT]
 //!                  1   2      3   4          first odd place that holds the name of an option
 //! ```
 //!
 //! **Pairs and options.** The arguments are pairs of a key and a limit, so keys are at the odd places. The options begin
-//! at the first odd place, after the first pair, that holds the name of one. So only the first key can be named `COST`. An
+//! at the first odd place, after the first pair, that holds the name of one. So only the first key can be named `COST` or `RECEIPT`. An
 //! option with a wrong name is taken for a key, and its value is then not a limit, which is an error.
 //!
 //! **A flat list.** A batch has one list of demands, and one [`PendingCheck`] per check with the number of its demands. So
@@ -52,9 +52,20 @@ pub(crate) struct PendingCheck {
     /// The number of its demands, from 1 to 32. The demands use different counters.
     pub(crate) limits: usize,
     pub(crate) format: ReplyFormat,
+    /// Whether the reply has a receipt as its last element.
+    pub(crate) has_receipt: bool,
 }
 
-/// The checks of a batch that are not decided yet.
+/// The last element of the reply to a check.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LastElement<'r> {
+    /// The numbers of the last limit: no receipt was asked for.
+    Numbers,
+    /// A receipt, or null if nothing was charged.
+    Receipt(Option<&'r str>),
+}
+
+/// The checks of a batch that are not decided yet. All of them ask for a receipt, or none.
 #[derive(Default)]
 pub(crate) struct PendingChecks<'b> {
     /// The demands of all checks, in order.
@@ -79,6 +90,11 @@ impl<'b> PendingChecks<'b> {
         })
     }
 
+    /// Returns whether the checks ask for receipts. `false` if there are none.
+    pub(crate) fn have_receipts(&self) -> bool {
+        self.checks.first().is_some_and(|check| check.has_receipt)
+    }
+
     /// Removes all checks.
     pub(crate) fn clear(&mut self) {
         self.demands.clear();
@@ -96,8 +112,8 @@ pub(crate) enum PairCommand {
 impl PairCommand {
     fn usage(self) -> &'static str {
         match self {
-            PairCommand::Check => "TOLLGATE.CHECK key limit [key limit ...] [COST n]",
-            PairCommand::Wait => "TOLLGATE.WAIT key limit [key limit ...] TIMEOUT ms [COST n]",
+            PairCommand::Check => "TOLLGATE.CHECK key limit [key limit ...] [COST n] [RECEIPT]",
+            PairCommand::Wait => "TOLLGATE.WAIT key limit [key limit ...] TIMEOUT ms [COST n] [RECEIPT]",
         }
     }
 
@@ -116,6 +132,7 @@ impl PairCommand {
 struct PairOptions {
     cost: Option<Cost>,
     timeout: Option<Duration>,
+    has_receipt: bool,
 }
 
 /// Parses `TOLLGATE.CHECK` and appends its demands to `demands`.
@@ -186,7 +203,8 @@ fn parse_pairs<'b>(
         demands.truncate(before);
         return Err(error);
     }
-    Ok((PendingCheck { limits: count, format: ReplyFormat::Tollgate }, options))
+    let has_receipt = options.has_receipt;
+    Ok((PendingCheck { limits: count, format: ReplyFormat::Tollgate, has_receipt }, options))
 }
 
 /// Parses the options from the argument `at` on. `Err` is the error reply.
@@ -201,6 +219,11 @@ fn parse_options(command: PairCommand, buffer: &[u8], args: &Args, mut at: usize
             (b"TIMEOUT", Some(ms)) if command == PairCommand::Wait && options.timeout.is_none() => {
                 let ms = number(ms, "TIMEOUT in milliseconds", WAIT_MS_MAX)?;
                 options.timeout = Some(Duration::from_millis(ms.into()));
+            }
+            (b"RECEIPT", _) if !options.has_receipt => {
+                options.has_receipt = true;
+                at += 1;
+                continue;
             }
             _ => return Err(usage(command.usage())),
         }
@@ -306,22 +329,40 @@ impl LimitCache {
     }
 }
 
-/// Appends the reply to a check: five numbers in this format for each limit.
+/// Appends the reply to a check: five numbers in this format for each limit, and `last`.
 ///
 /// If the check was admitted without counting it, the numbers that are not known are -1.
-pub(crate) fn reply(decision: &Decision, check: &Check<'_>, format: ReplyFormat, replies: &mut Replies) {
+pub(crate) fn reply(
+    decision: &Decision,
+    check: &Check<'_>,
+    format: ReplyFormat,
+    last: LastElement<'_>,
+    replies: &mut Replies,
+) {
     let demands = check.demands();
-    if demands.len() > 1 {
-        replies.array(1 + demands.len());
-        replies.integer(decision.allowed().into());
+    let numbers = |index: usize, demand: &Demand<'_>| match (format, decision.limits.get(index)) {
+        (ReplyFormat::Tollgate, Some(status)) => tollgate_numbers(status),
+        (ReplyFormat::Tollgate, None) => [1, demand.limit.quota().into(), UNKNOWN_NUMBER, 0, UNKNOWN_NUMBER],
+        (ReplyFormat::RedisCell, Some(status)) => redis_cell_numbers(status, demand),
+        (ReplyFormat::RedisCell, None) => [0, demand.limit.cost_max().into(), UNKNOWN_NUMBER, -1, UNKNOWN_NUMBER],
+    };
+    match (demands, last) {
+        ([demand], LastElement::Numbers) => replies.decision(numbers(0, demand)),
+        ([demand], LastElement::Receipt(_)) => {
+            let numbers = numbers(0, demand);
+            replies.array(numbers.len() + 1);
+            numbers.into_iter().for_each(|number| replies.integer(number));
+        }
+        (demands, last) => {
+            replies.array(1 + demands.len() + usize::from(last != LastElement::Numbers));
+            replies.integer(decision.allowed().into());
+            demands.iter().enumerate().for_each(|(index, demand)| replies.decision(numbers(index, demand)));
+        }
     }
-    for (index, demand) in demands.iter().enumerate() {
-        replies.decision(match (format, decision.limits.get(index)) {
-            (ReplyFormat::Tollgate, Some(status)) => tollgate_numbers(status),
-            (ReplyFormat::Tollgate, None) => [1, demand.limit.quota().into(), UNKNOWN_NUMBER, 0, UNKNOWN_NUMBER],
-            (ReplyFormat::RedisCell, Some(status)) => redis_cell_numbers(status, demand),
-            (ReplyFormat::RedisCell, None) => [0, demand.limit.cost_max().into(), UNKNOWN_NUMBER, -1, UNKNOWN_NUMBER],
-        });
+    match last {
+        LastElement::Numbers => {}
+        LastElement::Receipt(Some(receipt)) => replies.bulk(receipt.as_bytes()),
+        LastElement::Receipt(None) => replies.null(),
     }
 }
 

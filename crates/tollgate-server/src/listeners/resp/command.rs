@@ -2,8 +2,9 @@
 //!
 //! | command | effect |
 //! |---|---|
-//! | `TOLLGATE.CHECK key limit [key limit ...] [COST n]` | a check; replies allowed, quota, remaining, retry_after_ms, reset_after_ms |
-//! | `TOLLGATE.WAIT key limit [key limit ...] TIMEOUT ms [COST n]` | a check that waits until it is admitted |
+//! | `TOLLGATE.CHECK key limit [key limit ...] [COST n] [RECEIPT]` | a check; replies allowed, quota, remaining, retry_after_ms, reset_after_ms |
+//! | `TOLLGATE.REFUND receipt [USED n \| STATUS n]` | corrects the charge of an admitted check, once |
+//! | `TOLLGATE.WAIT key limit [key limit ...] TIMEOUT ms [COST n] [RECEIPT]` | a check that waits until it is admitted |
 //! | `TOLLGATE.PEEK key limit` | a check of cost 0 |
 //! | `TOLLGATE.RESET key limit` | deletes the counter |
 //! | `TOLLGATE.REQUEST method path peer [name value ...]` | decides a request by the rules; replies what the client is to be sent |
@@ -17,6 +18,9 @@ use std::net::IpAddr;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use http::StatusCode;
+use tollgate::engine::Ending;
+use tollgate::receipt::Settlement;
 use tollgate::{Cost, Demand};
 
 use super::check::{LimitCache, PendingCheck, ReplyFormat, explicit, parse_check, parse_throttle, parse_wait};
@@ -34,6 +38,11 @@ pub(crate) enum RespCommand<'b> {
     },
     Reset {
         demand: Demand<'b>,
+    },
+    /// A receipt, and how its charge is corrected.
+    Refund {
+        receipt: &'b [u8],
+        settlement: Settlement,
     },
     /// A described request and the address of its peer, to be decided by the rules.
     Request(Box<http::Request<()>>, IpAddr),
@@ -76,7 +85,7 @@ pub(crate) fn parse_command<'b>(
     let Some(name) = args.get(buffer, 0) else { return Ok(RespCommand::Nothing) };
     // Clients send upper case, so the exact comparison mostly succeeds.
     let is = |expected: &str| name == expected.as_bytes() || name.eq_ignore_ascii_case(expected.as_bytes());
-    let one = |format| RespCommand::Check(PendingCheck { limits: 1, format });
+    let one = |format| RespCommand::Check(PendingCheck { limits: 1, format, has_receipt: false });
     if is("TOLLGATE.CHECK") {
         return parse_check(buffer, args, limits, demands).map(RespCommand::Check);
     }
@@ -92,6 +101,9 @@ pub(crate) fn parse_command<'b>(
         let (check, timeout) = parse_wait(buffer, args, limits, demands)?;
         return Ok(RespCommand::Wait { check, timeout });
     }
+    if is("TOLLGATE.REFUND") {
+        return parse_refund(buffer, args);
+    }
     if is("TOLLGATE.REQUEST") {
         let (request, peer) = parse_request(buffer, args)?;
         return Ok(RespCommand::Request(Box::new(request), peer));
@@ -101,6 +113,23 @@ pub(crate) fn parse_command<'b>(
         return Ok(RespCommand::Reset { demand });
     }
     connection_command(name, buffer, args).map(|command| command.map_or(RespCommand::Unknown, RespCommand::Connection))
+}
+
+/// Parses `TOLLGATE.REFUND receipt [USED n | STATUS n]`. `Err` is the error reply.
+fn parse_refund<'b>(buffer: &'b [u8], args: &Args) -> Result<RespCommand<'b>, String> {
+    let arg = |index| args.get(buffer, index);
+    let word = arg(2).map(<[u8]>::to_ascii_uppercase);
+    let (Some(receipt), 2 | 4) = (arg(1), args.len()) else { return Err(usage(REFUND_USAGE)) };
+    let settlement = match (word.as_deref(), arg(3)) {
+        (None, _) => Settlement::Refund,
+        (Some(b"USED"), Some(used)) => Settlement::Used(Cost::new(number(used, "USED", u32::MAX)?)),
+        (Some(b"STATUS"), Some(status)) => {
+            let status = StatusCode::from_bytes(status).ok().filter(|status| status.as_u16() < 600);
+            Settlement::Ended(Ending::of(status.ok_or("ERR STATUS must be an HTTP status from 100 to 599")?))
+        }
+        _ => return Err(usage(REFUND_USAGE)),
+    };
+    Ok(RespCommand::Refund { receipt, settlement })
 }
 
 /// Parses the arguments of a command that has exactly a key and a limit. `Err` is the error reply.
@@ -131,8 +160,9 @@ pub(crate) fn is_http(buffer: &[u8], args: &Args) -> bool {
 }
 
 /// The names of all commands.
-pub(crate) const COMMANDS: [&str; 15] = [
+pub(crate) const COMMANDS: [&str; 16] = [
     "TOLLGATE.CHECK",
+    "TOLLGATE.REFUND",
     "TOLLGATE.WAIT",
     "TOLLGATE.REQUEST",
     "TOLLGATE.PEEK",
@@ -148,6 +178,8 @@ pub(crate) const COMMANDS: [&str; 15] = [
     "INFO",
     "QUIT",
 ];
+
+const REFUND_USAGE: &str = "TOLLGATE.REFUND receipt [USED n | STATUS n]";
 
 /// The error reply to [`RespCommand::Unknown`].
 pub(crate) static UNKNOWN: LazyLock<String> =

@@ -49,7 +49,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
     ///
     /// Charges are kept, because the client does not report how the request ends.
     pub(super) async fn request(&mut self, request: &Request<()>, peer: IpAddr) {
-        match self.listener.decider.check_request(request, peer).await {
+        match self.listener.decider.check_request(request, peer, false).await {
             Some(Outcome::Admitted(permit)) => {
                 reply_admitted(&permit, &mut self.replies);
                 permit.keep();

@@ -58,7 +58,11 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         let Ok(RespCommand::Wait { check: pending, timeout }) = parsed else { return Ok(true) };
         let check = Check::of_distinct(&demands);
         let listener = self.listener.clone();
-        let mut decided = pin!(listener.decider.wait(&check, timeout, false));
+        if let Err(unavailable) = self.check_receipt(pending, &demands) {
+            self.replies.error(&unavailable);
+            return Ok(true);
+        }
+        let mut decided = pin!(listener.decider.wait(&check, timeout, pending.has_receipt));
         let mut closing = pin!(self.context.shutdown.clone().idle_grace_over());
         let end = loop {
             let held = length + buffer.len();
@@ -89,7 +93,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         };
         match end {
             WaitEnd::Decided(answer) => {
-                self.reply(&check, pending.format, &answer);
+                self.reply(&check, pending, &answer);
                 return Ok(true);
             }
             WaitEnd::Disconnected | WaitEnd::Received => {}

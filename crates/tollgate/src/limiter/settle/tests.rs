@@ -182,12 +182,18 @@ impl Store for Shared {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn settlement_while_the_store_does_not_answer_is_lost_and_returns_an_error() {
+/// Creates a shared store, and one of two nodes that use it.
+fn one_of_two_nodes() -> (Arc<Shared>, Limiter) {
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(START));
     let memory = || MemoryStore::builder().clock(clock.clone()).build();
     let store = Arc::new(Shared { inner: memory(), is_down: AtomicBool::new(false) });
     let limiter = Limiter::builder().store(store.clone()).memory(memory()).clock(clock.clone()).instances(2).build();
+    (store, limiter)
+}
+
+#[tokio::test(start_paused = true)]
+async fn settlement_while_the_store_does_not_answer_is_lost_and_returns_an_error() {
+    let (store, limiter) = one_of_two_nodes();
     let demand = Demand::new("100/min".parse::<Limit>().unwrap(), Key::new("a").unwrap()).cost(40);
     let check = Check::one(&demand);
     let by_store = limiter.check_with(&check, REFUNDABLE).await.unwrap();
@@ -330,10 +336,7 @@ async fn redemption_of_what_was_not_charged_changes_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn redemption_that_failed_is_repeated_and_a_local_decision_is_redeemed_in_the_local_share() {
-    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(START));
-    let memory = || MemoryStore::builder().clock(clock.clone()).build();
-    let store = Arc::new(Shared { inner: memory(), is_down: AtomicBool::new(false) });
-    let limiter = Limiter::builder().store(store.clone()).memory(memory()).clock(clock.clone()).instances(2).build();
+    let (store, limiter) = one_of_two_nodes();
     let demand = Demand::new("100/min".parse::<Limit>().unwrap(), Key::new("a").unwrap()).cost(40);
     let check = Check::one(&demand);
     let by_store = limiter.check_with(&check, REFUNDABLE).await.unwrap();
