@@ -21,7 +21,7 @@ use http::Request;
 use tokio::time::Instant;
 use tollgate::answer::Styles;
 use tollgate::engine::{Engine, Outcome, RequestOptions};
-use tollgate::rules::RequestView;
+use tollgate::rules::{RequestView, RuleSet};
 use tollgate::{Check, CheckOptions, Cost, Decision, Limiter, NotReady, OnFailure, Timestamp, Unavailable, Wait};
 
 use crate::metrics::DecisionStats;
@@ -76,10 +76,14 @@ impl Decider {
         &self.limiter
     }
 
+    /// Returns the rules in use, or `None` if there are none.
+    pub(crate) fn rules(&self) -> Option<RuleSet> {
+        self.engine.as_ref().map(Engine::rules)
+    }
+
     /// Returns the settings that apply to explicit checks: those of the configuration, or the defaults without one.
     pub(crate) fn explicit_settings(&self) -> ExplicitSettings {
-        let Some(engine) = &self.engine else { return ExplicitSettings::default() };
-        let rules = engine.rules();
+        let Some(rules) = self.rules() else { return ExplicitSettings::default() };
         ExplicitSettings {
             is_off: rules.is_off(),
             on_failure: Some(rules.on_failure()),
@@ -146,15 +150,14 @@ impl Decider {
 
     /// Decides a described request by the rules and counts the decision. Returns `None` if there are no rules.
     ///
-    /// `keeps_receipt` says whether the permit of an admission can issue a [receipt](Decider::receipt_of).
+    /// With `keeps_receipt` in `options`, the permit of an admission can issue a [receipt](Decider::receipt_of).
     pub(crate) async fn check_request(
         &self,
         request: &Request<()>,
         peer: IpAddr,
-        keeps_receipt: bool,
+        options: RequestOptions,
     ) -> Option<Outcome> {
         let engine = self.engine.as_ref()?;
-        let options = RequestOptions { keeps_receipt, ..RequestOptions::default() };
         let began = Instant::now();
         let outcome = engine.check(&RequestView::of(request), peer, options).await;
         self.stats.record_by_rules(&outcome, began.elapsed());

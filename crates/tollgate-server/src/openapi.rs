@@ -4,6 +4,7 @@
 //! exist. The tests compare it with the listener: every documented status is provoked, and every response is validated
 //! against its schema.
 
+mod forward_auth;
 mod page;
 pub(crate) mod schemas;
 
@@ -38,7 +39,7 @@ fn with_type(body: Bytes, content_type: &'static str) -> Response<Bytes> {
     response
 }
 
-/// Returns the OpenAPI document of `POST /v1/check`.
+/// Returns the OpenAPI document of the endpoints under `/v1`.
 fn document() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
         settings.meta_schema = None;
@@ -47,8 +48,9 @@ fn document() -> Value {
     let mut schemas = settings.into_generator();
     let request = schemas.subschema_for::<CheckBody<'_>>();
     let responses = responses(&mut schemas);
+    let forward_auth = forward_auth::paths(&schemas.subschema_for::<ErrorBody>());
     let components = schemas.take_definitions(true);
-    json!({
+    let mut document = json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Tollgate",
@@ -78,7 +80,11 @@ fn document() -> Value {
             "responses": responses,
         } } },
         "components": { "schemas": components },
-    })
+    });
+    for (path, operations) in forward_auth {
+        document["paths"][path] = operations;
+    }
+    document
 }
 
 fn responses(schemas: &mut SchemaGenerator) -> Value {
@@ -86,9 +92,6 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
     let refusal = schemas.subschema_for::<RefusalBody>();
     let problem = schemas.subschema_for::<ErrorBody>();
     let (limits, retry) = (limit_headers(), retry_after());
-    let mut denied_headers = limits.clone();
-    denied_headers["Retry-After"] = retry.clone();
-    denied_headers["Cache-Control"] = header("`no-store`", json!({ "type": "string" }));
     let rejected = |description: &str| json!({ "description": description, "content": { "application/json": { "schema": problem } } });
     let mut unauthenticated = rejected(
         "The listener requires a token, and the request has no `Authorization: Bearer` header with that token.",
@@ -125,7 +128,7 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
         "429": {
             "description": "A limit denies the request. With `wait_ms`, there was no room in time. The body has the decision, as for \
                 200, and the fields of the refusal.",
-            "headers": denied_headers,
+            "headers": denial_headers(),
             "content": { "application/json": { "schema": refusal } },
         },
         "431": { "description": "The headers are too large." },
@@ -147,6 +150,14 @@ fn retry_after() -> Value {
         "Seconds until the request may be sent again; absent if it would never be allowed.",
         json!({ "type": "integer", "minimum": 1 }),
     )
+}
+
+/// Returns the OpenAPI objects of the headers of a denial, by name.
+fn denial_headers() -> Value {
+    let mut headers = limit_headers();
+    headers["Retry-After"] = retry_after();
+    headers["Cache-Control"] = header("`no-store`", json!({ "type": "string" }));
+    headers
 }
 
 /// Returns the OpenAPI objects of all headers that describe limits, by name. A rule chooses which of them are sent.

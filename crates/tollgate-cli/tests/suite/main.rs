@@ -9,6 +9,7 @@ mod cluster;
 mod command;
 mod console;
 mod exposure;
+mod forward_auth;
 mod instances;
 mod invalid_input;
 mod life;

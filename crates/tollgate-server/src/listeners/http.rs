@@ -8,9 +8,12 @@
 //! If the listener has a token, a check needs it as `Authorization: Bearer`. Without it, the response is 401, also for
 //! a client that has guessed too often: 429 always means that a limit denies. Such a listener does not use the fast
 //! path (`fast_path.rs`), which reads no headers.
+//!
+//! `/v1/forward-auth` (`forward_auth.rs`) decides the requests of a reverse proxy, by rules. It has its own conditions.
 
 pub(crate) mod connection;
 mod fast_path;
+mod forward_auth;
 #[doc(hidden)]
 pub mod fuzz;
 pub(crate) mod general;
@@ -34,10 +37,11 @@ use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tollgate::answer::Policies;
-use tollgate::engine::{Ending, Outcome, Refusal};
+use tollgate::engine::{Ending, Outcome, Refusal, RequestOptions};
 use tollgate::{Check, Decision, Limiter, Timestamp};
 
 use self::connection::{OVER_LIMIT_RESPONSE, method_not_allowed, page_path, problem, read_body};
+use self::forward_auth::ForwardAuth;
 use self::general::{ResponseBody, full_body};
 use self::policy_cache::PolicyCache;
 use self::relayed::RelayedResponse;
@@ -48,6 +52,7 @@ use crate::decider::Decider;
 use crate::listener::{BoxError, ConnectionContext, Listener, ServeFuture, ServerState};
 use crate::listeners::admin::token::{AuthError, Token, authenticate};
 use crate::listeners::admin::{TOO_MANY_ATTEMPTS, unauthorized};
+use crate::log_limit::LogLimit;
 use crate::metrics::{HTTP_ERRORS, ListenerStats, Rejection};
 use crate::openapi;
 use crate::receipts::IssuedReceipt;
@@ -56,7 +61,7 @@ use crate::stream::ClientStream;
 /// The most bytes of a body: a key of 64 KiB in which every byte is escaped, and the rest.
 const BODY_BYTES_MAX: usize = 512 * 1024;
 
-/// The HTTP listener: answers `POST /v1/check`, `/openapi.json` and `/docs`.
+/// The HTTP listener: answers `POST /v1/check`, `/v1/forward-auth`, `/openapi.json` and `/docs`.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpListener {
     decider: Decider,
@@ -66,6 +71,8 @@ pub(crate) struct HttpListener {
     idle: Duration,
     /// The token that checks must have, and the guard against guesses. `None` accepts checks without a token.
     auth: Option<(Token, Arc<AuthGuard>)>,
+    /// Limits the warnings about forward-auth requests that the proxy's configuration makes invalid.
+    forward_auth_log: Arc<LogLimit>,
 }
 
 impl Listener for HttpListener {
@@ -94,6 +101,7 @@ impl HttpListener {
             policies: Arc::default(),
             idle,
             auth: None,
+            forward_auth_log: Arc::default(),
         }
     }
 
@@ -128,12 +136,16 @@ impl HttpListener {
 
     /// Answers one request as [`answer`](Self::answer) does, but a check or a refund only with the token.
     ///
-    /// Without it, the response is 401.
+    /// Without it, the response is 401. A request to `/v1/forward-auth` needs a trusted `peer` instead.
     async fn answer_authenticated<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
     where
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
+        if let Some(form) = ForwardAuth::at(request.uri().path()) {
+            // A large future, which would otherwise be moved with every other request.
+            return Box::pin(self.forward_auth(form, request.into_parts().0.headers, peer)).await.map(full_body);
+        }
         // The other paths have the same response for every client.
         let needs_token = matches!(page_path(request.uri().path()), "/v1/check" | "/v1/refund");
         if let Some((token, guard)) = self.auth.as_ref().filter(|_| needs_token) {
@@ -178,7 +190,7 @@ impl HttpListener {
             (&Method::GET | &Method::HEAD, "/docs") => openapi::page_response(),
             (_, "/openapi.json" | "/docs") => method_not_allowed("GET, HEAD"),
             _ => {
-                let message = "expected POST /v1/check, POST /v1/refund, GET /openapi.json or GET /docs";
+                let message = "expected POST /v1/check, POST /v1/refund, /v1/forward-auth, GET /openapi.json or GET /docs";
                 problem(StatusCode::NOT_FOUND, "not_found", message)
             }
         };
@@ -254,7 +266,8 @@ impl HttpListener {
         if *has_receipt {
             self.decider.check_receipt(&[])?;
         }
-        let outcome = self.decider.check_request(request, *peer, *has_receipt).await;
+        let options = RequestOptions { keeps_receipt: *has_receipt, ..RequestOptions::default() };
+        let outcome = self.decider.check_request(request, *peer, options).await;
         Ok(match outcome.ok_or(CheckRequestError::NoRules)? {
             Outcome::Admitted(permit) => {
                 let unlimited = Decision::uncounted(Timestamp::ZERO);

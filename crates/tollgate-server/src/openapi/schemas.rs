@@ -5,6 +5,7 @@
 //! still be rejected with 400 (`1/999day`, `5/min burst=3`).
 
 use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
 
 use crate::listeners::described::{HEADER_NAME_BYTES_MAX, HEADERS_MAX};
 use crate::listeners::http::request::WAIT_MS_MAX;
@@ -52,6 +53,16 @@ pub(crate) fn cost(_: &mut SchemaGenerator) -> Schema {
         "minimum": 0,
         "maximum": u32::MAX,
     })
+}
+
+/// Returns the schema of the text of a method, without a description.
+pub(super) fn method_text() -> Value {
+    json!({ "type": "string", "pattern": METHOD })
+}
+
+/// Returns the schema of the text of a path with an optional query, without a description and a length.
+pub(super) fn path_text() -> Value {
+    json!({ "type": "string", "pattern": PATH })
 }
 
 pub(crate) fn wait_ms(_: &mut SchemaGenerator) -> Schema {
