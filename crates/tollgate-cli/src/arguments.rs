@@ -1,6 +1,7 @@
 //! Arguments of the command line. The doc comments of commands and fields are their `--help` texts.
 #![allow(rustdoc::broken_intra_doc_links)] // in a help text, brackets mark optional parts and defaults
 
+use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -151,7 +152,7 @@ pub(crate) struct Serve {
     pub(crate) allow_origin: Vec<tollgate_server::WebOrigin>,
     /// Domain names that the admin listener accepts in the Host header besides addresses and names without a dot,
     /// separated by commas [default: none]
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = host_name)]
     pub(crate) admin_host: Vec<String>,
     /// Configuration file with rules, plans and settings (.toml, .yaml or .yml); reloaded when it changes and on SIGHUP
     #[arg(long, value_name = "FILE")]
@@ -203,6 +204,33 @@ fn listener_address(text: &str) -> Result<String, String> {
             ))
         }
     }
+}
+
+/// Checks a host that a `Host` header may name: a domain name or an IP address, without scheme and port.
+///
+/// An IPv6 address may be in brackets, which are removed. The error says which form is expected.
+fn host_name(text: &str) -> Result<String, String> {
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    if bare.unwrap_or(text).parse::<IpAddr>().is_ok_and(|address| bare.is_none() || address.is_ipv6()) {
+        return Ok(bare.unwrap_or(text).to_owned());
+    }
+    let is_label = |label: &str| {
+        let is_label_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        (1..=63).contains(&label.len())
+            && label.bytes().all(is_label_byte)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    // The last label of a domain name is never a number, so `1.2.3` is a mistyped address.
+    let has_numeric_end = |name: &str| name.rsplit('.').next().is_some_and(|last| last.parse::<u64>().is_ok());
+    let is_name = |name: &str| name.len() <= 253 && name.split('.').all(is_label) && !has_numeric_end(name);
+    if is_name(text) {
+        return Ok(text.to_owned());
+    }
+    let without_scheme = text.split_once("://").map_or(text, |(_, rest)| rest);
+    let meant = without_scheme.split(['/', ':']).next().filter(|name| *name != text && is_name(name));
+    let meant = meant.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
+    Err(format!("expected a domain name or an IP address without scheme and port, such as ops.example{meant}"))
 }
 
 /// Parses a time such as 500ms, 10s or 1min, zero included. The error says which form is expected.
@@ -270,7 +298,7 @@ pub(crate) struct Explain {
     pub(crate) path: String,
     /// Remote IP address of the request's connection
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
-    pub(crate) peer: std::net::IpAddr,
+    pub(crate) peer: IpAddr,
     /// Header of the request as `NAME: VALUE`, or @FILE to read one header per line, which keeps secrets out of the
     /// process list
     #[arg(short = 'H', long = "header", value_name = "HEADER")]
@@ -437,6 +465,27 @@ mod tests {
         }
         for text in [":8080", "8080"] {
             assert!(listener_address(text).unwrap_err().contains("127.0.0.1:8080 for this machine only"), "{text}");
+        }
+    }
+
+    #[test]
+    fn admin_host_is_a_name_or_an_address() {
+        for text in ["ops.example", "OPS.example", "a-b.c_d.example", "xn--bcher-kva.example", "localhost", "10.0.0.5"]
+        {
+            assert_eq!(host_name(text).as_deref(), Ok(text));
+        }
+        assert_eq!(host_name("::1").as_deref(), Ok("::1"));
+        assert_eq!(host_name("[2001:db8::1]").as_deref(), Ok("2001:db8::1"));
+        let long = format!("{}.example", "a".repeat(64));
+        for text in
+            ["", ".", "*.example", "ops..example", "-a.example", "a b", "bücher.example", "1.2.3", "[10.0.0.5]", &long]
+        {
+            let error = host_name(text).unwrap_err();
+            assert!(error.starts_with("expected a domain name or an IP address") && !error.contains('?'), "{error}");
+        }
+        for text in ["ops.example:9090", "https://ops.example", "http://ops.example:9090/", "ops.example/"] {
+            let error = host_name(text).unwrap_err();
+            assert!(error.ends_with("; did you mean ops.example?"), "{error}");
         }
     }
 

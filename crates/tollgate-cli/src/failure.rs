@@ -13,8 +13,8 @@ use tollgate::{__io_reason, StoreErrorKind};
 pub(crate) enum Failure {
     #[error(transparent)]
     Store(#[from] tollgate::StoreUrlError),
-    /// A configuration that cannot be used. The report underlines the place of each error in the file.
-    #[error(transparent)]
+    /// An invalid configuration. The report shows all errors, each with its place in the file.
+    #[error("{}", .0.summary())]
     #[diagnostic(transparent)]
     Configuration(tollgate::config::Report),
     #[error(transparent)]
@@ -98,6 +98,11 @@ pub(crate) enum Failure {
     #[error("cannot reach the admin listener {url}: {reason}")]
     #[diagnostic(help("check that the instance is running, and that --admin is the URL of its admin listener"))]
     AdminUnreachable { url: String, reason: String },
+    #[error("{url} is not an admin listener: {reason}")]
+    #[diagnostic(help(
+        "use the address that `tollgate serve` prints in the line `admin`, which is http://127.0.0.1:9090 by default"
+    ))]
+    NotAdmin { url: String, reason: String },
     #[error("the admin listener responded with status {status}: {message}")]
     AdminRefused { status: u16, message: String },
     #[error("invalid request: {0}")]

@@ -85,7 +85,7 @@ fn an_unknown_request_is_refused_with_what_is_accepted() {
         ("GET", "/v1/keys?key=a&rule=shortn", 400, "shorten"),
         ("GET", "/v1/keys?key=user:a&rule=api", 400, "--plan NAME"),
         ("GET", "/v1/keys?key=user:a&rule=api&plan=gold", 400, "unknown plan; expected one of "),
-        ("GET", "/v1/keys?key=user:a&rule=shorten&limit=week", 400, "no limit with this name"),
+        ("GET", "/v1/keys?key=user:a&rule=shorten&limit=week", 400, "expected one of day, main"),
         ("DELETE", "/v1/keys?kye=a", 400, "unknown parameter"),
     ] {
         let answer = serving.operate(method, path);

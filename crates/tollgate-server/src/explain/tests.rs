@@ -90,6 +90,52 @@ async fn each_rule_explains_whether_it_applies_and_why_not() {
     }
 }
 
+#[tokio::test]
+async fn absent_part_of_a_subject_is_marked_and_explained() {
+    const BY_TENANT: &str = r#"
+[[rules]]
+name = "tenants"
+by = ["header:x-tenant"]
+limits = ["2/h"]
+[[rules]]
+name = "others"
+by = ["ip", "cookie:device", "api_key", "user"]
+limits = ["2/h"]
+"#;
+    let explain = async |config: &str, headers: &[(&str, &str)], peer: [u8; 4]| {
+        let loaded = Config::from_text(config, Format::Toml).unwrap();
+        let request = request("GET", "/", headers);
+        Explanation::new(&loaded, &Lookups::new(), &request, peer.into(), Timestamp::ZERO, false).await.rules
+    };
+    let rules = explain(BY_TENANT, &[], HERE).await;
+    assert_eq!(rules[0].counts, "header:x-tenant:!***");
+    assert_eq!(rules[0].absent, ["the request has no header x-tenant"]);
+    assert_eq!(rules[1].counts, "ip:***&cookie:device:!***&api_key:!***&user:!***");
+    let absent = [
+        "the request has no cookie device, or several with different values",
+        "the request has no known API key",
+        "the request has no valid user token",
+    ];
+    assert_eq!(rules[1].absent, absent);
+    let rules = explain(BY_TENANT, &[("x-tenant", "planted")], HERE).await;
+    assert_eq!((&*rules[0].counts, rules[0].absent.len()), ("header:x-tenant:***", 0));
+    let rules = explain(BY_TENANT, &[("x-tenant", "a"), ("x-tenant", "b")], HERE).await;
+    assert_eq!(rules[0].absent, ["the header x-tenant has several different values"]);
+    let behind_proxies = format!("trusted_proxies = [\"10.0.0.0/8\"]\n{BY_TENANT}");
+    let rules = explain(&behind_proxies, &[("x-tenant", "a")], HERE).await;
+    assert_eq!(rules[0].absent, ["the header x-tenant is ignored, because the peer is not a trusted proxy"]);
+}
+
+#[test]
+fn masked_subject_is_recognised_with_and_without_absent_parts() {
+    for subject in ["ip:***", "header:x-tenant:!***", "user:42&ip:***", "cookie:device:***&user:42"] {
+        assert!(is_masked_subject(subject), "{subject}");
+    }
+    for subject in ["global", "ip:203.0.113.9", "user:a***", "header:x-tenant:!203.0.113.9", "path:/***", "***"] {
+        assert!(!is_masked_subject(subject), "{subject}");
+    }
+}
+
 /// Returns the plan, its source, its limit, and the kind of the caller.
 async fn api(headers: &[(&str, &str)], peer: [u8; 4]) -> (String, String, String, &'static str) {
     let headers: Vec<(&str, &str)> = [("host", "api.example.com")].iter().chain(headers).copied().collect();
