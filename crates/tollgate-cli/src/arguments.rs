@@ -22,21 +22,25 @@ pub(crate) enum Command {
     /// Run the rate-limit service (HTTP and RESP)
     #[command(
         args_override_self = true,
+        mut_arg("store", |arg| arg.help(store_help("Store for the counters", true, "`store` in the configuration file, else memory"))),
         after_help = "Examples:\n  tollgate serve --config tollgate.toml --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
     )]
     Serve(Box<Serve>),
     /// Check a configuration file and report errors and warnings: exit 0 if it is valid, 2 if not
     #[command(
+        mut_arg("store", |arg| arg.help(store_help("Store to use instead of that in the file", true, "`store` in the file"))),
         after_help = "Examples:\n  tollgate validate tollgate.toml --json\n  tollgate validate tollgate.toml --deny-warnings"
     )]
     Validate(Validate),
     /// Show which rules apply to a request, and why
     #[command(
-        after_help = "Examples:\n  tollgate explain --config tollgate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tollgate explain --admin http://127.0.0.1:9090 GET /api/items --peer 203.0.113.9\n\nWith --config, remaining units are shown only if --store, --store-file, $TOLLGATE_STORE or $REDIS_URL names a Redis store. The store in the file is not read."
+        mut_arg("store", |arg| arg.help(store_help("Store to read counters, plans and keys from", false, "none"))),
+        after_help = "Examples:\n  tollgate explain --config tollgate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tollgate explain --admin http://127.0.0.1:9090 GET /api/items --peer 203.0.113.9\n\nWith --config, remaining units are shown only if --store, --store-file, $TOLLGATE_STORE or $REDIS_URL names a Redis store. The store in the file is not used."
     )]
     Explain(Explain),
     /// Check a key against a limit once: exit 0 if allowed, 1 if denied, 2 on error
     #[command(
+        mut_arg("store", |arg| arg.help(store_help("Store for the counters", true, "`store` in the configuration file"))),
         after_help = "Examples:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379\n  tollgate check user:42 10/min --store memory\n\nA store is required: --store, --config, $TOLLGATE_STORE or $REDIS_URL. With --store memory, every command starts with empty counters, so every check whose cost fits within the limit is allowed."
     )]
     Check(Check),
@@ -45,7 +49,7 @@ pub(crate) enum Command {
         after_help = "Examples:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tollgate inspect 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate inspect acme --rule api --admin http://127.0.0.1:9090"
     )]
     Inspect(Inspect),
-    /// Delete a counter: exit 0 if it exists, 1 if not, 2 on error
+    /// Delete a counter: exit 0 if it existed, 1 if not, 2 on error
     #[command(
         after_help = "Examples:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate reset acme --rule api --admin http://127.0.0.1:9090"
     )]
@@ -87,12 +91,20 @@ fn threads(text: &str) -> Result<NonZeroUsize, String> {
     number.ok_or_else(|| "expected a number from 1 to 1024".to_owned())
 }
 
+/// Returns the help text of `--store`. `fallback` is the default if neither environment variable is set.
+fn store_help(purpose: &str, accepts_memory: bool, fallback: &str) -> String {
+    let memory = if accepts_memory { "memory, " } else { "" };
+    format!(
+        "{purpose}: {memory}redis://[user:password@]host[:port][/database] or rediss://… [default: $TOLLGATE_STORE, \
+         else $REDIS_URL, else {fallback}]"
+    )
+}
+
 /// The options `--store` and `--store-file`. [`StoreChoice::url`] falls back to the environment.
 #[derive(Args, Debug)]
 pub(crate) struct StoreChoice {
-    /// Store for the counters: memory, redis://[user:password@]host[:port][/database] or rediss://… [default:
-    /// $TOLLGATE_STORE, else $REDIS_URL, else the store in the configuration file (except for explain), else memory
-    /// (serve only)]
+    /// Store with the counters: redis://[user:password@]host[:port][/database] or rediss://… [default:
+    /// $TOLLGATE_STORE, else $REDIS_URL, else `store` in the configuration file]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
     /// File with the URL of the store; keeps a password out of the process list
@@ -105,8 +117,7 @@ pub(crate) struct StoreChoice {
 pub(crate) struct CountersChoice {
     #[command(flatten)]
     pub(crate) store: StoreChoice,
-    /// Configuration file that sets the store (unless --store, $TOLLGATE_STORE or $REDIS_URL does) and the prefix of
-    /// its keys
+    /// Configuration file; sets the key prefix, and the store unless --store, $TOLLGATE_STORE or $REDIS_URL does
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }
@@ -136,7 +147,7 @@ pub(crate) struct Serve {
     /// else none]
     #[arg(long, value_name = "FILE")]
     pub(crate) http_token_file: Option<PathBuf>,
-    /// Serve HTTP and RESP without a token or password on addresses that other machines can reach
+    /// Allow HTTP without a token and RESP without a password on addresses that other machines can reach
     #[arg(long)]
     pub(crate) insecure: bool,
     /// PEM file with the certificate chain; enables TLS on every listener, except an admin listener on a loopback
@@ -150,8 +161,8 @@ pub(crate) struct Serve {
     /// separated by commas [default: none]
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) allow_origin: Vec<tollgate_server::WebOrigin>,
-    /// Domain names that the admin listener accepts in the Host header besides addresses and names without a dot,
-    /// separated by commas [default: none]
+    /// Domain names that the admin listener accepts in the Host header, separated by commas; IP addresses and names
+    /// without a dot are always accepted [default: none]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = host_name)]
     pub(crate) admin_host: Vec<String>,
     /// Configuration file with rules, plans and settings (.toml, .yaml or .yml); reloaded when it changes and on SIGHUP

@@ -116,7 +116,7 @@ pub(crate) enum Failure {
     #[error("there are no rules to explain")]
     #[diagnostic(help("specify a configuration with --config FILE, or a running instance with --admin URL"))]
     NoRules,
-    #[error("no shared store was given, and the memory store of a command holds no counters and no bans of others")]
+    #[error("no shared store was given, and counters and bans in memory exist only in the process that created them")]
     #[diagnostic(help("specify a store with --store URL or --config FILE, or a running instance with --admin URL"))]
     NothingCounted,
     #[error("no store was given, and the memory store starts empty in every command, so every check would be allowed")]

@@ -42,7 +42,7 @@ pub struct Explanation {
     pub caller: &'static str,
     /// The name of the API key, in the configuration or by a lookup. `None` without a known key, or if it has no name.
     pub key_name: Option<String>,
-    /// The result of the key lookup, such as `known to the Redis hash tollgate:keys`. `None` if the request has no key,
+    /// The result of the key lookup, such as `found in the Redis hash tollgate:keys`. `None` if the request has no key,
     /// if the configuration lists it, or if no key lookup is configured.
     pub key_lookup: Option<String>,
     /// Why the JWT of the request is invalid. `None` if it is valid or there is none.
@@ -355,12 +355,12 @@ impl KeyAnswer {
     ///
     /// `None` if no lookup is needed, or if none was asked and no hash is configured.
     fn describe(&self, hash: Option<&str>) -> Option<String> {
-        let source = hash.map_or("a lookup".to_owned(), |hash| format!("the Redis hash {hash}"));
+        let source = hash.map_or("the lookups".to_owned(), |hash| format!("the Redis hash {hash}"));
         match self {
             KeyAnswer::NotNeeded => None,
             KeyAnswer::NotAsked => hash.map(|_| format!("not listed, and {source} was not read")),
-            KeyAnswer::Unknown => Some(format!("not listed, and not known to {source}, or it did not answer")),
-            KeyAnswer::Known(..) => Some(format!("known to {source}")),
+            KeyAnswer::Unknown => Some(format!("not listed, and not found in {source}, or no answer in time")),
+            KeyAnswer::Known(..) => Some(format!("found in {source}")),
         }
     }
 }

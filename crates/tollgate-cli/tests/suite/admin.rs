@@ -382,8 +382,8 @@ fn requests_and_decisions_are_timed_by_listener_and_source() {
     let count = |metric: &str, label: &str, value: &str| {
         samples[&(format!("tollgate_{metric}_seconds_count"), [(label.to_owned(), value.to_owned())].into())]
     };
-    assert_eq!([count("request", "door", "http"), count("request", "door", "resp")], [8.0, 7.0]);
-    assert!(count("request", "door", "admin") >= 1.0);
+    assert_eq!([count("request", "listener", "http"), count("request", "listener", "resp")], [8.0, 7.0]);
+    assert!(count("request", "listener", "admin") >= 1.0);
     assert_eq!(count("decision", "source", "store"), 15.0);
     let bound = |bound: &str| {
         let labels = [("source".to_owned(), "store".to_owned()), ("le".to_owned(), bound.to_owned())];

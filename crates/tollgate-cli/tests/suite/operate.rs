@@ -120,8 +120,9 @@ fn explain_reads_the_plan_from_the_redis_hash() {
     };
     let (config, url) = (["--config", &file], redis.url());
     let with_store = [&config[..], &["--store", &url]].concat();
-    let not_read = "plan     default (default, unless the Redis hash tollgate:plans assigns another)\n";
-    let not_in_hash = "plan     default (default, because the Redis hash tollgate:plans assigns no other)\n";
+    let not_read =
+        "plan     default (the Redis hash tollgate:plans was not read, and no other source assigns a plan)\n";
+    let not_in_hash = "plan     default (the Redis hash tollgate:plans assigns no plan)\n";
     let in_hash = "plan     pro (the Redis hash tollgate:plans)\n";
     assert!(explain(&config).contains(not_read), "{}", explain(&config));
     assert!(explain(&with_store).contains(not_in_hash), "{}", explain(&with_store));
@@ -168,7 +169,7 @@ fn keys_of_a_redis_hash_are_known_to_serve_explain_and_inspect() {
     assert!(not_read.contains("key      not listed, and the Redis hash tollgate:keys was not read\n"), "{not_read}");
     for said in [explain(&["--admin", &admin]), explain(&["--config", &file, "--store", &url])] {
         assert!(said.contains("caller   identified by api_key (initech)\n"), "{said}");
-        assert!(said.contains("key      known to the Redis hash tollgate:keys\n"), "{said}");
+        assert!(said.contains("key      found in the Redis hash tollgate:keys\n"), "{said}");
         assert!(said.contains("plan     pro (the API key)\n") && said.contains("30/h"), "{said}");
         assert!(!said.contains("planted"), "{said}");
     }
@@ -188,7 +189,7 @@ fn keys_of_a_redis_hash_are_known_to_serve_explain_and_inspect() {
     assert!(warning.contains("WARN") && !warning.contains("8f7b38aa") && !warning.contains("planted"), "{warning}");
     redis.command(&["HDEL", "tollgate:keys", field]);
     let said = explain(&["--config", &file, "--store", &url]);
-    assert!(said.contains("not known to the Redis hash tollgate:keys"), "{said}");
+    assert!(said.contains("not found in the Redis hash tollgate:keys"), "{said}");
 }
 
 #[test]
@@ -378,7 +379,7 @@ redis_hash = "tollgate:plans"
     };
     for (client, rule, expected) in [
         ("acme", "api", "  plan         pro (the API key)\nno such counter: "),
-        ("globex", "api", "  plan         default (default, because the Redis hash tollgate:plans assigns no other)\n"),
+        ("globex", "api", "  plan         default (the Redis hash tollgate:plans assigns no plan)\n"),
         ("203.0.113.9", "api", "ip:203.0.113.9\n  plan         anonymous (the caller has no known identity)\n"),
         ("198.51.100.7", "shorten", "ip:198.51.100.7\n  refused      banned: scraper\nno such counter: "),
     ] {

@@ -184,12 +184,12 @@ async fn key_that_a_lookup_knows_is_explained_like_a_listed_one() {
     };
     let found = explain("found-pro").await;
     assert_eq!((found.caller, found.key_name.as_deref()), ("api_key", Some("initech")));
-    assert_eq!(found.key_lookup.as_deref(), Some("known to a lookup"));
+    assert_eq!(found.key_lookup.as_deref(), Some("found in the lookups"));
     assert_eq!(found.plan.map(|plan| (plan.name, plan.source)), Some(("pro".to_owned(), "the API key".into())));
     assert_eq!(explain("found-exempt").await.exempt, Some("key"));
     let unknown = explain("invented").await;
     assert_eq!((unknown.caller, unknown.key_name), ("ip", None));
-    assert_eq!(unknown.key_lookup.as_deref(), Some("not listed, and not known to a lookup, or it did not answer"));
+    assert_eq!(unknown.key_lookup.as_deref(), Some("not listed, and not found in the lookups, or no answer in time"));
     assert_eq!(explain("planted-pro").await.key_lookup, None, "a listed key is not looked up");
 }
 
