@@ -232,3 +232,27 @@ fn format_wait(wait: Wait) -> String {
         Some(duration) => format!("{duration:?}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::json;
+
+    use super::*;
+    use crate::arguments::{Arguments, Command};
+
+    #[test]
+    fn counter_that_does_not_exist_is_named_by_what_was_asked_for() {
+        for (line, expected) in [
+            ("tollgate inspect user:42 10/min", "user:42 under the limit 10/min\n"),
+            ("tollgate inspect user:42 --rule api", "user:42 under rule api\n"),
+            ("tollgate inspect user:42 per-minute --rule api", "user:42 under limit per-minute of rule api\n"),
+        ] {
+            let Some(Command::Inspect(arguments)) = Arguments::try_parse_from(line.split(' ')).unwrap().command else {
+                panic!("{line}");
+            };
+            let text = no_such_counter(&json!({ "key": "user:42", "counters": [] }), &arguments);
+            assert_eq!(text, format!("no such counter: nothing is counted for {expected}"));
+        }
+    }
+}

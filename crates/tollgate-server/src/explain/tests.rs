@@ -77,7 +77,7 @@ async fn each_rule_explains_whether_it_applies_and_why_not() {
     let headers = [("x-tenant", "a"), ("x-kind", "planted-kind")];
     let explanation = explain(&request("POST", "//shorten/", &headers), HERE).await;
     assert!(explanation.rules[0].applies && explanation.rules[0].because.is_empty());
-    assert_eq!(explanation.rules[0].counts, "ip:***&header:x-tenant:***");
+    assert_eq!(explanation.rules[0].counts, "ip:***&header:x-tenant:!***", "the tenant of another client is ignored");
     let text = serde_json::to_string(&explanation).unwrap();
     assert!(!text.contains("planted") && !text.contains("203.0.113"), "{text}");
     let request = request("POST", "/shorten", &headers);
