@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tollgate::{
-    Algorithm, Check, CheckError, Cost, DEMANDS_MAX, Decision, Demand, Key, Limit, LimitStatus, Scope, ScopeName,
+    Algorithm, Check, CheckError, Cost, DEMANDS_MAX, Decision, Demand, Key, Limit, LimitError, LimitStatus, Scope,
+    ScopeName,
 };
 
 use super::command::{number, usage};
@@ -290,7 +291,13 @@ impl Throttle {
         limit
             .and_then(|limit| limit.with_algorithm(Algorithm::TokenBucket))
             .and_then(|limit| limit.with_burst(u64::from(self.max_burst) + 1))
-            .map_err(|error| format!("ERR {THROTTLE_USAGE}: {error}"))
+            .map_err(|error| match error {
+                LimitError::Quota { max, .. } => format!("ERR count must be from 1 to {max}"),
+                LimitError::Window { .. } => "ERR period must be from 1 to 34560000 seconds".to_owned(),
+                // The capacity is one more.
+                LimitError::Capacity { .. } => "ERR max_burst must be from 0 to 9999999".to_owned(),
+                other => format!("ERR {THROTTLE_USAGE}: {other}"),
+            })
     }
 }
 

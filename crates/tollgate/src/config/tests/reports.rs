@@ -76,13 +76,13 @@ fn all_errors_of_reading_and_of_checking_are_in_one_report() {
     let report = load("deadline = \"soon\"\n[[rules]]\nname = \"a\"\nlimits = [10]\n").unwrap_err();
     let shown = report.to_string();
     assert!(
-        shown.starts_with("tollgate.toml cannot be used: 2 errors, the first: invalid-time: expected a time"),
+        shown.starts_with("tollgate.toml is invalid: 2 errors, the first: invalid-time: expected a time"),
         "{shown}"
     );
     assert!(shown.ends_with(" (tollgate.toml:1:12)") && !shown.contains('\n'), "{shown}");
     let report = load("[[rules]]\nname = \"a\"\nlimits = [10]\n").unwrap_err();
     let shown = report.to_string();
-    assert!(shown.starts_with("tollgate.toml cannot be used: 1 error: wrong-type: expected a limit: "), "{shown}");
+    assert!(shown.starts_with("tollgate.toml is invalid: 1 error: wrong-type: expected a limit: "), "{shown}");
     assert!(shown.ends_with(", found a number (tollgate.toml:3:11)"), "{shown}");
     let report = load("deadline = \"soon\"\n[[rules]]\nname = \"a\"\nlimits = [\"10\"]\n").unwrap_err();
     let mut text = String::new();
