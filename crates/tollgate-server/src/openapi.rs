@@ -16,6 +16,7 @@ use http::{HeaderValue, Response};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Value, json};
 
+use crate::listeners::http::refund::{RefundBody, RefundedBody};
 use crate::listeners::http::request::CheckBody;
 use crate::listeners::http::response::{DecisionBody, ErrorBody, RefusalBody};
 
@@ -49,6 +50,7 @@ fn document() -> Value {
     let request = schemas.subschema_for::<CheckBody<'_>>();
     let responses = responses(&mut schemas);
     let forward_auth = forward_auth::paths(&schemas.subschema_for::<ErrorBody>());
+    let refund = refund(&mut schemas);
     let components = schemas.take_definitions(true);
     let mut document = json!({
         "openapi": "3.1.0",
@@ -69,6 +71,7 @@ fn document() -> Value {
                 "examples": {
                     "one": { "summary": "One limit", "value": { "key": "user:42", "limit": "10/min", "cost": 1 } },
                     "wait": { "summary": "One limit, waiting for room", "value": { "key": "hooks.example.com", "limit": "10/s", "wait_ms": 5000 } },
+                    "receipt": { "summary": "An estimate, to be corrected later", "value": { "key": "user:42", "limit": "1000/min", "cost": 500, "receipt": true } },
                     "together": { "summary": "Several limits, all or none", "value": { "checks": [
                         { "key": "user:42", "limit": "10/min" }, { "key": "user:42", "limit": "1000/day" },
                     ] } },
@@ -81,6 +84,7 @@ fn document() -> Value {
         } } },
         "components": { "schemas": components },
     });
+    document["paths"]["/v1/refund"] = refund;
     for (path, operations) in forward_auth {
         document["paths"][path] = operations;
     }
@@ -139,6 +143,41 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
             "content": { "application/json": { "schema": { "anyOf": [refusal, problem] } } },
         },
     })
+}
+
+/// Returns the operations of `/v1/refund`.
+fn refund(schemas: &mut SchemaGenerator) -> Value {
+    let (request, refunded) = (schemas.subschema_for::<RefundBody>(), schemas.subschema_for::<RefundedBody>());
+    let problem = schemas.subschema_for::<ErrorBody>();
+    let rejected = |description: &str| json!({ "description": description, "content": { "application/json": { "schema": problem } } });
+    json!({ "post": {
+        "operationId": "refund",
+        "summary": "Correct the charge of an admitted check, by its receipt",
+        "description": "A receipt is applied once, on whichever instance. A client that gets no answer may send it again.",
+        "requestBody": { "required": true, "content": { "application/json": {
+            "schema": request,
+            "examples": {
+                "all": { "summary": "Give all units back", "value": { "receipt": "AQ…" } },
+                "used": { "summary": "Correct an estimate", "value": { "receipt": "AQ…", "used": 320 } },
+                "status": { "summary": "Report the outcome of a request", "value": { "receipt": "AQ…", "status": 200 } },
+            },
+        } } },
+        "responses": {
+            "200": {
+                "description": "The receipt is valid. `applied` says whether this refund has changed anything.",
+                "content": { "application/json": { "schema": refunded } },
+            },
+            "400": rejected("The body is invalid, or the text is not a receipt of this deployment (`invalid_receipt`)."),
+            "401": rejected("The listener requires a token, and the request does not have it."),
+            "403": rejected("A browser sent the request for a web page whose origin is not allowed."),
+            "405": rejected("The method is not POST."),
+            "408": rejected("The body did not arrive in time."),
+            "409": rejected("The units were counted in the memory of another instance, which alone can refund them."),
+            "413": rejected("The body is too large."),
+            "431": { "description": "The headers are too large." },
+            "503": rejected("The store did not answer, or the listener is overloaded. The refund may be sent again."),
+        },
+    } })
 }
 
 fn header(description: &str, schema: Value) -> Value {
