@@ -190,7 +190,8 @@ impl HttpListener {
             (&Method::GET | &Method::HEAD, "/docs") => openapi::page_response(),
             (_, "/openapi.json" | "/docs") => method_not_allowed("GET, HEAD"),
             _ => {
-                let message = "expected POST /v1/check, POST /v1/refund, /v1/forward-auth, GET /openapi.json or GET /docs";
+                let message =
+                    "expected POST /v1/check, POST /v1/refund, /v1/forward-auth, GET /openapi.json or GET /docs";
                 problem(StatusCode::NOT_FOUND, "not_found", message)
             }
         };

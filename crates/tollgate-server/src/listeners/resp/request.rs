@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, Request, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tollgate::engine::{Outcome, Permit, Refusal};
+use tollgate::engine::{Outcome, Permit, Refusal, RequestOptions};
 
 use super::RespConnection;
 use super::check::saturating;
@@ -49,7 +49,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
     ///
     /// Charges are kept, because the client does not report how the request ends.
     pub(super) async fn request(&mut self, request: &Request<()>, peer: IpAddr) {
-        match self.listener.decider.check_request(request, peer, false).await {
+        match self.listener.decider.check_request(request, peer, RequestOptions::default()).await {
             Some(Outcome::Admitted(permit)) => {
                 reply_admitted(&permit, &mut self.replies);
                 permit.keep();

@@ -305,7 +305,9 @@ fn the_described_request_has_only_what_the_visitor_sent() {
 #[tokio::test]
 async fn a_malformed_method_or_target_is_refused_as_the_visitors_error() {
     let listener = listener();
-    for (method, uri) in [("PO ST", "/"), ("GET", "shorten"), ("GET", "*"), ("GET", "http://a/"), ("GET", "/a<b>"), ("GET", "/a#b")] {
+    for (method, uri) in
+        [("PO ST", "/"), ("GET", "shorten"), ("GET", "*"), ("GET", "http://a/"), ("GET", "/a<b>"), ("GET", "/a#b")]
+    {
         let headers = asking(method, uri, VISITOR);
         assert_eq!(ask(&listener, FORMS[0], &headers).await.status, 400, "{method} {uri}");
         let nginx = ask(&listener, FORMS[1], &headers).await;
