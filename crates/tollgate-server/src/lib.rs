@@ -35,7 +35,7 @@ mod tls;
 mod worker_pool;
 
 pub use browser::{WebOrigin, WebOriginError};
-pub use explain::{Explanation, LimitExplanation, PlanExplanation, RuleExplanation};
+pub use explain::{Explanation, LimitExplanation, PlanExplanation, RuleExplanation, is_masked_subject};
 pub use listener::Listeners;
 pub use listeners::admin::is_loopback;
 pub use listeners::admin::keys::{CounterError, CounterQuery, CounterReport, CounterRules, CounterStatus, ResetReport};

@@ -8,6 +8,9 @@
 //!            once per complete command in the buffer                in the same order
 //! ```
 //!
+//! Other commands are answered one by one, between two batches of checks: `TOLLGATE.REQUEST` by the rules (`request.rs`),
+//! and `TOLLGATE.WAIT` when there is room (`wait.rs`).
+//!
 //! Bounds: bytes per argument and command, commands per batch, bytes of unsent replies, connections, idle time, the
 //! time in which a command must arrive, and the time in which the password must be given. So a client that sends single
 //! bytes does not keep its connection. A malformed frame is answered with an error, and the connection is closed. A
@@ -66,9 +69,8 @@ const PASSWORD_TIMEOUT: Duration = Duration::from_secs(10);
 /// The bytes of a short check on the wire, from which the number of commands in a buffer is estimated.
 const CHECK_BYTES_MIN: usize = 48;
 const ESTIMATE_MAX: usize = 64;
-/// The error reply to a command that was dropped before it was complete, because its bytes were evicted.
-const EVICTED: &str =
-    "ERR too many bytes of incomplete commands are buffered; this command was dropped before it was complete";
+/// The error reply to a command that was dropped while it was incomplete or waited, because its bytes were evicted.
+const EVICTED: &str = "ERR too many bytes of incomplete or waiting commands are buffered; this command was dropped";
 const NOAUTH: &str = "NOAUTH Authentication required";
 const OVER_LIMIT_REPLY: &[u8] = b"-ERR max number of clients reached\r\n";
 
@@ -130,9 +132,9 @@ impl RespListener {
 
     /// Serves one connection until it ends.
     ///
-    /// It ends when the client ends it or sends `QUIT`, is silent for the idle time, takes longer than 10 s for a
-    /// command or for its password, sends a malformed frame or an unknown inline command, or makes too many wrong
-    /// guesses; when its command is evicted from the receive budget; or when the listener closes.
+    /// It ends when the client ends it (also while a command waits) or sends `QUIT`, is silent for the idle time, takes
+    /// longer than 10 s for a command or for its password, sends a malformed frame or an unknown inline command, or makes
+    /// too many wrong guesses; when its command is evicted from the receive budget; or when the listener closes.
     ///
     /// When the listener closes, the next replies are sent together with the end of the connection. RESP cannot mark a
     /// reply as the last one, so the end itself is the signal. Commands that arrive after it are discarded and never

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::io::BufReader;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,8 +28,9 @@ use tollgate_testkit::server::Connection;
 use tollgate_testkit::unreachable::UnreachableStore;
 use tower::{Layer, ServiceExt, service_fn};
 
-/// The longest time that a test waits for a response.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::http_subject::post_check;
+use crate::site::{PATIENCE, listen};
+
 /// How long [`StoreKind::Slow`] takes: longer than the default deadline of 25 ms.
 const SLOW: Duration = Duration::from_millis(200);
 
@@ -72,9 +73,10 @@ pub(crate) struct RuleEndpoint {
 }
 
 /// All endpoints that decide requests by rules. They must give the same answers.
-pub(crate) const RULE_ENDPOINTS: [RuleEndpoint; 2] = [
+pub(crate) const RULE_ENDPOINTS: [RuleEndpoint; 3] = [
     RuleEndpoint { name: "the layer", ask: Deployment::ask_layer },
     RuleEndpoint { name: "/v1/check by rules", ask: Deployment::ask_check },
+    RuleEndpoint { name: "TOLLGATE.REQUEST", ask: Deployment::ask_resp },
 ];
 
 /// The store of a deployment whose configuration names none.
@@ -167,22 +169,30 @@ impl Deployment {
         ClientResponse { status: relayed, headers, body: response["body"].as_str().unwrap().to_owned() }
     }
 
+    /// Describes a request to `TOLLGATE.REQUEST`, and relays the response.
+    fn ask_resp(&self, asked: &ClientRequest) -> ClientResponse {
+        let mut command = vec!["TOLLGATE.REQUEST", asked.method, &asked.path, asked.peer];
+        command.extend(asked.headers.iter().flat_map(|(name, value)| [name, value]));
+        let reply = Connection::open(self.resp).unwrap().call(&command).unwrap();
+        let [allowed, status, .., pairs, body] = reply.items() else { panic!("{reply:?}") };
+        let mut headers = BTreeMap::<String, String>::new();
+        for pair in pairs.items() {
+            let [name, value] = pair.items() else { panic!("{reply:?}") };
+            let joined = headers.entry(name.text()).or_default();
+            *joined = if joined.is_empty() { value.text() } else { format!("{joined}, {}", value.text()) };
+        }
+        let (status, body) = (status.integer().try_into().unwrap(), body.text());
+        assert!(allowed.integer() == 0 || (status, &*body) == (200, ""), "only headers to add: {reply:?}");
+        ClientResponse { status, headers, body }
+    }
+
     /// Posts a body to `/v1/check`. Returns the status, headers without the date, and the body of the response.
     pub(crate) fn post(&self, body: &Value) -> (u16, BTreeMap<String, String>, Value) {
         let stream = TcpStream::connect(self.http).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut stream = BufReader::new(stream);
-        let body = body.to_string();
-        let head = format!("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
-        stream.get_mut().write_all((head + &body).as_bytes()).unwrap();
-        let mut lines = stream.by_ref().lines().map(Result::unwrap).take_while(|line| !line.is_empty());
-        let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
-        let header = |line: String| line.split_once(": ").map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let mut headers: BTreeMap<String, String> = lines.map(|line| header(line).unwrap()).collect();
+        let (status, mut headers, body) = post_check(&mut BufReader::new(stream), &body.to_string());
         headers.remove("date");
-        let mut body = vec![0; headers["content-length"].parse().unwrap()];
-        stream.read_exact(&mut body).unwrap();
-        (status, headers, serde_json::from_slice(&body).unwrap())
+        (status, headers, body)
     }
 
     /// Sends a command to the RESP listener. Returns the reply as text.
@@ -195,13 +205,6 @@ impl Deployment {
 fn joined(headers: &HeaderMap) -> BTreeMap<String, String> {
     let values = |name| headers.get_all(name).iter().map(|value| value.to_str().unwrap()).collect::<Vec<_>>();
     headers.keys().map(|name| (name.as_str().to_owned(), values(name).join(", "))).collect()
-}
-
-fn listen() -> (tokio::net::TcpListener, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.set_nonblocking(true).unwrap();
-    let address = listener.local_addr().unwrap();
-    (tokio::net::TcpListener::from_std(listener).unwrap(), address)
 }
 
 struct SlowStore(MemoryStore);

@@ -23,6 +23,7 @@ const KEYS: &str = "[[keys]]\nkey = \"planted\"\n";
 const TOKEN: &str = "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbGljZSIsImV4cCI6NDEwMjQ0NDgwMH0.DvdDttFvdgTOXtC2L5P1zfs2bIMtiEwN3al4EAHYyf8";
 const JWT: &str = "[jwt]\nalgorithm = \"HS256\"\nkey = \"0123456789abcdef0123456789abcdef\"\n";
 
+const AT_LOAD: &str = "it is checked when the file is loaded";
 const NO_HEADERS: Effect = Effect::None("a RESP reply has no headers");
 const NO_BODY: Effect = Effect::Reported("its response body is the decision");
 const NO_CALLER: Effect = Effect::None("a check that names its key has no caller");
@@ -112,10 +113,10 @@ impl Row {
         Row { explicit, resp, ..self }
     }
 
-    fn except(mut self, endpoint: &'static str, reason: &'static str) -> Row {
-        assert!(RULE_ENDPOINTS.iter().any(|known| known.name == endpoint), "{endpoint}");
-        self.exceptions.push((endpoint, reason));
-        self
+    /// Says that the setting applies at these endpoints by rules, and at no others, for this reason.
+    fn only_at(self, endpoints: &[&str], reason: &'static str) -> Row {
+        let others = RULE_ENDPOINTS.iter().filter(|endpoint| !endpoints.contains(&endpoint.name));
+        Row { exceptions: others.map(|endpoint| (endpoint.name, reason)).collect(), ..self }
     }
 }
 
@@ -134,9 +135,8 @@ fn rows(redis: &str) -> Vec<Row> {
     let on_redis = format!("deadline = \"10s\"\nstore = \"{redis}\"");
     vec![
         Row::top("expect", "expect = { rules = 1 }")
-            .explicit(Effect::None("checked when the file is loaded"), Effect::None("checked when the file is loaded"))
-            .except("the layer", "checked when the file is loaded")
-            .except("/v1/check by rules", "checked when the file is loaded"),
+            .only_at(&[], AT_LOAD)
+            .explicit(Effect::None(AT_LOAD), Effect::None(AT_LOAD)),
         Row::top("store", &format!("store = \"{redis}\"")).given("deadline = \"10s\"").on(Counters::OnRedis),
         Row::top("prefix", "prefix = \"other\"").given(&on_redis).on(Counters::OnRedis),
         Row::top("instances", "instances = 2").without_store(),
@@ -208,10 +208,8 @@ fn rows(redis: &str) -> Vec<Row> {
         Row::of("rules.limits", RULE, &RULE.replace("2/min", "1/h")).explicit(NO_RULE, NO_RULE),
         Row::rule("rules.mode", "mode = \"shadow\""),
         Row::rule("rules.on_failure", "on_failure = \"allow\"").without_store(),
-        Row::rule("rules.charge", "charge = \"on_failure\"").except(
-            "/v1/check by rules",
-            "the service does not learn the outcome; a warning at the start names the rule",
-        ),
+        Row::rule("rules.charge", "charge = \"on_failure\"")
+            .only_at(&["the layer"], "the service does not learn the outcome; a warning at the start names the rule"),
         Row::rule("rules.cost", "cost = 2"),
         Row::rule("rules.headers", "headers = []"),
         Row::rule("rules.body", "body = \"text\""),

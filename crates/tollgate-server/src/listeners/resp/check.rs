@@ -11,14 +11,14 @@
 //! option with a wrong name is taken for a key, and its value is then not a limit, which is an error.
 //!
 //! **A flat list.** A batch has one list of demands, and one [`PendingCheck`] per check with the number of its demands. So
-//! a check of several limits needs no list of its own, and a check of one limit costs no more than before it could have
-//! several.
+//! a check of several limits needs no list of its own, and the list of a single check is the only one that it allocates.
 
 use std::time::Duration;
 
 use smallvec::SmallVec;
 use tollgate::{
-    Algorithm, Check, CheckError, Cost, DEMANDS_MAX, Decision, Demand, Key, Limit, LimitStatus, Scope, ScopeName,
+    Algorithm, Check, CheckError, Cost, DEMANDS_MAX, Decision, Demand, Key, Limit, LimitError, LimitStatus, Scope,
+    ScopeName,
 };
 
 use super::command::{number, usage};
@@ -104,7 +104,7 @@ impl<'b> PendingChecks<'b> {
 
 /// A command whose arguments are pairs of a key and a limit, and options.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum PairCommand {
+enum PairCommand {
     Check,
     Wait,
 }
@@ -212,11 +212,12 @@ fn parse_options(command: PairCommand, buffer: &[u8], args: &Args, mut at: usize
     let arg = |index| args.get(buffer, index);
     let mut options = PairOptions::default();
     while let Some(word) = arg(at) {
-        match (word.to_ascii_uppercase().as_slice(), arg(at + 1)) {
-            (b"COST", Some(cost)) if options.cost.is_none() => {
+        let is = |name: &str| word.eq_ignore_ascii_case(name.as_bytes());
+        match arg(at + 1) {
+            Some(cost) if is("COST") && options.cost.is_none() => {
                 options.cost = Some(Cost::new(number(cost, "cost", u32::MAX)?));
             }
-            (b"TIMEOUT", Some(ms)) if command == PairCommand::Wait && options.timeout.is_none() => {
+            Some(ms) if is("TIMEOUT") && command == PairCommand::Wait && options.timeout.is_none() => {
                 let ms = number(ms, "TIMEOUT in milliseconds", WAIT_MS_MAX)?;
                 options.timeout = Some(Duration::from_millis(ms.into()));
             }
@@ -290,7 +291,13 @@ impl Throttle {
         limit
             .and_then(|limit| limit.with_algorithm(Algorithm::TokenBucket))
             .and_then(|limit| limit.with_burst(u64::from(self.max_burst) + 1))
-            .map_err(|error| format!("ERR {THROTTLE_USAGE}: {error}"))
+            .map_err(|error| match error {
+                LimitError::Quota { max, .. } => format!("ERR count must be from 1 to {max}"),
+                LimitError::Window { .. } => "ERR period must be from 1 to 34560000 seconds".to_owned(),
+                // The capacity is one more.
+                LimitError::Capacity { .. } => "ERR max_burst must be from 0 to 9999999".to_owned(),
+                other => format!("ERR {THROTTLE_USAGE}: {other}"),
+            })
     }
 }
 

@@ -22,8 +22,8 @@ pub(crate) const ARGS_MAX: usize = 1024;
 pub(crate) const ARG_BYTES_MAX: usize = 128 * 1024;
 /// The most bytes of a command.
 pub(crate) const COMMAND_BYTES_MAX: usize = 256 * 1024;
-/// The arguments for which a connection keeps room between batches.
-const KEPT_ARGS_MAX: usize = 16;
+/// The arguments for which a connection keeps room between batches: those of a check with 32 limits, and its options.
+const KEPT_ARGS_MAX: usize = 72;
 /// The most bytes of an inline command.
 const LINE_BYTES_MAX: usize = 64 * 1024;
 /// The most bytes of a line with a length.

@@ -80,7 +80,7 @@ impl RulesSource {
         };
         let loaded = Arc::new(loaded?);
         for setting in changed_settings(&self.loaded.load().settings, &loaded.settings) {
-            tracing::warn!(setting, "this setting has changed; it takes effect at the next start");
+            tracing::warn!(setting, "this setting has changed; it takes effect after a restart");
         }
         for finding in &loaded.findings {
             tracing::warn!(code = finding.code().as_str(), "{}", finding.message());

@@ -8,6 +8,7 @@ use tollgate_testkit::history::{Bounds, History};
 use tollgate_testkit::simulated::VirtualClock;
 
 use super::*;
+use crate::budget::{EvictingBudget, Receiving};
 
 /// Returns a listener with counters in `store`, or in memory. The clock is tokio's.
 fn listener(store: Option<Arc<dyn Store>>, options: RespOptions) -> Arc<RespListener> {
@@ -184,6 +185,28 @@ async fn commands_behind_a_wait_are_kept_up_to_a_bound() {
     let mut replies = vec![0; numbers([1, 1, 0, 0, 1_000]).len() + pings * 7];
     reader.read_exact(&mut replies).await.unwrap();
     assert!(replies.starts_with(b"*5\r\n:1\r\n") && replies.ends_with(b"+PONG\r\n"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_whose_bytes_have_no_room_is_dropped_with_an_error() {
+    let listener = listener(None, RespOptions::default());
+    for (budget, expected) in [(8 * 1024, "+PONG"), (5 * 1024, "")] {
+        let (mut client, server) = tokio::io::duplex(1 << 20);
+        let (_stage, mut context) = ConnectionContext::unshared();
+        context.receiving = Receiving::new(EvictingBudget::new(budget, Arc::default()));
+        tokio::spawn(listener.clone().serve_stream(server, [203, 0, 113, 9].into(), context));
+        let key = "k".repeat(6 * 1024);
+        client.write_all(&array(&["TOLLGATE.WAIT", &key, "9/s", "TIMEOUT", "100"])).await.unwrap();
+        let reply = receive(&mut client).await;
+        assert_eq!(reply[0] == 1, !expected.is_empty(), "{reply}");
+        if expected.is_empty() {
+            assert_eq!(reply, format!("-{EVICTED}"));
+            assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+        } else {
+            client.write_all(b"PING\r\n").await.unwrap();
+            assert_eq!(receive(&mut client).await, expected);
+        }
+    }
 }
 
 #[tokio::test]
