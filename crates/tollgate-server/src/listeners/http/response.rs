@@ -224,10 +224,10 @@ mod tests {
             };
             let limits: Vec<Value> = policies.policies().zip(&decision.limits).map(entry).collect();
             let expected = json!({"allowed": decision.allowed(), "source": source.as_str(), "limits": limits});
-            let body = decision_body(&decision, Some(&policies), None);
+            let body = decision_body(&decision, Some(&policies), None, None);
             assert_eq!(serde_json::from_slice::<Value>(&body).unwrap(), expected);
         }
-        let unlimited = decision_body(&Decision::uncounted(Timestamp::ZERO), None, None);
+        let unlimited = decision_body(&Decision::uncounted(Timestamp::ZERO), None, None, None);
         assert_eq!(&*unlimited, br#"{"allowed":true,"source":"none","limits":[]}"#);
     }
 }

@@ -221,7 +221,7 @@ fn parse_options(command: PairCommand, buffer: &[u8], args: &Args, mut at: usize
                 let ms = number(ms, "TIMEOUT in milliseconds", WAIT_MS_MAX)?;
                 options.timeout = Some(Duration::from_millis(ms.into()));
             }
-            (b"RECEIPT", _) if !options.has_receipt => {
+            _ if is("RECEIPT") && !options.has_receipt => {
                 options.has_receipt = true;
                 at += 1;
                 continue;

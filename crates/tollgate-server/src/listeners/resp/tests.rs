@@ -199,7 +199,8 @@ async fn extreme_and_malformed_arguments_are_answered_with_what_is_expected() {
 #[test]
 fn the_error_and_the_documentation_name_every_command() {
     let commands = [
-        ("TOLLGATE.CHECK", "TOLLGATE.CHECK k 10/min COST 2"),
+        ("TOLLGATE.CHECK", "TOLLGATE.CHECK k 10/min COST 2 RECEIPT"),
+        ("TOLLGATE.REFUND", "TOLLGATE.REFUND AQx USED 3"),
         ("TOLLGATE.WAIT", "TOLLGATE.WAIT k 10/min TIMEOUT 100"),
         ("TOLLGATE.REQUEST", "TOLLGATE.REQUEST GET / 203.0.113.9"),
         ("TOLLGATE.PEEK", "TOLLGATE.PEEK k 10/min"),
@@ -227,8 +228,9 @@ fn the_error_and_the_documentation_name_every_command() {
     assert_eq!(COMMANDS, commands.map(|(name, _)| name));
     assert!(UNKNOWN.ends_with(&format!("expected one of {}", COMMANDS.join(", "))));
     for usage in [
-        "TOLLGATE.CHECK key limit [key limit ...] [COST n]",
-        "TOLLGATE.WAIT key limit [key limit ...] TIMEOUT ms [COST n]",
+        "TOLLGATE.CHECK key limit [key limit ...] [COST n] [RECEIPT]",
+        "TOLLGATE.REFUND receipt [USED n | STATUS n]",
+        "TOLLGATE.WAIT key limit [key limit ...] TIMEOUT ms [COST n] [RECEIPT]",
         "TOLLGATE.REQUEST method path peer [name value ...]",
     ] {
         assert!(documented.contains(&format!("`{usage}`")), "{usage} is not in docs/serve.md");
