@@ -288,7 +288,8 @@ fn a_proxy_reuses_its_connections_to_tollgate() {
     let site = Site::start(RULES, &[]);
     let accepted = || {
         let metrics = site.tollgate.visit("/metrics").body;
-        let line = metrics.lines().find(|line| line.starts_with("tollgate_connections_accepted_total{door=\"http\"}"));
+        let line =
+            metrics.lines().find(|line| line.starts_with("tollgate_connections_accepted_total{listener=\"http\"}"));
         line.and_then(|line| line.rsplit(' ').next()).and_then(|count| count.parse::<u64>().ok()).unwrap()
     };
     for proxy in &site.proxies {

@@ -74,7 +74,7 @@ fn plain_responses(problem: &Schema) -> Value {
         "414": {
             "description": "The path is longer than the rules accept (`path_bytes_max`).",
             "headers": { "Cache-Control": no_store() },
-            "content": { "application/json": { "schema": problem } },
+            "content": { "application/json": { "schema": { "type": "object" } } },
         },
         "429": {
             "description": "A limit denies the request. The body has the format of the rule.",
