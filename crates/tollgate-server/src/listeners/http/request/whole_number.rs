@@ -118,7 +118,7 @@ mod tests {
             "[3]",
             "{}",
         ] {
-            let error = read(text).err().expect(text).to_string();
+            let error = read(text).expect_err(text).to_string();
             assert!(error.contains("must be a whole number from 0 to 4294967295"), "{text}: {error}");
         }
     }
