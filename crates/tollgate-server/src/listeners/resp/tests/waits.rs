@@ -47,6 +47,11 @@ impl Waiter {
         self.receive().await
     }
 
+    /// Ends the connection. Returns the sender of the shutdown signal, which would also end the wait when it is dropped.
+    fn disconnect(self) -> watch::Sender<ShutdownStage> {
+        self.stage
+    }
+
     async fn ends(mut self) -> bool {
         self.client.read(&mut [0]).await.unwrap() == 0
     }
@@ -127,11 +132,11 @@ async fn a_client_that_disconnects_leaves_the_queue_at_once() {
     waiters[2].send("TOLLGATE.WAIT k 10/min TIMEOUT 60000 COST 4\r\n").await;
     let start = Instant::now();
     tokio::time::sleep(Duration::from_secs(5)).await;
-    drop(waiters.remove(0));
+    let _first = waiters.remove(0).disconnect();
     tokio::time::sleep(Duration::from_secs(5)).await;
-    drop(waiters.remove(0));
+    let _second = waiters.remove(0).disconnect();
     assert_eq!(waiters[0].receive().await, json!([1, 10, 0, 0, 60_000]));
-    assert_eq!(start.elapsed().as_secs(), 10);
+    assert_eq!(start.elapsed().as_millis(), 10_000);
 }
 
 #[tokio::test(start_paused = true)]
@@ -263,15 +268,18 @@ async fn two_hundred_clients_on_two_instances_are_admitted_in_order_and_never_ov
         let per_place_us = if n % 12 == 5 { 50_000 } else { 75_000 };
         let leaves_after = (n % 6 == 5).then(|| Duration::from_micros(300 + n * per_place_us));
         clients.push(tokio::spawn(async move {
-            match leaves_after {
+            let reply = match leaves_after {
                 Some(after) => tokio::time::timeout(after, waiter.receive()).await.ok(),
                 None => Some(waiter.receive().await),
-            }
+            };
+            (reply, waiter.disconnect())
         }));
     }
-    let (mut places, mut left) = ([Vec::new(), Vec::new()], 0);
+    let (mut places, mut left, mut stages) = ([Vec::new(), Vec::new()], 0, Vec::new());
     for (n, client) in clients.into_iter().enumerate() {
-        match client.await.unwrap() {
+        let (reply, stage) = client.await.unwrap();
+        stages.push(stage);
+        match reply {
             Some(reply) => {
                 assert_eq!(json!([reply[0], reply[1][0], reply[2][0]]), json!([1, 1, 1]), "client {n}: {reply}");
                 places[n % 2].push(999 - reply[2][2].as_i64().unwrap());
