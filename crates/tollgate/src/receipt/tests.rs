@@ -38,15 +38,15 @@ async fn remaining(limiter: &Limiter, key: &[u8], limit: &str) -> u32 {
 async fn receipt_of_an_explicit_check_is_settled_once_on_every_algorithm() {
     for algorithm in tollgate_core::Algorithm::ALL {
         let limit = format!("10/min {}", algorithm.as_str());
-        for (number, (settlement, left)) in [
-            (Settlement::Refund, 10),
-            (Settlement::Used(Cost::new(1)), 9),
-            (Settlement::Used(Cost::new(4)), 6),
-            (Settlement::Used(Cost::new(7)), 3),
-            (Settlement::Used(Cost::new(99)), 0),
+        for (number, (settlement, used)) in [
+            (Settlement::Refund, 0),
+            (Settlement::Used(Cost::new(1)), 1),
+            (Settlement::Used(Cost::new(4)), 4),
+            (Settlement::Used(Cost::new(7)), 7),
+            (Settlement::Used(Cost::new(99)), 99),
             // Limits of explicit checks have no `charge`.
-            (Settlement::Ended(Ending::Success), 6),
-            (Settlement::Ended(Ending::Failure), 6),
+            (Settlement::Ended(Ending::Success), 4),
+            (Settlement::Ended(Ending::Failure), 4),
         ]
         .into_iter()
         .enumerate()
@@ -60,7 +60,12 @@ async fn receipt_of_an_explicit_check_is_settled_once_on_every_algorithm() {
             for again in [settlement, Settlement::Refund] {
                 assert_eq!(limiter.redeem_receipt(&receipt, again).await.unwrap(), Redeemed::AlreadyUsed);
             }
-            assert_eq!(remaining(&limiter, &key, &limit).await, left, "{limit}, {settlement:?}");
+            // As if the final cost had been charged, even if it does not fit.
+            let charged: Limit = format!("{limit} count_denied=true").parse().unwrap();
+            let demand = Demand::new(charged, Key::new("reference").unwrap()).cost(used);
+            let _ = limiter.check(&Check::one(&demand)).await.unwrap();
+            let expected = remaining(&limiter, b"reference", &limit).await;
+            assert_eq!(remaining(&limiter, &key, &limit).await, expected, "{limit}, {settlement:?}");
         }
     }
 }

@@ -210,10 +210,12 @@ impl Subject for Recorder {
 
     fn refund(&mut self, now: Timestamp, check: &Check<'_>, decision: &Decision) {
         self.oracle.refund(now, check, decision);
-        let at = self.admitted.iter().rposition(|(.., admitted)| admitted == decision).expect("an earlier admission");
-        let (step, limits, _) = self.admitted.remove(at);
-        // A client refunds a decision with the limits of its check. A trace with other limits is left out.
-        let refund = if limits == limits_of(check) { json!(step) } else { Value::Null };
+        // A client refunds a decision once, with the limits of its check. Other traces are left out.
+        let at = self.admitted.iter().rposition(|(.., admitted)| admitted == decision);
+        let refund = match at.map(|at| self.admitted.remove(at)) {
+            Some((step, limits, _)) if limits == limits_of(check) => json!(step),
+            _ => Value::Null,
+        };
         self.steps.lock().unwrap().push(json!({"at_us": now.as_micros(), "refund": refund}));
     }
 
