@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -86,7 +87,13 @@ func Redis(t *testing.T, socket string, options ...string) *Process {
 	args := append([]string{"--port", "0", "--unixsocket", socket, "--save", "", "--appendonly", "no", "--dir", filepath.Dir(socket)}, options...)
 	_ = os.Remove(socket) // of a server that was killed
 	process := start(t, exec.Command(binary(t, "redis-server"), args...))
-	Eventually(t, "the socket of Redis", func() bool { _, err := os.Stat(socket); return err == nil })
+	Eventually(t, "Redis to accept connections", func() bool {
+		connection, err := net.Dial("unix", socket)
+		if err != nil {
+			return false
+		}
+		return connection.Close() == nil
+	})
 	return process
 }
 
