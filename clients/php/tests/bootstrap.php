@@ -1,0 +1,11 @@
+<?php
+
+declare(strict_types=1);
+
+require __DIR__ . '/../autoload.php';
+
+// Debian's packages have an autoloader each. With Composer, one file loads everything.
+$composer = __DIR__ . '/../vendor/autoload.php';
+foreach (is_file($composer) ? [$composer] : ['Nyholm/Psr7/autoload.php', 'Predis/autoload.php', 'Psr/Log/autoload.php'] as $file) {
+    require $file;
+}
