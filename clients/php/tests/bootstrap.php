@@ -9,3 +9,8 @@ $composer = __DIR__ . '/../vendor/autoload.php';
 foreach (is_file($composer) ? [$composer] : ['Nyholm/Psr7/autoload.php', 'Predis/autoload.php', 'Psr/Log/autoload.php'] as $file) {
     require $file;
 }
+
+// Debian has no package of psr/http-server-middleware.
+if (!interface_exists(Psr\Http\Server\MiddlewareInterface::class)) {
+    require __DIR__ . '/psr15.php';
+}

@@ -15,7 +15,8 @@ use Tollgate\Exception\Unavailable;
  */
 final class PhpRedis implements Connection
 {
-    private bool $isBroken = false;
+    /** @var ?array{string, int, int, mixed} host, port, database and credentials of the last connection */
+    private ?array $parameters = null;
 
     public function __construct(private readonly \Redis|\RedisCluster $redis)
     {
@@ -23,28 +24,30 @@ final class PhpRedis implements Connection
 
     public function send(string $key, array $command, float $seconds): mixed
     {
-        $timeout = null;
+        $timeout = (float) $this->redis->getOption(\Redis::OPT_READ_TIMEOUT);
         try {
-            if ($this->redis instanceof \Redis && ($this->isBroken || !$this->redis->isConnected())) {
-                $this->reconnect($this->redis, $seconds);
-            }
-            $this->isBroken = false;
-            $timeout = $this->redis->getOption(\Redis::OPT_READ_TIMEOUT);
+            $this->connect($seconds);
             $this->redis->setOption(\Redis::OPT_READ_TIMEOUT, $seconds);
             $this->redis->clearLastError();
-            $reply = $this->redis instanceof \Redis
-                ? $this->redis->rawCommand(...$command)
-                : $this->redis->rawCommand($key, ...$command);
-            $error = $this->redis->getLastError();
+            try {
+                $reply = $this->redis instanceof \Redis
+                    ? $this->redis->rawCommand(...$command)
+                    : $this->redis->rawCommand($key, ...$command);
+                $error = $this->redis->getLastError();
+            } catch (\RedisException | \RedisClusterException $exception) {
+                // phpredis returns some error replies and throws others. A reply begins with a code.
+                if (preg_match('/^-?([A-Z][A-Z_]{2,} .*)$/Ds', $exception->getMessage(), $match) !== 1) {
+                    throw $exception;
+                }
+                [$reply, $error] = [false, $match[1]];
+            }
         } catch (\RedisException | \RedisClusterException $exception) {
-            $this->isBroken = true;
             $this->close();
-            // The message is that of phpredis or of a server that rejects the connection, and contains no key.
+            // The message is of phpredis and contains no key.
             throw new Unavailable(sprintf('Redis did not answer within %g ms: %s', 1000 * $seconds, $exception->getMessage()), 0, $exception);
         } finally {
-            if ($timeout !== null && !$this->isBroken) {
-                $this->redis->setOption(\Redis::OPT_READ_TIMEOUT, $timeout);
-            }
+            // 0 is PHP's own timeout when connecting, but no time at all when it is set afterwards.
+            $this->redis->setOption(\Redis::OPT_READ_TIMEOUT, $timeout != 0.0 ? $timeout : (float) ini_get('default_socket_timeout'));
         }
         if ($reply === $this->redis) {
             throw new Protocol('the Redis connection is in a pipeline or transaction; use a connection of its own');
@@ -56,6 +59,29 @@ final class PhpRedis implements Connection
         return $reply;
     }
 
+    /** Connects again, with the parameters of the last connection, if there is none. */
+    private function connect(float $seconds): void
+    {
+        if (!$this->redis instanceof \Redis) {
+            return; // a RedisCluster connects by itself
+        }
+        if ($this->redis->isConnected()) {
+            $this->parameters = [$this->redis->getHost(), $this->redis->getPort(), $this->redis->getDbNum(), $this->redis->getAuth()];
+            return;
+        }
+        if ($this->parameters === null) {
+            throw new \RedisException('it was never connected');
+        }
+        [$host, $port, $database, $auth] = $this->parameters;
+        $this->redis->connect($host, $port, $seconds, null, 0, $seconds);
+        if ($auth !== null && $auth !== false) {
+            $this->redis->auth($auth);
+        }
+        if ($database > 0) {
+            $this->redis->select($database);
+        }
+    }
+
     private function close(): void
     {
         try {
@@ -63,25 +89,5 @@ final class PhpRedis implements Connection
         } catch (\RedisException | \RedisClusterException) {
             // It is closed already.
         }
-    }
-
-    /** Connects again with the parameters of the last connection. */
-    private function reconnect(\Redis $redis, float $seconds): void
-    {
-        $host = $redis->getHost();
-        if (!is_string($host) || $host === '') {
-            throw new \RedisException('it was never connected');
-        }
-        $auth = $redis->getAuth();
-        $database = $redis->getDbNum();
-        $timeout = $redis->getReadTimeout();
-        $redis->connect($host, (int) $redis->getPort(), $seconds, null, 0, $seconds);
-        if ($auth !== null && $auth !== false) {
-            $redis->auth($auth);
-        }
-        if (is_int($database) && $database > 0) {
-            $redis->select($database);
-        }
-        $redis->setOption(\Redis::OPT_READ_TIMEOUT, (float) $timeout);
     }
 }

@@ -8,6 +8,7 @@ use Predis\ClientInterface;
 use Predis\Command\RawCommand;
 use Predis\Connection\AggregateConnectionInterface;
 use Predis\Connection\NodeConnectionInterface;
+use Predis\NotSupportedException;
 use Predis\PredisException;
 use Predis\Response\ErrorInterface;
 use Predis\Response\ServerException;
@@ -35,6 +36,9 @@ final class Predis implements Connection
             $reply = $this->client->executeCommand($raw);
         } catch (ServerException $exception) {
             throw new ErrorReply($exception->getMessage(), 0, $exception);
+        } catch (NotSupportedException) {
+            // Predis finds the slots of the keys itself.
+            throw new ErrorReply('CROSSSLOT');
         } catch (PredisException $exception) {
             throw new Unavailable(sprintf('Redis did not answer within %g ms: %s', 1000 * $seconds, $exception->getMessage()), 0, $exception);
         } finally {
