@@ -24,8 +24,9 @@ final class PhpRedis implements Connection
 
     public function send(string $key, array $command, float $seconds): mixed
     {
-        $timeout = (float) $this->redis->getOption(\Redis::OPT_READ_TIMEOUT);
+        $timeout = null;
         try {
+            $timeout = (float) $this->redis->getOption(\Redis::OPT_READ_TIMEOUT);
             $this->connect($seconds);
             $this->redis->setOption(\Redis::OPT_READ_TIMEOUT, $seconds);
             $this->redis->clearLastError();
@@ -46,8 +47,10 @@ final class PhpRedis implements Connection
             // The message is of phpredis and contains no key.
             throw new Unavailable(sprintf('Redis did not answer within %g ms: %s', 1000 * $seconds, $exception->getMessage()), 0, $exception);
         } finally {
-            // 0 is PHP's own timeout when connecting, but no time at all when it is set afterwards.
-            $this->redis->setOption(\Redis::OPT_READ_TIMEOUT, $timeout != 0.0 ? $timeout : (float) ini_get('default_socket_timeout'));
+            if ($timeout !== null) {
+                // 0 is PHP's own timeout when connecting, but no time at all when it is set afterwards.
+                $this->redis->setOption(\Redis::OPT_READ_TIMEOUT, $timeout != 0.0 ? $timeout : (float) ini_get('default_socket_timeout'));
+            }
         }
         if ($reply === $this->redis) {
             throw new Protocol('the Redis connection is in a pipeline or transaction; use a connection of its own');
@@ -70,7 +73,7 @@ final class PhpRedis implements Connection
             return;
         }
         if ($this->parameters === null) {
-            throw new \RedisException('it was never connected');
+            throw new \RedisException('the connection was closed before the first check');
         }
         [$host, $port, $database, $auth] = $this->parameters;
         $this->redis->connect($host, $port, $seconds, null, 0, $seconds);
