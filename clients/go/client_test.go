@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -338,5 +339,69 @@ func TestServiceCountsAndDenies(t *testing.T) {
 	}
 	if _, err = client.Check(ctx, "b", "50/fortnight"); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "week") {
 		t.Error(err)
+	}
+}
+
+func TestServiceRefundsAndWaits(t *testing.T) {
+	_, address := servers.Tollgate(t, "127.0.0.1:0")
+	client := New("http://"+address, WithDeadline(generous), WithOnError(ReturnError))
+	ctx := context.Background()
+	check := CheckOf("a", 3, "5/h")
+	check.Refundable = true
+	decision, err := client.Do(ctx, check)
+	if err != nil || !decision.Allowed || decision.Remaining != 2 {
+		t.Fatalf("%+v %v", decision, err)
+	}
+	for range 2 {
+		if err := client.Refund(ctx, decision); err != nil {
+			t.Error(err)
+		}
+		if peek, err := client.Peek(ctx, "a", "5/h"); err != nil || peek.Remaining != 5 {
+			t.Errorf("%+v %v", peek, err)
+		}
+	}
+	for range 3 {
+		if decision, err := client.Wait(ctx, generous, "b", "1/20ms"); err != nil || !decision.Allowed {
+			t.Errorf("%+v %v", decision, err)
+		}
+	}
+	if _, err := client.Check(ctx, "c", "1/h"); err != nil {
+		t.Error(err)
+	}
+	if decision, err := client.Wait(ctx, time.Second, "c", "1/h"); err != nil || decision.Allowed || decision.RetryAfter < time.Minute {
+		t.Errorf("a wait that is too long: %+v %v", decision, err)
+	}
+	forged := Decision{Allowed: true, refund: &refundState{receipt: "forged"}}
+	if err := client.Refund(ctx, forged); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a receipt that the service did not issue: %v", err)
+	}
+}
+
+func TestRulesOfTheServiceDecideAndRefund(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "tollgate.toml")
+	rules := "[[rules]]\nname = \"login\"\nmatch = { path = \"/login\" }\nby = [\"ip\"]\nlimits = [\"2/h\"]\ncharge = \"on_failure\"\n"
+	if err := os.WriteFile(config, []byte(rules), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, address := servers.Tollgate(t, "127.0.0.1:0", "--config", config)
+	client := New("http://"+address, WithDeadline(generous), WithOnError(ReturnError))
+	status := 200
+	handler := RulesMiddleware(client)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+	login := func() *http.Response {
+		request := httptest.NewRequest("POST", "/login", nil)
+		request.RemoteAddr = "203.0.113.9:1"
+		return serve(handler, request)
+	}
+	for range 5 {
+		if response := login(); response.StatusCode != 200 || response.Header.Get("X-RateLimit-Limit") != "2" {
+			t.Fatalf("a success is not charged: %v", response)
+		}
+	}
+	status = 401
+	for _, want := range []int{401, 401, 429} {
+		response := login()
+		if response.StatusCode != want || (want == 429) != (response.Header.Get("Retry-After") != "") {
+			t.Errorf("want %d: %v", want, response)
+		}
 	}
 }

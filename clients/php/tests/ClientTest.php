@@ -12,6 +12,7 @@ use Tollgate\Exception\Invalid;
 use Tollgate\Exception\Protocol;
 use Tollgate\Exception\TollgateException;
 use Tollgate\Exception\Unavailable;
+use Tollgate\Refund;
 
 final class ClientTest extends TestCase
 {
@@ -212,6 +213,47 @@ final class ClientTest extends TestCase
         $this->expectException(Invalid::class);
         $this->expectExceptionMessage('week');
         $client->check('b', '5/fortnight');
+    }
+
+    public function testServiceRefundsAndWaits(): void
+    {
+        [$service, $address] = Servers::tollgate();
+        $client = new Client("http://$address", self::GENEROUS, onError: 'raise');
+        $decision = $client->check('a', '5/h', 3, refundable: true);
+        self::assertSame(2, $decision->remaining);
+        $client->refund($decision);
+        $client->refund($decision);
+        self::assertSame(5, $client->peek('a', '5/h')->remaining);
+        for ($call = 0; $call < 3; $call++) {
+            self::assertTrue($client->wait('b', '1/20ms', self::GENEROUS)->allowed);
+        }
+        $client->check('c', '1/h');
+        $denial = $client->wait('c', '1/h', 1.0);
+        self::assertFalse($denial->allowed);
+        self::assertGreaterThan(60.0, $denial->retryAfter);
+        $this->expectException(Invalid::class);
+        $client->refund(new Decision(true, 'store', refund: new Refund('forged')));
+    }
+
+    public function testRulesOfTheServiceDecideAndRefund(): void
+    {
+        $config = $this->log . '.toml';
+        $rule = "[[rules]]\nname = \"login\"\nmatch = { path = \"/login\" }\nby = [\"ip\"]\nlimits = [\"2/h\"]\ncharge = \"on_failure\"\n";
+        file_put_contents($config, $rule);
+        [$service, $address] = Servers::tollgate('127.0.0.1:0', '--config', $config);
+        unlink($config);
+        $client = new Client("http://$address", self::GENEROUS, onError: 'raise');
+        $login = static fn () => $client->checkRequest('POST', '/login', ['Host' => 'example.com'], '203.0.113.9');
+        foreach ([200, 200, 200, 401, 401] as $status) {
+            $decision = $login();
+            self::assertSame([true, '2'], [$decision->allowed, $decision->headers()['x-ratelimit-limit']]);
+            self::assertSame($status === 200, $decision->refundsOn($status));
+            $client->refundByStatus($decision, $status);
+        }
+        $refusal = $login();
+        self::assertSame([false, 429], [$refusal->allowed, $refusal->statusCode()]);
+        self::assertArrayHasKey('retry-after', $refusal->headers());
+        self::assertSame('rate_limited', json_decode($refusal->body(), true)['error']);
     }
 
     public function testConnectionIsNotSharedWithAForkedProcess(): void
