@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"reflect"
 	"runtime"
 	"strings"
@@ -117,6 +118,42 @@ func TestParallelChecksAdmitExactlyTheQuota(t *testing.T) {
 	if admitted.Load() != 50 {
 		t.Errorf("%d of 200 admitted, want 50", admitted.Load())
 	}
+}
+
+func TestCallsLeakNothing(t *testing.T) {
+	client, limiter := start(t)
+	calls := 4_000
+	if os.Getenv("TOLLGATE_LONG") != "" {
+		calls = 100_000
+	}
+	run := func(calls int) (heap uint64) {
+		var group sync.WaitGroup
+		for range 200 {
+			group.Add(1)
+			go func() {
+				defer group.Done()
+				for range calls / 200 {
+					if _, err := limiter.Check(ctx, "a", "10/h"); err != nil {
+						t.Error(err)
+					}
+				}
+			}()
+		}
+		group.Wait()
+		runtime.GC()
+		var stats runtime.MemStats
+		runtime.ReadMemStats(&stats)
+		return stats.HeapAlloc
+	}
+	before := run(1_000)
+	after := run(calls)
+	if after > before+1<<20 {
+		t.Errorf("the heap grew from %d to %d bytes", before, after)
+	}
+	if count := client.PoolStats().TotalConns; int(count) > client.Options().PoolSize {
+		t.Errorf("%d connections", count)
+	}
+	servers.Eventually(t, "the goroutines of calls to end", func() bool { return runtime.NumGoroutine() < 50 })
 }
 
 func TestScriptIsSentAgainAfterTheServerForgotIt(t *testing.T) {

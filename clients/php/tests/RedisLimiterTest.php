@@ -242,6 +242,22 @@ final class RedisLimiterTest extends TestCase
         Servers::eventually('an answer of the new process', $answers);
     }
 
+    /** @dataProvider clients */
+    public function testCallsLeakNothing(\Closure $connect): void
+    {
+        $limiter = self::limiter($connect());
+        $calls = getenv('TOLLGATE_LONG') ? 100_000 : 500;
+        for ($call = 0; $call < 100; $call++) {
+            $limiter->check('a', '10/h');
+        }
+        $before = memory_get_usage();
+        for ($call = 0; $call < $calls; $call++) {
+            $limiter->check('a', '10/h');
+        }
+        self::assertLessThan($before + 100_000, memory_get_usage());
+        self::assertLessThan(10, count((array) self::phpredis()->client('list')), 'connections');
+    }
+
     public function testParallelProcessesAdmitExactlyTheQuota(): void
     {
         $children = [];

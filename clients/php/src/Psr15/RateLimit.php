@@ -42,8 +42,8 @@ final class RateLimit implements MiddlewareInterface
 
     /**
      * @param string|list<string> $limits that each request must pass; empty for the rules of the service (see byRules)
-     * @param ?\Closure(ServerRequestInterface): string $key the key that is counted; the client's address if it is null or
-     *     returns an empty string
+     * @param ?\Closure(ServerRequestInterface): (string|int) $key the key that is counted; the client's address if it is
+     *     null or returns an empty string
      * @param list<string> $trustedProxies networks of the proxies that report the client's address; none by default
      * @param string $forwardingHeader the one header in which they do
      * @param ?string $refundOn gives the units back if the response is a `success` (below 400) or a `failure`
@@ -111,7 +111,7 @@ final class RateLimit implements MiddlewareInterface
             $path = $request->getUri()->getPath();
             return $this->limiter->checkRequest($request->getMethod(), $path === '' ? '/' : $path, $request->getHeaders(), (string) $peer);
         }
-        $key = $this->key === null ? '' : ($this->key)($request);
+        $key = $this->key === null ? '' : (string) ($this->key)($request);
         if ($key === '') {
             $lines = $request->getHeader($this->proxies->header());
             $key = TrustedProxies::subject($this->proxies->clientAddress((string) $peer, $lines));
