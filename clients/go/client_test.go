@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -85,6 +86,20 @@ func TestClientSendsChecksAndReadsDecisions(t *testing.T) {
 	}
 	if want := `"receipt":true,"wait_ms":2}`; !strings.HasSuffix(service.requests[1], want) {
 		t.Errorf("sent %s", service.requests[1])
+	}
+}
+
+func TestServiceOverTLS(t *testing.T) {
+	service := httptest.NewUnstartedServer(answering(200, admission))
+	service.Config.ErrorLog = log.New(io.Discard, "", 0) // of the handshake that the client rejects
+	service.StartTLS()
+	defer service.Close()
+	trusting := New(service.URL, WithDeadline(generous), WithOnError(ReturnError), WithHTTPClient(service.Client()))
+	if decision, err := trusting.Check(context.Background(), "a", "10/min"); err != nil || !decision.Allowed {
+		t.Errorf("%+v %v", decision, err)
+	}
+	if _, err := New(service.URL, WithDeadline(generous), WithOnError(ReturnError), WithLogger(silent())).Check(context.Background(), "a", "10/min"); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("a certificate that is not trusted: %v", err)
 	}
 }
 

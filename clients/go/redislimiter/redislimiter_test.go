@@ -49,7 +49,16 @@ func start(t *testing.T, options ...redislimiter.Option) (*redis.Client, *redisl
 func silent() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 func TestVectorsOfTraces(t *testing.T) {
-	client, _ := start(t)
+	for _, program := range []string{"redis-server", "valkey-server"} {
+		t.Run(program, func(t *testing.T) {
+			socket := servers.Socket(t)
+			servers.Store(t, program, socket)
+			replayTraces(t, connect(t, socket, func(o *redis.Options) { o.ReadTimeout = servers.Patience }))
+		})
+	}
+}
+
+func replayTraces(t *testing.T, client *redis.Client) {
 	for number, trace := range servers.LoadVectors(t).Traces {
 		var now time.Time
 		limiter := redislimiter.New(client, redislimiter.WithPrefix(fmt.Sprintf("trace%d", number)), redislimiter.WithDeadline(servers.Patience),

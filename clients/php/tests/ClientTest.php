@@ -215,6 +215,34 @@ final class ClientTest extends TestCase
         $client->check('b', '5/fortnight');
     }
 
+    public function testServiceOverTlsWithAToken(): void
+    {
+        $key = openssl_pkey_new(['private_key_bits' => 2048]);
+        $request = openssl_csr_new(['commonName' => '127.0.0.1'], $key);
+        self::assertNotFalse($key && $request);
+        openssl_x509_export(openssl_csr_sign($request, null, $key, 1), $certificate);
+        openssl_pkey_export($key, $privateKey);
+        $files = ["$this->log.cert" => $certificate, "$this->log.key" => $privateKey, "$this->log.token" => 'a-token-of-the-service'];
+        array_map('file_put_contents', array_keys($files), $files);
+        [$service, $address] = Servers::tollgate('127.0.0.1:0', '--tls-cert', "$this->log.cert", '--tls-key', "$this->log.key", '--http-token-file', "$this->log.token");
+        $client = fn (string $token, array $tls) => new Client("https://$address", self::GENEROUS, 'raise', $token, new MemoryLogger(), $tls);
+        $trusting = ['cafile' => "$this->log.cert", 'peer_name' => '127.0.0.1'];
+        $trusted = $client('a-token-of-the-service', $trusting);
+        foreach ([9, 8, 7] as $remaining) {
+            self::assertSame($remaining, $trusted->check('a', '10/h')->remaining);
+        }
+        foreach ([[Forbidden::class, $client('wrong', $trusting)], [Unavailable::class, $client('a-token-of-the-service', [])]] as [$class, $rejected]) {
+            try {
+                $rejected->check('a', '10/h');
+                self::fail('no exception');
+            } catch (TollgateException $error) {
+                self::assertInstanceOf($class, $error);
+                self::assertStringNotContainsString('a-token', $error->getMessage());
+            }
+        }
+        array_map('unlink', array_keys($files));
+    }
+
     public function testServiceRefundsAndWaits(): void
     {
         [$service, $address] = Servers::tollgate();

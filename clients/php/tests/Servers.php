@@ -33,11 +33,17 @@ final class Servers
     /** Starts a Redis server without persistence on this Unix socket. */
     public static function redis(string $socket, string ...$options): Process
     {
-        $local = self::ROOT . '/.tools/bin/redis-server';
-        $binary = is_file($local) ? $local : 'redis-server';
+        return self::store('redis-server', $socket, ...$options);
+    }
+
+    /** Starts a redis-server or valkey-server without persistence on this Unix socket. */
+    public static function store(string $program, string $socket, string ...$options): Process
+    {
+        $local = self::ROOT . "/.tools/bin/$program";
+        $binary = is_file($local) ? $local : $program;
         @unlink($socket);
         $process = new Process([$binary, '--port', '0', '--unixsocket', $socket, '--save', '', '--dir', dirname($socket), ...$options]);
-        self::eventually('Redis to accept connections', static fn () => @stream_socket_client("unix://$socket") !== false);
+        self::eventually("$program to accept connections", static fn () => @stream_socket_client("unix://$socket") !== false);
         return $process;
     }
 

@@ -84,10 +84,16 @@ func binary(t *testing.T, name string) string {
 // Redis starts a Redis server without persistence on this Unix socket.
 func Redis(t *testing.T, socket string, options ...string) *Process {
 	t.Helper()
+	return Store(t, "redis-server", socket, options...)
+}
+
+// Store starts a redis-server or valkey-server without persistence on this Unix socket.
+func Store(t *testing.T, program, socket string, options ...string) *Process {
+	t.Helper()
 	args := append([]string{"--port", "0", "--unixsocket", socket, "--save", "", "--appendonly", "no", "--dir", filepath.Dir(socket)}, options...)
 	_ = os.Remove(socket) // of a server that was killed
-	process := start(t, exec.Command(binary(t, "redis-server"), args...))
-	Eventually(t, "Redis to accept connections", func() bool {
+	process := start(t, exec.Command(binary(t, program), args...))
+	Eventually(t, program+" to accept connections", func() bool {
 		connection, err := net.Dial("unix", socket)
 		if err != nil {
 			return false
