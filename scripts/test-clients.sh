@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Runs the tests of the client packages and of the examples that use them, for each language that is on this machine. They
+# use the `tollgate` binary of the debug build, and start their own servers.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH="$PWD/.tools/bin:$PATH"
+export TOLLGATE_BIN="${TOLLGATE_BIN:-$PWD/target/debug/tollgate}"
+[ -x "$TOLLGATE_BIN" ] || { echo "clients: $TOLLGATE_BIN is missing: cargo build -p tollgate-cli" >&2; exit 1; }
+
+not_run=() failed=()
+
+# language NAME PROGRAM COMMAND…: runs the tests of a language if its program is on this machine.
+language() {
+    local name=$1 program=$2
+    shift 2
+    if ! command -v "$program" >/dev/null; then
+        not_run+=("$name ($program is not installed)")
+        return
+    fi
+    echo "clients: $name"
+    "$@" || failed+=("$name")
+}
+
+python_tests() { PYTHONPATH=.tools/python python3 -m pytest -q -p no:cacheprovider clients/python examples/flask-plans; }
+node_tests() { npm test --silent --prefix clients/node; }
+php_tests() { (cd clients/php && phpunit) && (cd examples/php-plans && phpunit PlansTest.php); }
+# The module `tollgate` and the nested one are one workspace.
+go_tests() { (cd clients/go && go vet tollgate/... && go test tollgate/...) && (cd examples/go-plans && go test ./...); }
+
+language python python3 python_tests
+language node node node_tests
+language php php php_tests
+language go go go_tests
+
+for reason in "${not_run[@]}"; do echo "clients: not run: $reason"; done
+if [ "${#failed[@]}" -gt 0 ]; then
+    echo "clients: failed: ${failed[*]}" >&2
+    exit 1
+fi
