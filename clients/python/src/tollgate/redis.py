@@ -20,6 +20,7 @@ limiter applies its deadline to every kind of client.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -374,7 +375,7 @@ class AsyncRedisLimiter:
 
 
 def _is_asyncio(client: Any) -> bool:
-    return asyncio.iscoroutinefunction(getattr(client, "execute_command", None))
+    return inspect.iscoroutinefunction(getattr(client, "execute_command", None))
 
 
 def _own_client(client: Any, deadline: float, module: Any) -> Any:
