@@ -21,6 +21,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 try:
     import flask
@@ -38,13 +39,16 @@ _EXTENSION = "tollgate"
 _PROXY_OPTIONS = ("trusted_proxies", "forwarding_header")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Extension:
     """The defaults of `@limit` in an application."""
 
     limiter: Any
     #: `trusted_proxies` and `forwarding_header`, where they were passed.
     proxies: dict[str, Any]
+
+
+_NO_EXTENSION = _Extension(None, {})
 
 
 def init_app(
@@ -98,19 +102,19 @@ def limit(limit: LimitOption, *, limiter: Any = None, **options: Any) -> Callabl
     Defaults to none: two views with `@limit("10/min")` share ten units per minute and address.
     Other options are those of `tollgate.wsgi.TollgateMiddleware`.
     """
-    guards: dict[int, Guard] = {}
+    guards: WeakKeyDictionary[_Extension, Guard] = WeakKeyDictionary()
     # Reports malformed options when the view is defined.
     Guard(limiter=limiter or _NoLimiter, limit=limit, **options)
 
     def guard_of_app() -> Guard:
-        extension = flask.current_app.extensions.get(_EXTENSION) or _Extension(None, {})
+        extension = flask.current_app.extensions.get(_EXTENSION, _NO_EXTENSION)
         found = limiter or extension.limiter
         if found is None:
             raise InvalidInput("@limit needs a limiter: call init_app(app, limiter=…)")
-        guard = guards.get(id(extension))
+        guard = guards.get(extension)
         if guard is None:
             guard = Guard(limiter=found, limit=limit, **{**extension.proxies, **options})
-            guards[id(extension)] = guard
+            guards[extension] = guard
         return guard
 
     def decorate(view: View) -> View:
