@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import os
 import re
@@ -14,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -49,6 +51,32 @@ def program(name: str) -> str:
     return found
 
 
+class Caller:
+    """Calls the methods of a blocking or an asyncio client in the same way."""
+
+    #: The callers of the running test.
+    open: ClassVar[list[Caller]] = []
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self._loop = asyncio.new_event_loop()
+        Caller.open.append(self)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self.client, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            result = method(*arguments, **named)
+            return self._loop.run_until_complete(result) if inspect.isawaitable(result) else result
+
+        return call
+
+    def end(self) -> None:
+        """Closes the client and its event loop."""
+        self.close()
+        self._loop.close()
+
+
 class Server:
     """A child process that listens on a port. Its log is part of a failure."""
 
@@ -67,7 +95,14 @@ class Server:
         self.process.send_signal(number)
 
     def pause(self) -> None:
+        """Stops the process, and returns when all its threads have stopped."""
         self.signal(signal.SIGSTOP)
+        wait_until(self._is_stopped, "the process is stopped")
+
+    def _is_stopped(self) -> bool:
+        assert self.process is not None
+        stats = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+        return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
 
     def resume(self) -> None:
         self.signal(signal.SIGCONT)
@@ -100,16 +135,34 @@ def accepts(port: int) -> bool:
 
 
 class RedisServer(Server):
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(self, directory: Path, *options: str, name: str = "redis-server") -> None:
         directory.mkdir(exist_ok=True)
-        self.port = free_port()
-        command = [program("redis-server"), "--port", str(self.port), "--bind", "127.0.0.1"]
-        command += ["--save", "", "--appendonly", "no", "--dir", str(directory), *options]
-        super().__init__(command, directory / "redis.log")
+        self._program, self._directory, self._own_options = program(name), directory, options
+        self.port = 0
+        super().__init__([], directory / "redis.log")
 
     def start(self) -> None:
-        super().start()
-        wait_until(lambda: self.output() and accepts(self.port), "redis-server accepts")
+        # Redis cannot choose a free port itself, and another process may take the chosen one.
+        for _ in range(10):
+            port = self.port or free_port()
+            self._command = [self._program, "--port", str(port), "--bind", "127.0.0.1"]
+            self._command += ["--save", "", "--appendonly", "no", "--dir", str(self._directory)]
+            self._command += self._own_options
+            super().start()
+            if self._answers(port):
+                self.port = port
+                return
+            self.kill()
+        raise AssertionError(f"{self._program} does not start: {self.log.read_text()}")
+
+    def _answers(self, port: int) -> bool:
+        """Waits until the server accepts connections. Returns `False` if it has ended."""
+        assert self.process is not None
+        process = self.process
+        return bool(
+            wait_until(lambda: accepts(port) or process.poll() is not None, "redis-server accepts")
+            and process.poll() is None
+        )
 
     def client(self, **options: Any) -> Any:
         import redis
@@ -285,3 +338,16 @@ def fake() -> Iterator[FakeService]:
 def key(request: pytest.FixtureRequest) -> str:
     """A key that no other test uses."""
     return f"{request.node.nodeid}:{time.monotonic_ns()}"
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kind of client: each test runs with both."""
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _end_callers() -> Iterator[None]:
+    yield
+    while Caller.open:
+        Caller.open.pop().end()

@@ -10,7 +10,15 @@ import sys
 from typing import Any
 
 import pytest
-from conftest import DECISION, GENEROUS, PACKAGE, FakeService, TollgateService, encode_answer
+from conftest import (
+    DECISION,
+    GENEROUS,
+    PACKAGE,
+    Caller,
+    FakeService,
+    TollgateService,
+    encode_answer,
+)
 
 from tollgate import (
     AsyncTollgate,
@@ -24,39 +32,16 @@ from tollgate import (
 )
 
 
-class Caller:
-    """Calls a blocking or an asyncio client in the same way."""
-
-    def __init__(self, kind: str, url: str, **options: Any) -> None:
-        options = {"deadline": GENEROUS, "on_error": "raise", **options}
-        self.kind = kind
-        self.client: Any = (Tollgate if kind == "blocking" else AsyncTollgate)(url, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any, **named: Any) -> Any:
-            if self.kind == "blocking":
-                return getattr(self.client, name)(*arguments, **named)
-
-            async def run() -> Any:
-                try:
-                    return await getattr(self.client, name)(*arguments, **named)
-                finally:
-                    await self.client.close()
-
-            return asyncio.run(run())
-
-        return call
-
-
-@pytest.fixture(params=["blocking", "asyncio"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def client_of(kind: str, url: str, **options: Any) -> Caller:
+    """Returns a client that raises errors and has a generous deadline."""
+    options = {"deadline": GENEROUS, "on_error": "raise", **options}
+    return Caller((Tollgate if kind == "blocking" else AsyncTollgate)(url, **options))
 
 
 def test_quota_is_enforced_by_the_real_service(
     kind: str, service: TollgateService, key: str
 ) -> None:
-    client = Caller(kind, service.url)
+    client = client_of(kind, service.url)
     decisions = [client.check(key, "2/min") for _ in range(3)]
     assert [decision.allowed for decision in decisions] == [True, True, False]
     assert [decision.remaining for decision in decisions] == [1, 0, 0]
@@ -69,7 +54,7 @@ def test_quota_is_enforced_by_the_real_service(
 
 
 def test_several_limits_are_decided_together(kind: str, service: TollgateService, key: str) -> None:
-    client = Caller(kind, service.url)
+    client = client_of(kind, service.url)
     assert client.check(key, ["1/min", "5/h token-bucket burst=3"]).allowed
     denied = client.check(key, ["1/min", "5/h token-bucket burst=3"])
     assert [status.allowed for status in denied.limits] == [False, True]
@@ -82,7 +67,7 @@ def test_several_limits_are_decided_together(kind: str, service: TollgateService
 def test_cost_that_never_fits_has_no_retry_after(
     kind: str, service: TollgateService, key: str
 ) -> None:
-    denied = Caller(kind, service.url).check(key, "2/min", 3)
+    denied = client_of(kind, service.url).check(key, "2/min", 3)
     assert not denied.allowed
     assert denied.retry_after is None
     assert "retry-after" not in denied.refusal().headers
@@ -92,16 +77,16 @@ def test_cost_that_never_fits_has_no_retry_after(
     "key", ["with space", "{brace}", "nul\0", "ümlaut", "", "a" * 65536], ids=range(6)
 )
 def test_any_key_in_utf_8_is_accepted(kind: str, service: TollgateService, key: str) -> None:
-    assert Caller(kind, service.url).check(key, "1000/min").allowed
+    assert client_of(kind, service.url).check(key, "1000/min").allowed
 
 
 def test_check_request_without_rules_is_invalid_input(kind: str, service: TollgateService) -> None:
     with pytest.raises(InvalidInput, match="no rules"):
-        Caller(kind, service.url).check_request("GET", "/", {}, "203.0.113.9")
+        client_of(kind, service.url).check_request("GET", "/", {}, "203.0.113.9")
 
 
 def test_messages_are_those_of_the_api(kind: str, fake: FakeService) -> None:
-    client = Caller(kind, fake.url + "/base/", token="secret")
+    client = client_of(kind, fake.url + "/base/", token="secret")
     client.check(b"k", "10/min", receipt=True)
     client.check_all([("a", "1/s"), ("b", "2/60s token-bucket burst=9", 3)])
     client.peek("k", "5/h")
@@ -138,7 +123,7 @@ def test_messages_are_those_of_the_api(kind: str, fake: FakeService) -> None:
 
 
 def test_refund_of_a_decision_uses_its_receipt(kind: str, fake: FakeService) -> None:
-    client = Caller(kind, fake.url)
+    client = client_of(kind, fake.url)
     fake.answer = lambda path, body: (200, {}, {**DECISION, "receipt": "r", "applied": True})
     assert client.refund(client.check("k", "10/min", receipt=True)) is True
     assert fake.requests[-1][2] == {"receipt": "r"}
@@ -151,7 +136,7 @@ def test_refusal_by_rules_is_relayed_as_it_is(kind: str, fake: FakeService) -> N
     response = {"status": 429, "headers": {"Retry-After": "7", "x-custom": "a"}, "body": "wäit"}
     denied = {**DECISION, "allowed": False, "error": "rate_limited", "response": response}
     fake.answer = lambda path, body: (429, {}, denied)
-    decision = Caller(kind, fake.url).check_request("GET", "/", {}, "::1")
+    decision = client_of(kind, fake.url).check_request("GET", "/", {}, "::1")
     relayed = decision.refusal()
     assert (relayed.status, relayed.body.decode()) == (429, "wäit")
     assert relayed.headers == {"retry-after": "7", "x-custom": "a"}
@@ -160,7 +145,7 @@ def test_refusal_by_rules_is_relayed_as_it_is(kind: str, fake: FakeService) -> N
 def test_admission_by_rules_has_headers_and_endings(kind: str, fake: FakeService) -> None:
     fields = {"response": {"headers": {"X-Plan": "pro"}}, "refund_on": ["failure"], "receipt": "r"}
     fake.answer = lambda path, body: (200, {"x-ratelimit-limit": "1"}, {**DECISION, **fields})
-    decision = Caller(kind, fake.url).check_request("GET", "/", {}, "::1", receipt=True)
+    decision = client_of(kind, fake.url).check_request("GET", "/", {}, "::1", receipt=True)
     assert decision.headers == {"x-plan": "pro"}
     assert decision.refund_on == ("failure",)
 
@@ -174,7 +159,7 @@ def test_ban_is_403_with_its_end(kind: str, fake: FakeService) -> None:
         "retry_after_ms": 1500,
     }
     fake.answer = lambda path, body: (403, {}, banned)
-    decision = Caller(kind, fake.url).check("k", "10/min")
+    decision = client_of(kind, fake.url).check("k", "10/min")
     assert (decision.banned, decision.status, decision.retry_after) == (True, 403, 1.5)
     response = decision.refusal()
     assert (response.status, response.headers["retry-after"]) == (403, "2")
@@ -183,7 +168,7 @@ def test_ban_is_403_with_its_end(kind: str, fake: FakeService) -> None:
 def test_store_that_is_down_with_on_failure_deny_is_503(kind: str, fake: FakeService) -> None:
     body = {"allowed": False, "source": "none", "limits": [], "error": "unavailable"}
     fake.answer = lambda path, _: (503, {}, {**body, "message": "down", "retry_after": 1})
-    decision = Caller(kind, fake.url).check("k", "10/min")
+    decision = client_of(kind, fake.url).check("k", "10/min")
     assert (decision.allowed, decision.status) == (False, 503)
     assert decision.refusal().headers["retry-after"] == "1"
 
@@ -215,7 +200,7 @@ def test_answer_that_is_no_decision_is_a_typed_error(
 ) -> None:
     fake.answer = lambda path, _: (status, {}, body)
     with pytest.raises(error):
-        Caller(kind, fake.url).check("k", "10/min")
+        client_of(kind, fake.url).check("k", "10/min")
 
 
 _BYTES = [
@@ -241,7 +226,7 @@ def test_answer_that_is_not_http_is_a_typed_error(
 
     fake.send = send
     with pytest.raises((ProtocolError, Unavailable)):
-        Caller(kind, fake.url).check("k", "10/min")
+        client_of(kind, fake.url).check("k", "10/min")
 
 
 def test_chunked_answer_in_small_pieces_is_read(kind: str, fake: FakeService) -> None:
@@ -254,12 +239,12 @@ def test_chunked_answer_in_small_pieces_is_read(kind: str, fake: FakeService) ->
             connection.sendall((head + chunks)[at : at + 7])
 
     fake.send = send
-    assert Caller(kind, fake.url).check("k", "10/min").allowed
+    assert client_of(kind, fake.url).check("k", "10/min").allowed
 
 
 def test_connection_that_the_server_closed_is_replaced(fake: FakeService) -> None:
     fake.requests_per_connection = 2
-    client = Tollgate(fake.url, deadline=GENEROUS, on_error="raise")
+    client = client_of("blocking", fake.url)
     for _ in range(10):
         assert client.check("k", "10/min").allowed
     assert (len(fake.requests), fake.connections) == (10, 5)
@@ -277,12 +262,13 @@ def test_answer_with_connection_close_ends_the_connection(fake: FakeService) -> 
     fake.send = lambda connection, _: connection.sendall(
         encode_answer(200, {"connection": "close"}, DECISION)
     )
-    client = Tollgate(fake.url, deadline=GENEROUS, on_error="raise")
+    client = client_of("blocking", fake.url)
     for _ in range(3):
         client.check("k", "10/min")
     assert fake.connections == 3
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_client_works_in_another_event_loop(fake: FakeService) -> None:
     client = AsyncTollgate(fake.url, deadline=GENEROUS, on_error="raise")
     for _ in range(2):
@@ -307,7 +293,7 @@ if child:
 
 def test_host_name_is_resolved(service: TollgateService, kind: str, key: str) -> None:
     url = service.url.replace("127.0.0.1", "localhost")
-    assert Caller(kind, url).check(key, "10/min").allowed
+    assert client_of(kind, url).check(key, "10/min").allowed
 
 
 @pytest.mark.parametrize(
@@ -394,7 +380,7 @@ _CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 def test_malformed_argument_is_invalid_input_and_not_sent(
     kind: str, fake: FakeService, method: str, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> None:
-    client = Caller(kind, fake.url, on_error="allow")
+    client = client_of(kind, fake.url, on_error="allow")
     with pytest.raises(InvalidInput) as raised:
         getattr(client, method)(*arguments, **named)
     assert len(str(raised.value)) < 400

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 try:
@@ -282,10 +282,9 @@ class AsyncRedisLimiter:
         self._core = _LimiterCore(prefix, deadline, on_error)
         if not _is_asyncio(client):
             raise InvalidInput("expected an asyncio Redis client, such as redis.asyncio.Redis()")
+        self._template = client
         self._own: Any = None
-        if self._core.deadline is not None:
-            self._own = _own_client(client, self._core.deadline, redis.asyncio)
-        self._client = self._own or client
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def check(
         self, key: KeyLike, limit: LimitsLike, cost: int = 1, *, receipt: bool = True
@@ -342,7 +341,7 @@ class AsyncRedisLimiter:
 
     async def close(self) -> None:
         """Closes the connections that the limiter has opened. Your client stays open."""
-        if self._own is not None:
+        if self._own is not None and self._loop is asyncio.get_running_loop():
             await self._own.connection_pool.disconnect()
 
     async def _decide(self, checks: Sequence[ParsedCheck]) -> Decision:
@@ -353,25 +352,33 @@ class AsyncRedisLimiter:
             return self._core.failure.decide(error)
 
     async def _run(self, call: ScriptCall[T]) -> T:
-        try:
-            reply = await asyncio.wait_for(self._evaluate(call), self._core.deadline)
-        except _FAILURES as error:
-            raise self._core.error_of(error) from error
-        return call.decode(reply)
+        return call.decode(await self._within_deadline(self._evaluate(call)))
 
     async def _evaluate(self, call: ScriptCall[Any]) -> Any:
+        client = self._client()
         try:
-            return await self._client.execute_command(*call.by_sha)
+            return await client.execute_command(*call.by_sha)
         except NoScriptError:
-            return await self._client.execute_command(*call.by_source)
+            return await client.execute_command(*call.by_source)
 
     async def _command(self, *command: Any) -> Any:
+        return await self._within_deadline(self._client().execute_command(*command))
+
+    async def _within_deadline(self, reply: Awaitable[Any]) -> Any:
         try:
-            return await asyncio.wait_for(
-                self._client.execute_command(*command), self._core.deadline
-            )
-        except _FAILURES as error:
+            return await asyncio.wait_for(reply, self._core.deadline)
+        except (*_FAILURES, RuntimeError) as error:
+            # asyncio raises a RuntimeError if a connection belongs to another event loop.
             raise self._core.error_of(error) from error
+
+    def _client(self) -> Any:
+        """Returns the client to use. Connections belong to the event loop that opened them."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            if self._core.deadline is not None:
+                self._own = _own_client(self._template, self._core.deadline, redis.asyncio)
+        return self._own or self._template
 
 
 def _is_asyncio(client: Any) -> bool:

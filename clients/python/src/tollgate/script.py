@@ -104,7 +104,8 @@ def error_of(message: str) -> TollgateError:
         return ForeignValue(f"a key in Redis holds data that Tollgate did not write: {text}")
     if code.startswith("TOLLGATE_"):
         return ProtocolError(f"the script rejected the call: {text}")
-    if code in ("NOPERM", "NOAUTH", "WRONGPASS") or "ACL failure in script" in text:
+    is_denied_in_script = "ACL failure in script" in text or "executing the script can't" in text
+    if code in ("NOPERM", "NOAUTH", "WRONGPASS") or is_denied_in_script:
         return PermissionDenied(f"Redis does not permit the call: {text}")
     if code == "CROSSSLOT":
         return InvalidInput("on Redis Cluster, all limits of a check must have the same key")
