@@ -126,14 +126,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def accepts(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        return True
-    except OSError:
-        return False
-
-
 class RedisServer(Server):
     def __init__(self, directory: Path, *options: str, name: str = "redis-server") -> None:
         directory.mkdir(exist_ok=True)
@@ -149,20 +141,21 @@ class RedisServer(Server):
             self._command += ["--save", "", "--appendonly", "no", "--dir", str(self._directory)]
             self._command += self._own_options
             super().start()
-            if self._answers(port):
+            if self._is_ready():
                 self.port = port
                 return
             self.kill()
         raise AssertionError(f"{self._program} does not start: {self.log.read_text()}")
 
-    def _answers(self, port: int) -> bool:
+    def _is_ready(self) -> bool:
         """Waits until the server accepts connections. Returns `False` if it has ended."""
         assert self.process is not None
         process = self.process
-        return bool(
-            wait_until(lambda: accepts(port) or process.poll() is not None, "redis-server accepts")
-            and process.poll() is None
+        wait_until(
+            lambda: "Ready to accept" in self.log.read_text() or process.poll() is not None,
+            "redis-server is ready",
         )
+        return process.poll() is None
 
     def client(self, **options: Any) -> Any:
         import redis

@@ -80,6 +80,32 @@ def test_any_key_in_utf_8_is_accepted(kind: str, service: TollgateService, key: 
     assert client_of(kind, service.url).check(key, "1000/min").allowed
 
 
+def test_refund_with_the_real_service_applies_once(
+    kind: str, service: TollgateService, key: str
+) -> None:
+    client = client_of(kind, service.url)
+    decision = client.check(key, ["5/min", "9/h token-bucket"], 3, receipt=True)
+    assert client.refund(decision) is True
+    assert client.refund(decision) is False
+    statuses = client.peek(key, ["5/min", "9/h token-bucket"]).limits
+    assert [status.remaining for status in statuses] == [5, 9]
+    decision = client.check(key, "5/min", 4, receipt=True)
+    assert client.refund(decision.receipt, used=1) is True
+    assert client.peek(key, "5/min").remaining == 4
+    with pytest.raises(InvalidInput, match="receipt"):
+        client.refund("not a receipt")
+
+
+def test_wait_with_the_real_service(kind: str, service: TollgateService, key: str) -> None:
+    client = client_of(kind, service.url)
+    assert client.check(key, "1/200ms").allowed
+    assert client.wait(key, "1/200ms", max_wait=GENEROUS).allowed
+    assert client.check(key, "1/h").allowed
+    denied = client.wait(key, "1/h", max_wait=1)
+    assert not denied.allowed, "the wait is too long"
+    assert denied.retry_after > 1
+
+
 def test_check_request_without_rules_is_invalid_input(kind: str, service: TollgateService) -> None:
     with pytest.raises(InvalidInput, match="no rules"):
         client_of(kind, service.url).check_request("GET", "/", {}, "203.0.113.9")

@@ -109,8 +109,9 @@ class Tollgate:
     ) -> bool:
         """Gives the units of an admission back, once. Returns whether units were given back.
 
-        `decision`: a decision of a check with `receipt=True`, or its receipt. `used`: the units to
-        keep. `status`: the status of the response, for a decision by rules.
+        `decision`: a decision of a check with `receipt=True`, or its receipt. `used`: the units
+        that the request has cost in the end. `status`: the status of the response, for a decision
+        by rules. Without both, all units are given back.
         """
         call = self._core.refund(decision, used, status)
         if call is None:

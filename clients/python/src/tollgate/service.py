@@ -117,8 +117,8 @@ def encode_refund(receipt: str, used: int | None, status: int | None) -> bytes:
     if used is not None:
         body["used"] = check_cost(used)
     if status is not None:
-        if isinstance(status, bool) or not isinstance(status, int) or not 100 <= status <= 999:
-            raise InvalidInput("a status is a whole number from 100 to 999")
+        if isinstance(status, bool) or not isinstance(status, int) or not 100 <= status <= 599:
+            raise InvalidInput("a status is a whole number from 100 to 599")
         body["status"] = status
     return _encode(body)
 
