@@ -355,6 +355,29 @@ def test_by_rules_request_that_the_service_cannot_read_is_refused(
 
 
 @pytest.mark.parametrize("framework", BY_RULES)
+def test_by_rules_service_without_receipts_decides_all_the_same(
+    framework: str, fake: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = "the keys are too long for a receipt"
+
+    def answer(path: str, body: Any) -> Any:
+        if "receipt" in body:
+            return 400, {}, {"error": "bad_request", "message": message}
+        return 200, {}, DECISION
+
+    fake.answer = answer
+    send = serve(framework, {"tollgate": tollgate_for(framework, fake.url)})
+    asked = lambda: ["receipt" in body for _, _, body in fake.requests]  # noqa: E731
+    assert send("GET", "/").status == 200
+    assert asked() == [True, False], "the next request asks for a receipt again"
+    message = "receipts need a secret that all instances share: set `receipt_secret_env` …"
+    with caplog.at_level(logging.WARNING, "tollgate"):
+        assert [send("GET", "/").status for _ in range(3)] == [200] * 3
+    assert asked()[2:] == [True, False, False, False]
+    assert "are not refunded" in caplog.text
+
+
+@pytest.mark.parametrize("framework", BY_RULES)
 def test_path_is_described_as_the_application_routes_on_it(
     framework: str, fake: FakeService
 ) -> None:

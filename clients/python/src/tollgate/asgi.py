@@ -52,8 +52,7 @@ class TollgateMiddleware:
             return
         guard = self._guard
         try:
-            answer = guard.ask(_describe(scope))
-            decision: Decision | None = None if answer is None else await answer
+            decision = await guard.decide_async(_describe(scope))
         except InvalidInput as error:
             await _respond(guard.rejection(error), send)
             return

@@ -153,7 +153,7 @@ def _enter(guard: Guard, slot: str) -> flask.Response | None:
     The decision is in `flask.g` under `slot` until its response is complete.
     """
     try:
-        decision: Decision | None = guard.ask(describe(flask.request.environ, ()))
+        decision = guard.decide(describe(flask.request.environ, ()))
     except InvalidInput as error:
         return _respond(guard.rejection(error))
     flask.g.tollgate = decision

@@ -1,8 +1,7 @@
 """What the middleware of all frameworks has in common.
 
-A `Guard` asks the limiter about a request, by rules or with explicit limits, and renders the
-answer. It returns what the limiter returns: a decision for a blocking limiter, an awaitable for an
-asyncio one. So one guard serves both kinds of frameworks.
+A `Guard` asks the limiter about a request, by rules or with explicit limits, and knows which
+endings give units back.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from . import answer
 from .address import TrustedProxies, address_subject, parse_peer
 from .decision import Decision, Response
 from .errors import InvalidInput, TollgateError
-from .failure import FailurePolicy
+from .failure import FailurePolicy, logger
 from .keys import KeyLike
 from .limit import Limit, LimitLike, check_cost, parse_limits
 
@@ -79,6 +78,7 @@ class Guard:
         self._proxies = TrustedProxies(trusted_proxies, forwarding_header)
         self._key, self._cost, self._name = key, cost, name
         self._refund_on = refund_on
+        self._asks_receipt = self._is_by_rules or refund_on is not None
         self._limit: Any = limit
         if self._is_by_rules:
             self._check_rules_options(limiter, trusted_proxies)
@@ -104,19 +104,54 @@ class Guard:
                 "by rules, limits, keys, trusted proxies and refunds are settings of the service"
             )
 
-    def ask(self, request: Request) -> Any:
-        """Asks the limiter. Returns a decision, an awaitable of it, or `None` if nothing limits."""
+    def decide(self, request: Request) -> Decision | None:
+        """Asks a blocking limiter about a request. Returns `None` if nothing limits it.
+
+        Raises `InvalidInput` if the request cannot be decided.
+        """
+        try:
+            decision: Decision | None = self._ask(request, self._asks_receipt)
+        except InvalidInput as error:
+            self._give_up_receipt(error)
+            decision = self._ask(request, receipt=False)
+        return decision
+
+    async def decide_async(self, request: Request) -> Decision | None:
+        """Asks an asyncio limiter about a request, as `decide` does."""
+        try:
+            return await self._answer(self._ask(request, self._asks_receipt))
+        except InvalidInput as error:
+            self._give_up_receipt(error)
+            return await self._answer(self._ask(request, receipt=False))
+
+    @staticmethod
+    async def _answer(answer: Any) -> Decision | None:
+        return None if answer is None else await answer
+
+    def _ask(self, request: Request, receipt: bool) -> Any:
+        """Returns what the limiter returns, or `None` if nothing limits the request."""
         if self._is_by_rules:
             peer = str(parse_peer(request.peer))
             return self.limiter.check_request(
-                request.method, request.path, request.headers, peer, receipt=True
+                request.method, request.path, request.headers, peer, receipt=receipt
             )
         limits = self._limits(request)
         if limits is None:
             return None
         cost = self._cost(*request.native) if callable(self._cost) else self._cost
-        receipt = self._refund_on is not None
         return self.limiter.check(self._key_of(request), limits, cost, receipt=receipt)
+
+    def _give_up_receipt(self, error: InvalidInput) -> None:
+        """Decides that a request by rules is asked again without a receipt, else raises `error`.
+
+        A service on a shared store rejects all receipts unless it has a secret for them, and one
+        request may have keys that are too long for a receipt.
+        """
+        if not self._is_by_rules or not self._asks_receipt:
+            raise error
+        if "receipt_secret" in str(error):
+            self._asks_receipt = False
+            logger.warning("rules with `charge` are not refunded: %s", error)
 
     def _limits(self, request: Request) -> tuple[Limit, ...] | None:
         limits: Any = self._limit(*request.native) if callable(self._limit) else self._limit

@@ -47,7 +47,7 @@ class TollgateMiddleware:
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         guard = self._guard
         try:
-            decision: Decision | None = guard.ask(describe(environ, (environ,)))
+            decision = guard.decide(describe(environ, (environ,)))
         except InvalidInput as error:
             return _respond(guard.rejection(error), start_response)
         environ["tollgate"] = decision
