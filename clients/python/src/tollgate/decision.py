@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import Undecided
 
@@ -13,8 +13,7 @@ def _seconds(us: int | None) -> float | None:
     return None if us is None else us / 1_000_000
 
 
-@dataclass(frozen=True)
-class LimitStatus:
+class LimitStatus(NamedTuple):
     """The status of one limit after a decision. A wait of `None` means never."""
 
     #: The name of the limit in headers, such as `per-minute`.

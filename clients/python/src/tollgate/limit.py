@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Union
 
 from .errors import InvalidInput
@@ -105,7 +105,7 @@ class Limit:
     def _capacity_option(self) -> str:
         return "queue" if self.algorithm == "leaky-bucket" else "burst"
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name of the limit in headers: `per-minute`, `per-10-seconds`."""
         return period(self.window_us).replace(" ", "-")

@@ -54,18 +54,25 @@ class ScriptCall(Generic[T]):
 
 
 class ScriptReceipt:
-    """The charged units of one admission. They can be given back once."""
+    """The charges of one admission. They can be given back once."""
 
-    def __init__(self, keys: Sequence[str], arguments: Sequence[str]) -> None:
-        self._call = ScriptCall(keys, arguments, _decode_refund)
-        self._lock = threading.Lock()
-        self._is_used = False
+    __slots__ = ("_charges", "_lock", "_now")
+
+    def __init__(self, now: int, charges: list[tuple[str, Limit, LimitStatus]]) -> None:
+        self._now, self._lock = now, threading.Lock()
+        self._charges: list[tuple[str, Limit, LimitStatus]] | None = charges
 
     def take(self) -> ScriptCall[bool] | None:
         """Returns the call of the refund the first time, and `None` after that."""
         with self._lock:
-            is_used, self._is_used = self._is_used, True
-        return None if is_used else self._call
+            charges, self._charges = self._charges, None
+        if charges is None:
+            return None
+        keys = [counter for counter, _, _ in charges]
+        arguments = ["", f"refund {len(keys)}"]
+        for _, limit, status in charges:
+            arguments += [limit.line(status.cost or 0), f"{self._now} {status.reset_after_us}"]
+        return ScriptCall(keys, arguments, _decode_refund)
 
 
 def check_call(prefix: str, checks: Sequence[ParsedCheck], now: str = "") -> ScriptCall[Decision]:
@@ -188,10 +195,9 @@ def _receipt(
     counters: Sequence[str],
 ) -> ScriptReceipt | None:
     """Returns the receipt of an admission, or `None` if it charged nothing."""
-    keys: list[str] = []
-    lines: list[str] = []
-    for status, (limit, cost), counter in zip(statuses, asked, counters):
-        if cost > 0 and status.reset_after_us is not None:
-            keys.append(counter)
-            lines += [limit.line(cost), f"{now} {status.reset_after_us}"]
-    return ScriptReceipt(keys, ["", f"refund {len(keys)}", *lines]) if keys else None
+    charges = [
+        (counter, limit, status)
+        for counter, (limit, cost), status in zip(counters, asked, statuses)
+        if cost > 0 and status.reset_after_us is not None
+    ]
+    return ScriptReceipt(now, charges) if charges else None
