@@ -341,6 +341,11 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _end_callers() -> Iterator[None]:
+    # Python 3.9 needs a current event loop to create an asyncio client of redis-py.
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
     yield
     while Caller.open:
         Caller.open.pop().end()
+    asyncio.set_event_loop(None)
+    loop.close()

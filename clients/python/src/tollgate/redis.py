@@ -404,10 +404,14 @@ def _own_client(client: Any, deadline: float, module: Any) -> Any:
         from redis.maint_notifications import MaintNotificationsConfig
 
         settings["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
-    retry = redis.asyncio.retry.Retry if module is redis.asyncio else redis.retry.Retry
+    is_asyncio = module is redis.asyncio
+    retry = redis.asyncio.retry.Retry if is_asyncio else redis.retry.Retry
+    # An asyncio limiter cancels the whole call at its deadline. A timeout of redis-py that expires
+    # at the same instant could swallow the cancellation.
+    timeout = None if is_asyncio else deadline
     settings.update(
-        socket_timeout=deadline,
-        socket_connect_timeout=deadline,
+        socket_timeout=timeout,
+        socket_connect_timeout=timeout,
         retry=retry(NoBackoff(), 0),
         retry_on_error=[],
         health_check_interval=0,
@@ -415,7 +419,7 @@ def _own_client(client: Any, deadline: float, module: Any) -> Any:
     own = module.BlockingConnectionPool(
         max_connections=min(pool.max_connections, _CONNECTIONS_MAX),
         # Seconds to wait for a free connection.
-        timeout=deadline,
+        timeout=timeout,
         connection_class=pool.connection_class,
         **settings,
     )
