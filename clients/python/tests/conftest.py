@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -221,8 +222,9 @@ DECISION = {
 class FakeService:
     """An HTTP server that records requests and answers as a test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._tls = tls
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections = 0
         self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
@@ -231,7 +233,9 @@ class FakeService:
             lambda path, body: (200, {"x-ratelimit-limit": "10"}, DECISION)
         )
         #: Sends the bytes of an answer. Replaced by tests of slow servers.
-        self.send: Callable[[socket.socket, bytes], None] = socket.socket.sendall
+        self.send: Callable[[socket.socket, bytes], None] = lambda connection, answer: (
+            connection.sendall(answer)
+        )
         #: Requests after which a connection is closed.
         self.requests_per_connection = sys.maxsize
         self._lock = threading.Lock()
@@ -253,6 +257,8 @@ class FakeService:
     def _serve(self, connection: socket.socket) -> None:
         served = 0
         try:
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_side=True)
             with connection, connection.makefile("rb") as stream:
                 while served < self.requests_per_connection:
                     line = stream.readline().decode()

@@ -136,7 +136,8 @@ def test_answer_after_the_deadline_is_not_that_of_the_next_call(
 def test_unreachable_service(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     closed = f"http://127.0.0.1:{free_port()}"
     # Packets to this network are dropped or rejected (RFC 5737).
-    for url in (closed, "http://192.0.2.1:9", "http://does-not-exist.invalid"):
+    names = ("http://does-not-exist.invalid", f"http://{'a' * 64}.invalid")
+    for url in (closed, "http://192.0.2.1:9", *names):
         check_all_policies(lambda on, url=url: service_client(kind, url, on_error=on), caplog)
 
 

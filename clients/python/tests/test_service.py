@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -315,6 +317,29 @@ if child:
     environment = {"PYTHONPATH": str(PACKAGE / "src")}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
     assert (len(fake.requests), fake.connections) == (3, 2)
+
+
+def test_tls_is_verified(kind: str, tmp_path: Path) -> None:
+    certificate, secret = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "1", "-subj", "/CN=localhost", "-keyout", str(secret)]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(certificate, secret)
+    fake = FakeService(server_side)
+    try:
+        url = fake.url.replace("http://127.0.0.1", "https://localhost")
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        client = client_of(kind, url, ssl_context=trusting)
+        for _ in range(3):
+            assert client.check("k", "10/min").allowed
+        assert fake.connections == 1, "the connection is reused"
+        with pytest.raises(Unavailable, match="certificate"):
+            client_of(kind, url).check("k", "10/min")
+        assert len(fake.requests) == 3, "nothing is sent to an unknown server"
+    finally:
+        fake.close()
 
 
 def test_host_name_is_resolved(service: TollgateService, kind: str, key: str) -> None:
