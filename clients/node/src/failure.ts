@@ -15,17 +15,18 @@ export type Logger = (message: string, error?: TollgateError) => void;
 export interface FailureOptions {
   /** What a check answers if nothing was decided. Defaults to `allow`. */
   onError?: OnError;
-  /** Logs failures, at most once a second, and the recovery. Defaults to `console.warn`. */
+  /** Logs failures that are not thrown, at most once a second, and the recovery. Defaults to `console.warn`. */
   logger?: Logger;
 }
 
 const LOG_EVERY_MS = 1_000;
 /** The time after which a caller refused by `deny` may try again, in seconds. */
 const DENIED_RETRY_AFTER = 1;
-const EFFECT: Record<OnError, string> = {
+/** The effect of each `onError` in log messages; `null` if nothing is logged, because the caller gets the error. */
+const EFFECT: Record<OnError, string | null> = {
   allow: "requests pass without a limit",
   deny: "requests are refused with 503",
-  throw: "the error is thrown",
+  throw: null,
 };
 
 /** Applies `onError` to failed calls, and logs them. */
@@ -65,15 +66,16 @@ export class FailurePolicy {
     });
   }
 
-  /** Logs the error of a failed call and returns it. Throws it if `onError` is `throw`, or if the caller caused it. */
+  /** Logs the error of a failed call and returns it, or throws it if `onError` is `throw` or the caller caused it. */
   report(error: unknown): TollgateError {
     if (error instanceof InvalidInputError) throw error;
     const failure =
       error instanceof TollgateError
         ? error
         : new UnavailableError("protocol", `${this.#target}: an unexpected error`, { cause: error });
-    this.#log(failure);
-    if (this.#onError === "throw") throw failure;
+    const effect = EFFECT[this.#onError];
+    if (effect === null) throw failure;
+    this.#log(failure, effect);
     return failure;
   }
 
@@ -84,7 +86,7 @@ export class FailurePolicy {
     this.#write(`tollgate: ${this.#target} answers again`);
   }
 
-  #log(failure: TollgateError): void {
+  #log(failure: TollgateError, effect: string): void {
     const nowMs = performance.now();
     if (nowMs - this.#loggedAtMs < LOG_EVERY_MS) {
       this.#unlogged++;
@@ -92,7 +94,7 @@ export class FailurePolicy {
     }
     const more = this.#unlogged > 0 ? ` (and ${this.#unlogged} more failures since the last message)` : "";
     [this.#loggedAtMs, this.#unlogged, this.#hasFailed] = [nowMs, 0, true];
-    this.#write(`tollgate: ${failure.message}; ${EFFECT[this.#onError]}${more}`, failure);
+    this.#write(`tollgate: ${failure.message}; ${effect}${more}`, failure);
   }
 
   /** Calls the logger. Its own errors must not fail a request. */

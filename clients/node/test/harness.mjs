@@ -152,9 +152,10 @@ export class Service {
     const fixed = ["serve", "--http", `127.0.0.1:${port}`, "--resp", "off", "--admin", "off"];
     this.child = new Child(binary, [...fixed, ...this.args]);
     const address = await eventually("the service listens", () => {
-      if (this.child.hasExited) throw new Error(this.child.output);
+      if (this.child.hasExited) return [];
       return /http\s+(127\.0\.0\.1:\d+)/.exec(this.child.output);
     });
+    if (!address[1]) throw new Error(`the service does not start: ${this.child.output}`);
     this.url = `http://${address[1]}`;
   }
 
