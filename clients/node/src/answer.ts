@@ -1,5 +1,5 @@
 /** Renders a decision as HTTP: the headers of every response, and the default response of a refusal. */
-import { Decision, strictest, type LimitStatus, type RefusalResponse } from "./decision.js";
+import { strictest, type Decision, type LimitStatus, type RefusalResponse } from "./decision.js";
 import { periodInWords } from "./limit.js";
 
 /**
@@ -33,7 +33,7 @@ export function refusalResponse(decision: Decision): RefusalResponse {
   if (decision.response) return decision.response;
   const body = {
     error: decision.reason,
-    message: Decision.messageOf(decision) ?? refusalMessage(decision),
+    message: decision.message ?? refusalMessage(decision),
     ...limitFields(decision),
   };
   const status = { rate_limited: 429, banned: 403, unavailable: 503, path_too_long: 414 }[

@@ -82,13 +82,14 @@ export class Decision {
   readonly receipt?: string;
   /** The endings for which the rules give units back. Only of a decision by rules with a receipt. */
   readonly refundOn?: readonly Ending[];
+  /** The message of a refusal, if the service wrote one. */
+  readonly message?: string;
   /** The response to relay. Only of a refusal by rules. */
   readonly response?: RefusalResponse;
   /** The error because of which nothing was decided. */
   readonly error?: TollgateError;
 
   readonly #atUs: number | undefined;
-  readonly #message: string | undefined;
   #headers: Readonly<Record<string, string>> | undefined;
 
   /** @internal */
@@ -100,10 +101,10 @@ export class Decision {
     this.retryAfter = fields.refusedFor !== undefined ? fields.refusedFor : longestWait(fields);
     if (fields.receipt !== undefined) this.receipt = fields.receipt;
     if (fields.refundOn !== undefined) this.refundOn = fields.refundOn;
+    if (fields.message !== undefined) this.message = fields.message;
     if (fields.response !== undefined) this.response = fields.response;
     if (fields.error !== undefined) this.error = fields.error;
     this.#atUs = fields.atUs;
-    this.#message = fields.message;
     this.#headers = fields.headers;
   }
 
@@ -125,11 +126,6 @@ export class Decision {
   /** The rate-limit headers of a response, on a refusal also `retry-after` and `cache-control`. Names in lower case. */
   get headers(): Readonly<Record<string, string>> {
     return (this.#headers ??= rateLimitHeaders(this, this.#atUs));
-  }
-
-  /** @internal The message of a refusal, if the service wrote one. */
-  static messageOf(decision: Decision): string | undefined {
-    return decision.#message;
   }
 }
 

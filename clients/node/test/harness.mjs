@@ -7,6 +7,7 @@ import { createServer as createHttpServer } from "node:http";
 import { createRequire } from "node:module";
 import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
+import { after } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 
@@ -18,6 +19,19 @@ export const FORMS = { esm, cjs: createRequire(import.meta.url)("tollgate") };
 const root = fileURLToPath(new URL("../../../", import.meta.url));
 const children = new Set();
 process.on("exit", () => children.forEach((child) => child.kill("SIGKILL")));
+
+/** What is closed after the last test of a file, so that a failed test does not keep the process running. */
+const open = new Set();
+after(async () => {
+  for (const close of open) await close();
+  for (const child of children) child.kill("SIGKILL");
+});
+
+/** Returns `close`, and also calls it after the last test of the file. It must be harmless to call it twice. */
+export function closing(close) {
+  open.add(close);
+  return close;
+}
 
 function program(name) {
   const local = `${root}.tools/bin/${name}`;
@@ -185,10 +199,10 @@ export async function fakeService(handle) {
   server.listen(0, "127.0.0.1");
   await once(server, "listening");
   fake.url = `http://127.0.0.1:${server.address().port}`;
-  fake.close = () => {
+  fake.close = closing(() => {
     server.closeAllConnections();
     server.close();
-  };
+  });
   return fake;
 }
 
@@ -228,7 +242,7 @@ export const CLIENTS = {
     const { Redis } = await import("ioredis");
     const client = new Redis(url, options);
     client.on("error", () => {});
-    return { client, close: () => client.disconnect() };
+    return { client, close: closing(() => client.disconnect()) };
   },
   "redis v4": (url) => openNodeRedis("redis-v4", url),
   "redis v5": (url) => openNodeRedis("redis-v5", url),
@@ -238,7 +252,7 @@ export const CLIENTS = {
     const client = createClientPool({ url });
     client.on("error", () => {});
     await client.connect();
-    return { client, close: () => client.destroy() };
+    return { client, close: closing(() => client.destroy()) };
   },
 };
 
@@ -247,5 +261,5 @@ async function openNodeRedis(name, url) {
   const client = createClient({ url });
   client.on("error", () => {});
   await client.connect();
-  return { client, close: () => (client.destroy ? client.destroy() : client.disconnect()) };
+  return { client, close: closing(() => client.isOpen && (client.destroy ? client.destroy() : client.disconnect())) };
 }

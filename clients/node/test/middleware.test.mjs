@@ -13,7 +13,7 @@ import { Redis } from "ioredis";
 import * as expressEsm from "tollgate/express";
 import * as fastifyEsm from "tollgate/fastify";
 import * as honoEsm from "tollgate/hono";
-import { ADMITTED, FORMS, RedisServer, eventually, fakeService, json } from "./harness.mjs";
+import { ADMITTED, FORMS, RedisServer, closing, eventually, fakeService, json } from "./harness.mjs";
 
 const require = createRequire(import.meta.url);
 const { InvalidInputError, RedisLimiter, Tollgate } = FORMS.esm;
@@ -37,7 +37,7 @@ const FRAMEWORKS = {
     app.use((error, _req, res, _next) => res.status(500).send(error.name));
     const server = app.listen(0, "127.0.0.1");
     await once(server, "listening");
-    return { port: server.address().port, close: () => (server.closeAllConnections(), server.close()) };
+    return { port: server.address().port, close: closing(() => (server.closeAllConnections(), void server.close())) };
   },
   fastify: (rateLimit) => async (options) => {
     const app = fastify();
@@ -53,7 +53,7 @@ const FRAMEWORKS = {
     app.get("/free", async () => "free");
     app.setErrorHandler((error, _, reply) => reply.code(500).send(error.name));
     await app.listen({ port: 0, host: "127.0.0.1" });
-    return { port: app.server.address().port, close: () => (app.server.closeAllConnections(), app.close()) };
+    return { port: app.server.address().port, close: closing(() => (app.server.closeAllConnections(), void app.close())) };
   },
   hono: (rateLimit) => async (options) => {
     const app = new Hono();
@@ -68,7 +68,7 @@ const FRAMEWORKS = {
     app.onError((error, c) => c.text(error.name, 500));
     const server = serve({ fetch: app.fetch, port: 0, hostname: "127.0.0.1" });
     await once(server, "listening");
-    return { port: server.address().port, close: () => (server.closeAllConnections(), server.close()) };
+    return { port: server.address().port, close: closing(() => (server.closeAllConnections(), void server.close())) };
   },
 };
 
