@@ -44,7 +44,7 @@ export interface RefusalResponse {
   readonly body: string;
 }
 
-/** @internal */
+/** The parts from which a decision is created. */
 export interface DecisionFields {
   allowed: boolean;
   source: Source;
@@ -63,12 +63,12 @@ export interface DecisionFields {
 }
 
 /** The answer to a check: whether the request may proceed, and the status of each limit, in the order given. */
-export class Decision {
+export interface Decision {
   /** Whether the request may proceed. */
   readonly allowed: boolean;
   /** Where the decision comes from. */
   readonly source: Source;
-  /** The status of each limit, in the order given. Empty if nothing was decided. */
+  /** The status of each limit, in the order given. Empty for a ban, and if nothing was decided. */
   readonly limits: readonly LimitStatus[];
   /** The reason of a refusal; `null` for an admission. */
   readonly reason: Reason | null;
@@ -78,6 +78,14 @@ export class Decision {
    * 0 for an admission, except for `leaky-bucket`: then it is the time to wait before proceeding.
    */
   readonly retryAfter: number | null;
+  /** The quota of the most restrictive limit; `null` without limits. */
+  readonly limit: number | null;
+  /** The units left of the most restrictive limit; `null` without limits. */
+  readonly remaining: number | null;
+  /** The time in seconds until the most restrictive limit is whole again; `null` if never, or without limits. */
+  readonly resetAfter: number | null;
+  /** The rate-limit headers of a response, on a refusal also `retry-after` and `cache-control`. Names in lower case. */
+  readonly headers: Readonly<Record<string, string>>;
   /** The proof of the admission, for `refund`. Only from the service, and only if it was asked for. */
   readonly receipt?: string;
   /** The endings for which the rules give units back. Only of a decision by rules with a receipt. */
@@ -88,45 +96,25 @@ export class Decision {
   readonly response?: RefusalResponse;
   /** The error because of which nothing was decided. */
   readonly error?: TollgateError;
+}
 
-  readonly #atUs: number | undefined;
-  #headers: Readonly<Record<string, string>> | undefined;
-
-  /** @internal */
-  constructor(fields: DecisionFields) {
-    this.allowed = fields.allowed;
-    this.source = fields.source;
-    this.limits = fields.limits;
-    this.reason = fields.allowed ? null : (fields.reason ?? "rate_limited");
-    this.retryAfter = fields.refusedFor !== undefined ? fields.refusedFor : longestWait(fields);
-    if (fields.receipt !== undefined) this.receipt = fields.receipt;
-    if (fields.refundOn !== undefined) this.refundOn = fields.refundOn;
-    if (fields.message !== undefined) this.message = fields.message;
-    if (fields.response !== undefined) this.response = fields.response;
-    if (fields.error !== undefined) this.error = fields.error;
-    this.#atUs = fields.atUs;
-    this.#headers = fields.headers;
-  }
-
-  /** The quota of the most restrictive limit; `null` if nothing was decided. */
-  get limit(): number | null {
-    return strictest(this.limits)?.quota ?? null;
-  }
-
-  /** The units left of the most restrictive limit; `null` if nothing was decided. */
-  get remaining(): number | null {
-    return strictest(this.limits)?.remaining ?? null;
-  }
-
-  /** The time in seconds until the most restrictive limit is whole again; `null` if never, or if nothing was decided. */
-  get resetAfter(): number | null {
-    return strictest(this.limits)?.resetAfter ?? null;
-  }
-
-  /** The rate-limit headers of a response, on a refusal also `retry-after` and `cache-control`. Names in lower case. */
-  get headers(): Readonly<Record<string, string>> {
-    return (this.#headers ??= rateLimitHeaders(this, this.#atUs));
-  }
+/** Creates a decision. Its headers are computed when they are first read. */
+export function createDecision(fields: DecisionFields): Decision {
+  const { atUs, refusedFor, headers, ...shown } = fields;
+  const strict = strictest(fields.limits);
+  let computed = headers;
+  const decision: Decision = {
+    ...shown,
+    reason: fields.allowed ? null : (fields.reason ?? "rate_limited"),
+    retryAfter: refusedFor !== undefined ? refusedFor : longestWait(fields),
+    limit: strict?.quota ?? null,
+    remaining: strict?.remaining ?? null,
+    resetAfter: strict?.resetAfter ?? null,
+    get headers() {
+      return (computed ??= rateLimitHeaders(decision, atUs));
+    },
+  };
+  return decision;
 }
 
 /** Returns the longest wait of the limits that determine the answer: of those that denied, or else of all. */

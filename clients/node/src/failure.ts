@@ -1,5 +1,5 @@
 /** What happens when a check cannot be decided, and what is logged about it. */
-import { Decision } from "./decision.js";
+import { createDecision, type Decision } from "./decision.js";
 import { InvalidInputError, TollgateError, UnavailableError, quoted } from "./errors.js";
 
 /**
@@ -55,8 +55,8 @@ export class FailurePolicy {
   /** Returns the decision for a call that failed, or throws the error. The caller's mistakes are always thrown. */
   decide(error: unknown): Decision {
     const failure = this.report(error);
-    if (this.#onError === "allow") return new Decision({ allowed: true, source: "none", limits: [], error: failure });
-    return new Decision({
+    if (this.#onError === "allow") return createDecision({ allowed: true, source: "none", limits: [], error: failure });
+    return createDecision({
       allowed: false,
       source: "none",
       limits: [],

@@ -1,14 +1,7 @@
 /** Rate limits that really slide, decided by the Tollgate service or by its script on Redis. */
 export { addressSubject, addressText, parseAddress, TrustedProxies, type Address } from "./address.js";
 export { refusalResponse } from "./answer.js";
-export {
-  Decision,
-  type Ending,
-  type LimitStatus,
-  type Reason,
-  type RefusalResponse,
-  type Source,
-} from "./decision.js";
+export type { Decision, Ending, LimitStatus, Reason, RefusalResponse, Source } from "./decision.js";
 export type { Demand } from "./demand.js";
 export { InvalidInputError, TollgateError, UnavailableError, type ErrorCode } from "./errors.js";
 export type { FailureOptions, Logger, OnError } from "./failure.js";

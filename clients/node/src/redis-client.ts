@@ -3,13 +3,13 @@
  *
  * **A call ends within its deadline.** While a client is not connected, it queues commands and sends them later, when
  * the request that they belong to has long been answered: it would be charged for nothing. So no command is given to a
- * client that is not ready. A call waits for the connection, up to its deadline. After one call has waited in vain,
- * others fail at once until the client is ready again.
+ * client that is not ready. A call waits while the client connects, up to its deadline, and fails at once while the
+ * client pauses between attempts. After one call has waited in vain, others fail at once until the client is ready.
  */
 import { InvalidInputError } from "./errors.js";
 
 interface Emitter {
-  once(event: string, listener: () => void): unknown;
+  on(event: string, listener: () => void): unknown;
   off(event: string, listener: () => void): unknown;
 }
 
@@ -67,12 +67,14 @@ export function connectionOf(client: RedisClient): RedisConnection {
 }
 
 function ofIoredis(client: IoredisClient): RedisConnection {
+  const state = (): State => {
+    // A client with `lazyConnect` connects on first use. Its error events are the application's.
+    if (client.status === "wait") client.connect().catch(() => {});
+    if (client.status === "ready") return "ready";
+    return client.status === "connecting" || client.status === "connect" ? "connecting" : "down";
+  };
   return {
-    whenReady: readiness(client, () => {
-      // A client with `lazyConnect` connects on first use. Its error events are the application's.
-      if (client.status === "wait") client.connect().catch(() => {});
-      return client.status === "ready";
-    }),
+    whenReady: readiness(client, state, "close"),
     evalSha: (sha1, keys, args) => client.evalsha(sha1, keys.length, ...keys, ...args),
     eval: (script, keys, args) => client.eval(script, keys.length, ...keys, ...args),
     del: (keys) => client.del(...keys),
@@ -81,9 +83,10 @@ function ofIoredis(client: IoredisClient): RedisConnection {
 }
 
 function ofNodeRedis(client: NodeRedisClient): RedisConnection {
+  // Clusters and pools have no `isReady`. They fail by themselves if a node is not connected.
+  const state = (): State => ((client.isReady ?? client.isOpen) ? "ready" : client.isOpen ? "connecting" : "down");
   return {
-    // Clusters and pools have no `isReady`. They fail by themselves if a node is not connected.
-    whenReady: readiness(client, () => client.isReady ?? client.isOpen),
+    whenReady: readiness(client, state, "reconnecting"),
     evalSha: (sha1, keys, args) => client.evalSha(sha1, { keys, arguments: args }),
     eval: (script, keys, args) => client.eval(script, { keys, arguments: args }),
     del: (keys) => client.del(keys),
@@ -91,32 +94,42 @@ function ofNodeRedis(client: NodeRedisClient): RedisConnection {
   };
 }
 
-/** Creates the function `whenReady` of a client. All waiting calls share one listener of its event `ready`. */
-function readiness(client: Emitter, isReady: () => boolean): RedisConnection["whenReady"] {
+/** The state of a client's connection. `down`: it is closed, or the client pauses before it connects again. */
+type State = "ready" | "connecting" | "down";
+
+/**
+ * Creates the function `whenReady` of a client. `failed` is the event of a failed attempt to connect.
+ *
+ * All waiting calls share one listener per event.
+ */
+function readiness(client: Emitter, state: () => State, failed: string): RedisConnection["whenReady"] {
   const waiting = new Set<(isReady: boolean) => void>();
   let hasWaitedInVain = false;
-  const onReady = () => {
-    hasWaitedInVain = false;
+  const onReady = () => release(true);
+  const onFailed = () => release(false);
+  const listen = (method: "on" | "off") => {
+    client[method]("ready", onReady);
+    client[method](failed, onFailed);
+  };
+  const release = (isReady: boolean) => {
+    listen("off");
     const calls = [...waiting];
     waiting.clear();
-    for (const proceed of calls) proceed(true);
+    for (const proceed of calls) proceed(isReady);
   };
   return (proceed) => {
-    if (isReady()) {
-      hasWaitedInVain = false;
-      queueMicrotask(() => proceed(true));
+    const found = state();
+    if (found === "ready") hasWaitedInVain = false;
+    if (found !== "connecting" || hasWaitedInVain) {
+      queueMicrotask(() => proceed(found === "ready"));
       return () => {};
     }
-    if (hasWaitedInVain) {
-      queueMicrotask(() => proceed(false));
-      return () => {};
-    }
-    if (waiting.size === 0) client.once("ready", onReady);
+    if (waiting.size === 0) listen("on");
     waiting.add(proceed);
     return () => {
       if (!waiting.delete(proceed)) return;
       hasWaitedInVain = true;
-      if (waiting.size === 0) client.off("ready", onReady);
+      if (waiting.size === 0) listen("off");
     };
   };
 }

@@ -1,7 +1,7 @@
 /** The limiter that runs the Lua script on the application's own Redis client. */
 import { policyNames } from "./answer.js";
 import { checkDeadline, startDeadline } from "./deadline.js";
-import { Decision, type LimitStatus } from "./decision.js";
+import { createDecision, type Decision, type LimitStatus } from "./decision.js";
 import { demandsOf, parseDemands, type Demand, type ParsedDemand } from "./demand.js";
 import { InvalidInputError, UnavailableError } from "./errors.js";
 import { FailurePolicy, type FailureOptions } from "./failure.js";
@@ -197,7 +197,7 @@ export class RedisLimiter implements Limiter {
     const [atUs, results, ...numbers] = reply as [number, number, ...number[]];
     if (results === 0 && numbers.length === 1) {
       const ban = numbers[0]!;
-      return new Decision({
+      return createDecision({
         allowed: false,
         source: "store",
         limits: [],
@@ -210,7 +210,7 @@ export class RedisLimiter implements Limiter {
     const names = policyNames(demands.map(({ limit }) => limit.windowUs));
     const limits = demands.map((demand, index) => statusOf(demand, names[index]!, numbers.slice(5 * index, 5 * index + 5)));
     const allowed = limits.every((status) => status.allowed);
-    const decision = new Decision({ allowed, source: "store", limits, atUs });
+    const decision = createDecision({ allowed, source: "store", limits, atUs });
     if (allowed) this.#keepCharges(decision, demands, atUs);
     return decision;
   }

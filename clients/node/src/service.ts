@@ -3,7 +3,15 @@ import { Agent as HttpAgent, request as httpRequest, type IncomingMessage } from
 import { Agent as HttpsAgent, request as httpsRequest } from "node:https";
 
 import { checkDeadline, startDeadline } from "./deadline.js";
-import { Decision, type DecisionFields, type Ending, type LimitStatus, type Reason, type Source } from "./decision.js";
+import {
+  createDecision,
+  type Decision,
+  type DecisionFields,
+  type Ending,
+  type LimitStatus,
+  type Reason,
+  type Source,
+} from "./decision.js";
 import { demandsOf, parseDemands, type Demand } from "./demand.js";
 import { InvalidInputError, UnavailableError, quoted } from "./errors.js";
 import { FailurePolicy, type FailureOptions } from "./failure.js";
@@ -218,7 +226,7 @@ export class Tollgate implements Limiter {
     if (typeof body["receipt"] === "string") fields.receipt = body["receipt"];
     if (Array.isArray(body["refund_on"])) fields.refundOn = body["refund_on"] as Ending[];
     this.#addResponse(fields, body["response"]);
-    return new Decision(fields);
+    return createDecision(fields);
   }
 
   /** Adds the response of a decision by rules: the refusal to relay, or the headers of an admission. */
