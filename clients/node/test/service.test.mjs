@@ -10,8 +10,16 @@ const PATIENT = { deadlineMs: 30_000, onError: "throw" };
 const RULES = `
 [[rules]]
 name = "api"
+match = { path = "/a" }
 by = ["ip"]
 limits = ["2/h"]
+
+[[rules]]
+name = "login"
+match = { path = "/login" }
+by = ["ip"]
+limits = ["2/h"]
+charge = "on_failure"
 `;
 
 describe("the real service", () => {
@@ -46,10 +54,47 @@ describe("the real service", () => {
   test("checkRequest decides by the rules of the service", async () => {
     const tollgate = new FORMS.esm.Tollgate(byRules.url, PATIENT);
     const request = { method: "GET", path: "/a?b=c", headers: { "x-a": "1", "x-b": ["2", "3"] }, peer: "203.0.113.9" };
-    const allowed = [];
-    for (let n = 0; n < 3; n++) allowed.push((await tollgate.checkRequest(request)).allowed);
-    assert.deepEqual(allowed, [true, true, false]);
+    const decisions = [];
+    for (let n = 0; n < 3; n++) decisions.push(await tollgate.checkRequest(request));
+    assert.deepEqual(decisions.map(({ allowed }) => allowed), [true, true, false]);
+    assert.equal(decisions[0].headers["x-ratelimit-remaining"], "1");
+    assert.equal(decisions[0].limits[0].rule, "api");
+    const { status, headers, body } = decisions[2].response;
+    assert.deepEqual([status, headers["x-ratelimit-remaining"], JSON.parse(body).rule], [429, "0", "api"]);
     assert.equal((await tollgate.checkRequest({ ...request, peer: "203.0.113.10" })).allowed, true);
+    tollgate.close();
+  });
+
+  test("a refund by receipt is given once, in full or for what was not used", async () => {
+    const tollgate = new FORMS.esm.Tollgate(service.url, PATIENT);
+    const whole = await tollgate.check("refunded", "10/h", { cost: 4, receipt: true });
+    assert.equal(await tollgate.refund(whole), true);
+    assert.equal(await tollgate.refund(whole), false);
+    const partly = await tollgate.check("refunded", "10/h", { cost: 4, receipt: true });
+    assert.equal(await tollgate.refund(partly, { used: 1 }), true);
+    assert.equal((await tollgate.peek("refunded", "10/h")).remaining, 9);
+    assert.equal(await tollgate.refund(await tollgate.check("refunded", "10/h")), false, "no receipt was asked for");
+    await assert.rejects(tollgate.refund("not a receipt"), { name: "InvalidInputError" });
+    tollgate.close();
+  });
+
+  test("a refund by rules depends on the status of the response", async () => {
+    const tollgate = new FORMS.esm.Tollgate(byRules.url, PATIENT);
+    const request = { method: "POST", path: "/login", peer: "203.0.113.20" };
+    const decision = await tollgate.checkRequest(request, { receipt: true });
+    assert.deepEqual(decision.refundOn, ["success"]);
+    assert.equal(await tollgate.refund(decision, { status: 200 }), true);
+    assert.equal((await tollgate.checkRequest(request)).remaining, 1, "only this one is charged");
+    tollgate.close();
+  });
+
+  test("wait returns when the units are available, and is denied if that is too late", async () => {
+    const tollgate = new FORMS.esm.Tollgate(service.url, PATIENT);
+    assert.equal((await tollgate.check("waiting", "1/200ms")).allowed, true);
+    assert.equal((await tollgate.wait("waiting", "1/200ms", { maxWaitMs: 30_000 })).allowed, true);
+    assert.equal((await tollgate.check("long", "1/h")).allowed, true);
+    const denied = await tollgate.wait("long", "1/h", { maxWaitMs: 100 });
+    assert.deepEqual([denied.allowed, denied.reason], [false, "rate_limited"]);
     tollgate.close();
   });
 
