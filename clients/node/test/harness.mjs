@@ -23,11 +23,17 @@ process.on("exit", () => children.forEach((child) => child.kill("SIGKILL")));
 /** What is closed after the last test of a file, so that a failed test does not keep the process running. */
 const open = new Set();
 after(async () => {
-  for (const close of open) await close();
+  for (const close of open) {
+    try {
+      await close();
+    } catch {
+      // Some clients fail to close twice.
+    }
+  }
   for (const child of children) child.kill("SIGKILL");
 });
 
-/** Returns `close`, and also calls it after the last test of the file. It must be harmless to call it twice. */
+/** Returns `close`, and also calls it after the last test of the file. */
 export function closing(close) {
   open.add(close);
   return close;

@@ -5,7 +5,7 @@ import { runInNewContext } from "node:vm";
 import { setFlagsFromString } from "node:v8";
 import { Redis } from "ioredis";
 
-import { ADMITTED, FORMS, RedisServer, fakeService, json } from "./harness.mjs";
+import { ADMITTED, FORMS, RedisServer, closing, fakeService, json } from "./harness.mjs";
 
 const CALLS = process.env.TOLLGATE_LONG === "1" ? 100_000 : 5_000;
 const PARALLEL = 200;
@@ -56,24 +56,24 @@ test(`service: ${CALLS / 10} calls that time out leave nothing behind`, async ()
 test(`Redis: ${CALLS} calls leave nothing behind`, async () => {
   const server = await RedisServer.start();
   const redis = new Redis(server.port, "127.0.0.1");
+  closing(() => redis.disconnect());
   const limiter = new FORMS.esm.RedisLimiter(redis, { deadlineMs: 30_000, onError: "throw" });
   let n = 0;
   await assertNoLeak(async () => {
     const decision = await limiter.check(`k${n++ % 100}`, "1000000/h");
     if (n % 10 === 0) await limiter.refund(decision);
   });
-  redis.disconnect();
   await server.kill();
 });
 
 test(`Redis: ${CALLS} calls while it is away leave nothing behind`, async () => {
   const server = await RedisServer.start();
   const redis = new Redis(server.port, "127.0.0.1");
+  closing(() => redis.disconnect());
   redis.on("error", () => {});
   const limiter = new FORMS.esm.RedisLimiter(redis, { logger: () => {} });
   await limiter.check("a", "1/h");
   await server.kill();
   await assertNoLeak(() => limiter.check("a", "1/h"));
   assert.ok(redis.listenerCount("ready") <= 1);
-  redis.disconnect();
 });

@@ -5,7 +5,7 @@ import { Cluster, Redis } from "ioredis";
 import { createCluster } from "redis";
 import { createCluster as createClusterV4 } from "redis-v4";
 
-import { CLIENTS, FORMS, RedisServer, eventually } from "./harness.mjs";
+import { CLIENTS, FORMS, RedisServer, closing, eventually } from "./harness.mjs";
 
 const { RedisLimiter } = FORMS.esm;
 /** Exact counts need answers, not deadlines. */
@@ -124,8 +124,8 @@ describe("one server", () => {
 
   test("a client that connects on first use is connected by a check", async () => {
     const lazy = new Redis(server.port, "127.0.0.1", { lazyConnect: true });
+    closing(() => lazy.disconnect());
     assert.equal((await new RedisLimiter(lazy, PATIENT).check("lazy", "1/h")).allowed, true);
-    lazy.disconnect();
   });
 
   test("a user without permissions is a typed error, in the answer and in the log", async () => {
@@ -133,6 +133,7 @@ describe("one server", () => {
     await direct.call("ACL", "SETUSER", "keyless", "on", ">pw", "~other", "+@all");
     for (const username of ["limited", "keyless"]) {
       const client = new Redis(server.port, "127.0.0.1", { username, password: "pw" });
+      closing(() => client.disconnect());
       const limiter = new RedisLimiter(client, PATIENT);
       await assert.rejects(limiter.check("secret-key", "1/h"), (error) => {
         assert.deepEqual([error.name, error.code], ["UnavailableError", "forbidden"]);
@@ -140,15 +141,14 @@ describe("one server", () => {
         assert.doesNotMatch(error.message, /secret-key/);
         return true;
       });
-      client.disconnect();
     }
   });
 
   test("a server out of memory is a typed error", async () => {
     const full = await RedisServer.start({ args: ["--maxmemory", "1", "--maxmemory-policy", "noeviction"] });
     const client = new Redis(full.port, "127.0.0.1");
+    closing(() => client.disconnect());
     await assert.rejects(new RedisLimiter(client, PATIENT).check("a", "1/h"), { code: "unavailable" });
-    client.disconnect();
     await full.kill();
   });
 });
@@ -176,19 +176,19 @@ describe("a cluster", () => {
   const open = {
     ioredis: () => {
       const client = new Cluster(nodes.map(({ port }) => ({ host: "127.0.0.1", port })));
-      return { client, close: () => client.disconnect() };
+      return { client, close: closing(() => client.disconnect()) };
     },
     "redis v4": async () => {
       const client = createClusterV4({ rootNodes: nodes.map(({ url }) => ({ url })) });
       client.on("error", () => {});
       await client.connect();
-      return { client, close: () => client.disconnect() };
+      return { client, close: closing(() => client.disconnect()) };
     },
     "redis v6": async () => {
       const client = createCluster({ rootNodes: nodes.map(({ url }) => ({ url })) });
       client.on("error", () => {});
       await client.connect();
-      return { client, close: () => client.destroy() };
+      return { client, close: closing(() => client.destroy()) };
     },
   };
   for (const [name, connect] of Object.entries(open)) {
