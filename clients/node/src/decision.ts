@@ -60,6 +60,8 @@ export interface DecisionFields {
   refundOn?: readonly Ending[];
   response?: RefusalResponse;
   error?: TollgateError;
+  /** What a refund needs, for the limiter that made the decision. */
+  charges?: unknown;
 }
 
 /** The answer to a check: whether the request may proceed, and the status of each limit, in the order given. */
@@ -98,23 +100,65 @@ export interface Decision {
   readonly error?: TollgateError;
 }
 
+/** The implementation of a decision. */
+class ComputedDecision implements Decision {
+  readonly allowed: boolean;
+  readonly source: Source;
+  readonly limits: readonly LimitStatus[];
+  readonly reason: Reason | null;
+  readonly retryAfter: number | null;
+  readonly limit: number | null;
+  readonly remaining: number | null;
+  readonly resetAfter: number | null;
+  readonly receipt?: string;
+  readonly refundOn?: readonly Ending[];
+  readonly message?: string;
+  readonly response?: RefusalResponse;
+  readonly error?: TollgateError;
+  readonly #atUs: number | undefined;
+  #headers: Readonly<Record<string, string>> | undefined;
+  #charges: unknown;
+
+  constructor(fields: DecisionFields) {
+    const strict = strictest(fields.limits);
+    this.allowed = fields.allowed;
+    this.source = fields.source;
+    this.limits = fields.limits;
+    this.reason = fields.allowed ? null : (fields.reason ?? "rate_limited");
+    this.retryAfter = fields.refusedFor !== undefined ? fields.refusedFor : longestWait(fields);
+    this.limit = strict?.quota ?? null;
+    this.remaining = strict?.remaining ?? null;
+    this.resetAfter = strict?.resetAfter ?? null;
+    if (fields.receipt !== undefined) this.receipt = fields.receipt;
+    if (fields.refundOn !== undefined) this.refundOn = fields.refundOn;
+    if (fields.message !== undefined) this.message = fields.message;
+    if (fields.response !== undefined) this.response = fields.response;
+    if (fields.error !== undefined) this.error = fields.error;
+    this.#atUs = fields.atUs;
+    this.#headers = fields.headers;
+    this.#charges = fields.charges;
+  }
+
+  get headers(): Readonly<Record<string, string>> {
+    return (this.#headers ??= rateLimitHeaders(this, this.#atUs));
+  }
+
+  static takeCharges<C>(decision: object, isExpected: (charges: unknown) => charges is C): C | undefined {
+    const charges = #charges in decision ? decision.#charges : undefined;
+    if (!isExpected(charges)) return undefined;
+    (decision as ComputedDecision).#charges = undefined;
+    return charges;
+  }
+}
+
 /** Creates a decision. Its headers are computed when they are first read. */
 export function createDecision(fields: DecisionFields): Decision {
-  const { atUs, refusedFor, headers, ...shown } = fields;
-  const strict = strictest(fields.limits);
-  let computed = headers;
-  const decision: Decision = {
-    ...shown,
-    reason: fields.allowed ? null : (fields.reason ?? "rate_limited"),
-    retryAfter: refusedFor !== undefined ? refusedFor : longestWait(fields),
-    limit: strict?.quota ?? null,
-    remaining: strict?.remaining ?? null,
-    resetAfter: strict?.resetAfter ?? null,
-    get headers() {
-      return (computed ??= rateLimitHeaders(decision, atUs));
-    },
-  };
-  return decision;
+  return new ComputedDecision(fields);
+}
+
+/** Returns the charges with which a decision was created if they are as expected, once. Else returns `undefined`. */
+export function takeCharges<C>(decision: Decision, isExpected: (charges: unknown) => charges is C): C | undefined {
+  return ComputedDecision.takeCharges(decision, isExpected);
 }
 
 /** Returns the longest wait of the limits that determine the answer: of those that denied, or else of all. */

@@ -1,7 +1,7 @@
 /** The limiter that runs the Lua script on the application's own Redis client. */
 import { policyNames } from "./answer.js";
 import { checkDeadline, startDeadline } from "./deadline.js";
-import { createDecision, type Decision, type LimitStatus } from "./decision.js";
+import { createDecision, takeCharges, type Decision, type LimitStatus } from "./decision.js";
 import { demandsOf, parseDemands, type Demand, type ParsedDemand } from "./demand.js";
 import { InvalidInputError, UnavailableError } from "./errors.js";
 import { FailurePolicy, type FailureOptions } from "./failure.js";
@@ -23,10 +23,12 @@ export interface RedisLimiterOptions extends FailureOptions {
 }
 
 /** The data of an admission that a refund needs. */
-interface Charge {
-  demand: ParsedDemand;
-  atUs: number;
-  resetAfterUs: number;
+class Charges {
+  constructor(
+    readonly limiter: RedisLimiter,
+    readonly demands: readonly ParsedDemand[],
+    readonly atUs: number,
+  ) {}
 }
 
 const BAN_SECONDS_MAX = 10 * 365 * 86_400;
@@ -49,7 +51,6 @@ export class RedisLimiter implements Limiter {
   readonly #deadlineMs: number;
   readonly #failures: FailurePolicy;
   readonly #nowUs: (() => number) | undefined;
-  readonly #charges = new WeakMap<Decision, readonly Charge[]>();
 
   /** @throws {InvalidInputError} if the client is not a supported Redis client, or an option is invalid. */
   constructor(client: RedisClient, options: RedisLimiterOptions = {}) {
@@ -97,17 +98,20 @@ export class RedisLimiter implements Limiter {
    * `onError` is not `throw`.
    */
   async refund(decision: Decision): Promise<boolean> {
-    const charges = this.#charges.get(decision);
+    // They are taken before the call, because it may be executed even if it fails.
+    const isOurs = (charges: unknown): charges is Charges => charges instanceof Charges && charges.limiter === this;
+    const charges = takeCharges(decision, isOurs);
     if (!charges) return false;
-    // Before the call: it may be executed even if it fails.
-    this.#charges.delete(decision);
-    const keys = charges.map(({ demand }) => this.#keys.counter(demand.key, demand.limit));
-    const lines = charges.flatMap(({ demand, atUs, resetAfterUs }) => [
-      limitLine(demand.limit, demand.cost),
-      `${atUs} ${resetAfterUs}`,
-    ]);
+    const [keys, lines]: [string[], string[]] = [[], []];
+    charges.demands.forEach(({ key, limit, cost }, index) => {
+      const resetAfter = decision.limits[index]?.resetAfter ?? null;
+      if (cost === 0 || resetAfter === null) return;
+      keys.push(this.#keys.counter(key, limit));
+      lines.push(limitLine(limit, cost), `${charges.atUs} ${Math.round(resetAfter * 1e6)}`);
+    });
+    if (keys.length === 0) return false;
     return this.#attempt(async () => {
-      const reply = await this.#run(keys, [`refund ${charges.length}`, ...lines]);
+      const reply = await this.#run(keys, [`refund ${keys.length}`, ...lines]);
       if (reply[1] !== 1) throw malformed();
       return true;
     });
@@ -210,18 +214,8 @@ export class RedisLimiter implements Limiter {
     const names = policyNames(demands.map(({ limit }) => limit.windowUs));
     const limits = demands.map((demand, index) => statusOf(demand, names[index]!, numbers.slice(5 * index, 5 * index + 5)));
     const allowed = limits.every((status) => status.allowed);
-    const decision = createDecision({ allowed, source: "store", limits, atUs });
-    if (allowed) this.#keepCharges(decision, demands, atUs);
-    return decision;
-  }
-
-  /** Keeps what a refund needs, for as long as the decision exists. */
-  #keepCharges(decision: Decision, demands: readonly ParsedDemand[], atUs: number): void {
-    const charges = demands.flatMap((demand, index) => {
-      const resetAfter = decision.limits[index]!.resetAfter;
-      return demand.cost === 0 || resetAfter === null ? [] : [{ demand, atUs, resetAfterUs: Math.round(resetAfter * 1e6) }];
-    });
-    if (charges.length > 0) this.#charges.set(decision, charges);
+    const charges = allowed ? new Charges(this, demands, atUs) : undefined;
+    return createDecision({ allowed, source: "store", limits, atUs, charges });
   }
 }
 

@@ -54,6 +54,8 @@ describe("one server", () => {
 
       test("a refund is given once", async () => {
         const first = await limiter.check("refunded", "2/h", { cost: 2 });
+        const other = new RedisLimiter(opened.client, PATIENT);
+        assert.equal(await other.refund(first), false, "another limiter did not make the decision");
         assert.equal(await limiter.refund(first), true);
         assert.equal(await limiter.refund(first), false);
         assert.equal((await limiter.peek("refunded", "2/h")).remaining, 2);
