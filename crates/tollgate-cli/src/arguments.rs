@@ -1,6 +1,7 @@
 //! Arguments of the command line. The doc comments of commands and fields are their `--help` texts.
 #![allow(rustdoc::broken_intra_doc_links)] // in a help text, brackets mark optional parts and defaults
 
+use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,21 +22,25 @@ pub(crate) enum Command {
     /// Run the rate-limit service (HTTP and RESP)
     #[command(
         args_override_self = true,
+        mut_arg("store", |arg| arg.help(store_help("Store for the counters", true, "`store` in the configuration file, else memory"))),
         after_help = "Examples:\n  tollgate serve --config tollgate.toml --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
     )]
     Serve(Box<Serve>),
     /// Check a configuration file and report errors and warnings: exit 0 if it is valid, 2 if not
     #[command(
+        mut_arg("store", |arg| arg.help(store_help("Store to use instead of that in the file", true, "`store` in the file"))),
         after_help = "Examples:\n  tollgate validate tollgate.toml --json\n  tollgate validate tollgate.toml --deny-warnings"
     )]
     Validate(Validate),
     /// Show which rules apply to a request, and why
     #[command(
-        after_help = "Examples:\n  tollgate explain --config tollgate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tollgate explain --admin http://127.0.0.1:9090 GET /api/items --peer 203.0.113.9\n\nWith --config, remaining units are shown only if --store, --store-file, $TOLLGATE_STORE or $REDIS_URL names a Redis store. The store in the file is not read."
+        mut_arg("store", |arg| arg.help(store_help("Store to read counters, plans and keys from", false, "none"))),
+        after_help = "Examples:\n  tollgate explain --config tollgate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tollgate explain --admin http://127.0.0.1:9090 GET /api/items --peer 203.0.113.9\n\nWith --config, remaining units are shown only if --store, --store-file, $TOLLGATE_STORE or $REDIS_URL names a Redis store. The store in the file is not used."
     )]
     Explain(Explain),
     /// Check a key against a limit once: exit 0 if allowed, 1 if denied, 2 on error
     #[command(
+        mut_arg("store", |arg| arg.help(store_help("Store for the counters", true, "`store` in the configuration file"))),
         after_help = "Examples:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379\n  tollgate check user:42 10/min --store memory\n\nA store is required: --store, --config, $TOLLGATE_STORE or $REDIS_URL. With --store memory, every command starts with empty counters, so every check whose cost fits within the limit is allowed."
     )]
     Check(Check),
@@ -44,7 +49,7 @@ pub(crate) enum Command {
         after_help = "Examples:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tollgate inspect 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate inspect acme --rule api --admin http://127.0.0.1:9090"
     )]
     Inspect(Inspect),
-    /// Delete a counter: exit 0 if it exists, 1 if not, 2 on error
+    /// Delete a counter: exit 0 if it existed, 1 if not, 2 on error
     #[command(
         after_help = "Examples:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset 203.0.113.9 --rule shorten --config tollgate.toml\n  tollgate reset acme --rule api --admin http://127.0.0.1:9090"
     )]
@@ -86,12 +91,20 @@ fn threads(text: &str) -> Result<NonZeroUsize, String> {
     number.ok_or_else(|| "expected a number from 1 to 1024".to_owned())
 }
 
+/// Returns the help text of `--store`. `fallback` is the default if neither environment variable is set.
+fn store_help(purpose: &str, accepts_memory: bool, fallback: &str) -> String {
+    let memory = if accepts_memory { "memory, " } else { "" };
+    format!(
+        "{purpose}: {memory}redis://[user:password@]host[:port][/database] or rediss://… [default: $TOLLGATE_STORE, \
+         else $REDIS_URL, else {fallback}]"
+    )
+}
+
 /// The options `--store` and `--store-file`. [`StoreChoice::url`] falls back to the environment.
 #[derive(Args, Debug)]
 pub(crate) struct StoreChoice {
-    /// Store for the counters: memory, redis://[user:password@]host[:port][/database] or rediss://… [default:
-    /// $TOLLGATE_STORE, else $REDIS_URL, else the store in the configuration file (except for explain), else memory
-    /// (serve only)]
+    /// Store with the counters: redis://[user:password@]host[:port][/database] or rediss://… [default:
+    /// $TOLLGATE_STORE, else $REDIS_URL, else `store` in the configuration file]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
     /// File with the URL of the store; keeps a password out of the process list
@@ -104,8 +117,7 @@ pub(crate) struct StoreChoice {
 pub(crate) struct CountersChoice {
     #[command(flatten)]
     pub(crate) store: StoreChoice,
-    /// Configuration file that sets the store (unless --store, $TOLLGATE_STORE or $REDIS_URL does) and the prefix of
-    /// its keys
+    /// Configuration file; sets the key prefix, and the store unless --store, $TOLLGATE_STORE or $REDIS_URL does
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }
@@ -135,7 +147,11 @@ pub(crate) struct Serve {
     /// else none]
     #[arg(long, value_name = "FILE")]
     pub(crate) http_token_file: Option<PathBuf>,
-    /// Serve HTTP and RESP without a token or password on addresses that other machines can reach
+    /// File with the secret under which receipts are encrypted, the same for all instances [default:
+    /// $TOLLGATE_RECEIPT_SECRET, else `receipt_secret` of the configuration, else random if counters are in memory]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) receipt_secret_file: Option<PathBuf>,
+    /// Allow HTTP without a token and RESP without a password on addresses that other machines can reach
     #[arg(long)]
     pub(crate) insecure: bool,
     /// PEM file with the certificate chain; enables TLS on every listener, except an admin listener on a loopback
@@ -149,9 +165,9 @@ pub(crate) struct Serve {
     /// separated by commas [default: none]
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) allow_origin: Vec<tollgate_server::WebOrigin>,
-    /// Domain names that the admin listener accepts in the Host header besides addresses and names without a dot,
-    /// separated by commas [default: none]
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    /// Domain names that the admin listener accepts in the Host header, separated by commas; IP addresses and names
+    /// without a dot are always accepted [default: none]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = host_name)]
     pub(crate) admin_host: Vec<String>,
     /// Configuration file with rules, plans and settings (.toml, .yaml or .yml); reloaded when it changes and on SIGHUP
     #[arg(long, value_name = "FILE")]
@@ -203,6 +219,33 @@ fn listener_address(text: &str) -> Result<String, String> {
             ))
         }
     }
+}
+
+/// Checks a host that a `Host` header may name: a domain name or an IP address, without scheme and port.
+///
+/// An IPv6 address may be in brackets, which are removed. The error says which form is expected.
+fn host_name(text: &str) -> Result<String, String> {
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    if bare.unwrap_or(text).parse::<IpAddr>().is_ok_and(|address| bare.is_none() || address.is_ipv6()) {
+        return Ok(bare.unwrap_or(text).to_owned());
+    }
+    let is_label = |label: &str| {
+        let is_label_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        (1..=63).contains(&label.len())
+            && label.bytes().all(is_label_byte)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    // The last label of a domain name is never a number, so `1.2.3` is a mistyped address.
+    let has_numeric_end = |name: &str| name.rsplit('.').next().is_some_and(|last| last.parse::<u64>().is_ok());
+    let is_name = |name: &str| name.len() <= 253 && name.split('.').all(is_label) && !has_numeric_end(name);
+    if is_name(text) {
+        return Ok(text.to_owned());
+    }
+    let without_scheme = text.split_once("://").map_or(text, |(_, rest)| rest);
+    let meant = without_scheme.split(['/', ':']).next().filter(|name| *name != text && is_name(name));
+    let meant = meant.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
+    Err(format!("expected a domain name or an IP address without scheme and port, such as ops.example{meant}"))
 }
 
 /// Parses a time such as 500ms, 10s or 1min, zero included. The error says which form is expected.
@@ -270,7 +313,7 @@ pub(crate) struct Explain {
     pub(crate) path: String,
     /// Remote IP address of the request's connection
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
-    pub(crate) peer: std::net::IpAddr,
+    pub(crate) peer: IpAddr,
     /// Header of the request as `NAME: VALUE`, or @FILE to read one header per line, which keeps secrets out of the
     /// process list
     #[arg(short = 'H', long = "header", value_name = "HEADER")]
@@ -437,6 +480,27 @@ mod tests {
         }
         for text in [":8080", "8080"] {
             assert!(listener_address(text).unwrap_err().contains("127.0.0.1:8080 for this machine only"), "{text}");
+        }
+    }
+
+    #[test]
+    fn admin_host_is_a_name_or_an_address() {
+        for text in ["ops.example", "OPS.example", "a-b.c_d.example", "xn--bcher-kva.example", "localhost", "10.0.0.5"]
+        {
+            assert_eq!(host_name(text).as_deref(), Ok(text));
+        }
+        assert_eq!(host_name("::1").as_deref(), Ok("::1"));
+        assert_eq!(host_name("[2001:db8::1]").as_deref(), Ok("2001:db8::1"));
+        let long = format!("{}.example", "a".repeat(64));
+        for text in
+            ["", ".", "*.example", "ops..example", "-a.example", "a b", "bücher.example", "1.2.3", "[10.0.0.5]", &long]
+        {
+            let error = host_name(text).unwrap_err();
+            assert!(error.starts_with("expected a domain name or an IP address") && !error.contains('?'), "{error}");
+        }
+        for text in ["ops.example:9090", "https://ops.example", "http://ops.example:9090/", "ops.example/"] {
+            let error = host_name(text).unwrap_err();
+            assert!(error.ends_with("; did you mean ops.example?"), "{error}");
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::json;
 use tollgate::Key;
+use tollgate_server::is_masked_subject;
 
 use crate::admin::Admin;
 use crate::arguments::{Ban, Unban};
@@ -55,7 +56,7 @@ pub(crate) async fn unban(arguments: Unban) -> Result<(), Failure> {
 /// prints it.
 fn check_subject(subject: &str) -> Result<(), Failure> {
     Key::new(subject)?;
-    match subject.split('&').any(|part| part.ends_with(":***")) {
+    match is_masked_subject(subject) {
         true => Err(Failure::MaskedSubject),
         false => Ok(()),
     }

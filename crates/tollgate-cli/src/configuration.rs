@@ -70,20 +70,20 @@ fn print_finding(finding: Finding) {
 /// The result of `tollgate validate`, which determines its exit code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Validity {
-    /// The file can be used.
-    Usable,
-    /// The file can be used, but has warnings, and `--deny-warnings` was given.
+    /// The file is valid.
+    Valid,
+    /// The file is valid, but has warnings, and `--deny-warnings` was given.
     WarningsDenied,
     /// The file has an error.
-    Unusable,
+    Invalid,
 }
 
 impl Validity {
-    /// Returns the result for a file that can be used and has these findings.
-    fn of_usable(findings: &[Finding], arguments: &Validate) -> Validity {
+    /// Returns the result for a valid file with these findings.
+    fn of_valid(findings: &[Finding], arguments: &Validate) -> Validity {
         match arguments.deny_warnings && warnings(findings) > 0 {
             true => Validity::WarningsDenied,
-            false => Validity::Usable,
+            false => Validity::Valid,
         }
     }
 }
@@ -96,10 +96,10 @@ fn warnings(findings: &[Finding]) -> usize {
 /// Runs `tollgate validate`: loads the file and prints the result.
 ///
 /// With `--json`, prints one JSON object to standard output. Otherwise prints warnings and advice to standard error and
-/// a summary to standard output; it never returns [`Validity::Unusable`].
+/// a summary to standard output; it never returns [`Validity::Invalid`].
 ///
 /// # Errors
-/// If the store URL is invalid or the output cannot be written. Without `--json`, also if the file cannot be used; the
+/// If the store URL is invalid or the output cannot be written. Without `--json`, also if the file is invalid; the
 /// error contains all findings.
 pub(crate) fn validate(arguments: &Validate) -> Result<Validity, Failure> {
     let loader = loader(&arguments.store)?;
@@ -107,14 +107,14 @@ pub(crate) fn validate(arguments: &Validate) -> Result<Validity, Failure> {
         return validate_as_json(arguments, &loader);
     }
     let loaded = loader.load(&arguments.file).map_err(Failure::Configuration)?;
-    let validity = Validity::of_usable(&loaded.findings, arguments);
+    let validity = Validity::of_valid(&loaded.findings, arguments);
     let mut summary = vec![counted(loaded.rules.rules().len(), "rule"), counted(loaded.rules.plans().len(), "plan")];
     match warnings(&loaded.findings) {
         0 => {}
         count => summary.push(counted(count, "warning")),
     }
     loaded.findings.into_iter().for_each(print_finding);
-    output::print_line(format_args!("{} can be used: {}", arguments.file.display(), summary.join(", ")))?;
+    output::print_line(format_args!("{} is valid: {}", arguments.file.display(), summary.join(", ")))?;
     Ok(validity)
 }
 
@@ -130,12 +130,12 @@ fn validate_as_json(arguments: &Validate, loader: &Loader) -> Result<Validity, F
         .as_ref()
         .map_or((None, None), |loaded| (Some(loaded.rules.rules().len()), Some(loaded.rules.plans().len())));
     let (findings, validity) = match &loaded {
-        Ok(loaded) => (&loaded.findings[..], Validity::of_usable(&loaded.findings, arguments)),
-        Err(report) => (report.findings(), Validity::Unusable),
+        Ok(loaded) => (&loaded.findings[..], Validity::of_valid(&loaded.findings, arguments)),
+        Err(report) => (report.findings(), Validity::Invalid),
     };
     let body = serde_json::json!({
         "file": arguments.file.display().to_string(),
-        "usable": loaded.is_ok(),
+        "valid": loaded.is_ok(),
         "rules": rules,
         "plans": plans,
         "findings": tollgate_server::findings_json(findings),

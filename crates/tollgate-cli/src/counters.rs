@@ -59,7 +59,7 @@ pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<bool, Failu
     let exists = report["counters"].as_array().into_iter().flatten().any(exists);
     match arguments.json {
         true => output::print_line(&report)?,
-        false => output::print(format_report(&report))?,
+        false => output::print(format_report(&report, &arguments))?,
     }
     Ok(exists)
 }
@@ -81,7 +81,7 @@ pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<bool, Failure
     };
     match (arguments.json, report["counters"].as_u64().unwrap_or_default()) {
         (true, _) => output::print_line(&report)?,
-        (false, 0) => output::print(no_such_counter(&report))?,
+        (false, 0) => output::print(no_such_counter(&report, &arguments))?,
         (false, 1) => output::print_line("the counter was reset")?,
         (false, count) => output::print_line(format_args!("{count} counters were reset"))?,
     }
@@ -144,14 +144,22 @@ fn exists(counter: &Value) -> bool {
     counter["exists"] == true
 }
 
-/// Formats the line for a key of a report under which nothing is counted.
-fn no_such_counter(report: &Value) -> String {
-    format!("no such counter: nothing is counted for {}\n", report["key"].as_str().unwrap_or_default())
+/// Formats the line for a report without counters. It names the limit and the rule that were asked for, because others
+/// may have counted the same key.
+fn no_such_counter(report: &Value, arguments: &arguments::Inspect) -> String {
+    let key = report["key"].as_str().unwrap_or_default();
+    let by = match (&arguments.rule, &arguments.limit) {
+        (Some(rule), Some(limit)) => format!(" under limit {limit} of rule {rule}"),
+        (Some(rule), None) => format!(" under rule {rule}"),
+        (None, Some(limit)) => format!(" under the limit {limit}"),
+        (None, None) => String::new(),
+    };
+    format!("no such counter: nothing is counted for {key}{by}\n")
 }
 
 /// Formats a [`CounterReport`](tollgate_server::CounterReport): the client with its plan and its ban, if it has one of
 /// them, then a table per counter, or one line if there is no counter.
-fn format_report(report: &Value) -> String {
+fn format_report(report: &Value, arguments: &arguments::Inspect) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut lines = String::new();
     if let Some(plan) = report["plan"].as_object() {
@@ -166,7 +174,7 @@ fn format_report(report: &Value) -> String {
     let counters: Vec<&Value> = report["counters"].as_array().into_iter().flatten().collect();
     match counters.iter().any(|counter| exists(counter)) {
         true => lines += &counters.into_iter().map(format_counter).collect::<String>(),
-        false => lines += &no_such_counter(report),
+        false => lines += &no_such_counter(report, arguments),
     }
     lines
 }
@@ -222,5 +230,29 @@ fn format_wait(wait: Wait) -> String {
         None => "never".to_owned(),
         Some(Duration::ZERO) => "0s".to_owned(),
         Some(duration) => format!("{duration:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::json;
+
+    use super::*;
+    use crate::arguments::{Arguments, Command};
+
+    #[test]
+    fn counter_that_does_not_exist_is_named_by_what_was_asked_for() {
+        for (line, expected) in [
+            ("tollgate inspect user:42 10/min", "user:42 under the limit 10/min\n"),
+            ("tollgate inspect user:42 --rule api", "user:42 under rule api\n"),
+            ("tollgate inspect user:42 per-minute --rule api", "user:42 under limit per-minute of rule api\n"),
+        ] {
+            let Some(Command::Inspect(arguments)) = Arguments::try_parse_from(line.split(' ')).unwrap().command else {
+                panic!("{line}");
+            };
+            let text = no_such_counter(&json!({ "key": "user:42", "counters": [] }), &arguments);
+            assert_eq!(text, format!("no such counter: nothing is counted for {expected}"));
+        }
     }
 }

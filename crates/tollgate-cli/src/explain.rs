@@ -18,7 +18,7 @@ use crate::{Failure, configuration, output};
 /// Changes no counter. `--json` prints one line of JSON, else the text of [`format_explanation`].
 ///
 /// # Errors
-/// If a header or the request is invalid, the instance does not answer, the file cannot be used, or the output cannot
+/// If a header or the request is invalid, the instance does not answer, the file is invalid, or the output cannot
 /// be written.
 pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
     let headers = headers(&arguments.headers)?;
@@ -145,6 +145,9 @@ fn format_explanation(explanation: &Value) -> String {
         let shield = if rule["shield"] == true { ", shield" } else { "" };
         let (name, mode, counts) = (text(&rule["name"]), text(&rule["mode"]), text(&rule["counts"]));
         line("applies", format!("{name} ({mode}{shield}), counts {counts}, costs {}", rule["cost"]));
+        for absent in rule["absent"].as_array().into_iter().flatten().map(text) {
+            line("", format!("  {absent}, so the client's address is counted instead"));
+        }
         for limit in rule["limits"].as_array().into_iter().flatten() {
             let left = &limit["remaining"];
             let left = match (limit["would_allow"].as_bool(), limit["retry_after_ms"].as_u64()) {
@@ -166,6 +169,18 @@ fn format_explanation(explanation: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn absent_header_is_named() {
+        let rule = json!({
+            "name": "tenants", "mode": "enforce", "applies": true, "cost": 1,
+            "counts": "header:x-tenant:!***", "absent": ["the request has no header x-tenant"],
+        });
+        let expected = "  applies  tenants (enforce), counts header:x-tenant:!***, costs 1\n             \
+                        the request has no header x-tenant, so the client's address is counted instead\n";
+        let formatted = format_explanation(&json!({ "rules": [rule] }));
+        assert!(formatted.contains(expected), "{formatted}");
+    }
 
     #[test]
     fn remaining_units_are_shown_with_the_verdict_of_the_limit() {

@@ -13,8 +13,8 @@ use tollgate::{__io_reason, StoreErrorKind};
 pub(crate) enum Failure {
     #[error(transparent)]
     Store(#[from] tollgate::StoreUrlError),
-    /// A configuration that cannot be used. The report underlines the place of each error in the file.
-    #[error(transparent)]
+    /// An invalid configuration. The report shows all errors, each with its place in the file.
+    #[error("{}", .0.summary())]
     #[diagnostic(transparent)]
     Configuration(tollgate::config::Report),
     #[error(transparent)]
@@ -51,6 +51,9 @@ pub(crate) enum Failure {
         "write the password to this file, or omit --resp-password-file to accept clients without a password"
     ))]
     PasswordMissing { place: String },
+    #[error("{place}: the receipt secret must have at least {bytes_min} bytes, this one has {bytes}")]
+    #[diagnostic(help("generate one, for example with `openssl rand -hex 32`"))]
+    ReceiptSecretShort { place: String, bytes: usize, bytes_min: usize },
     #[error("${variable} is not valid UTF-8")]
     #[diagnostic(help("a secret in the environment must be UTF-8; encode other bytes as hex or base64"))]
     NotText { variable: String },
@@ -98,6 +101,11 @@ pub(crate) enum Failure {
     #[error("cannot reach the admin listener {url}: {reason}")]
     #[diagnostic(help("check that the instance is running, and that --admin is the URL of its admin listener"))]
     AdminUnreachable { url: String, reason: String },
+    #[error("{url} is not an admin listener: {reason}")]
+    #[diagnostic(help(
+        "use the address that `tollgate serve` prints in the line `admin`, which is http://127.0.0.1:9090 by default"
+    ))]
+    NotAdmin { url: String, reason: String },
     #[error("the admin listener responded with status {status}: {message}")]
     AdminRefused { status: u16, message: String },
     #[error("invalid request: {0}")]
@@ -111,7 +119,7 @@ pub(crate) enum Failure {
     #[error("there are no rules to explain")]
     #[diagnostic(help("specify a configuration with --config FILE, or a running instance with --admin URL"))]
     NoRules,
-    #[error("no shared store was given, and the memory store of a command holds no counters and no bans of others")]
+    #[error("no shared store was given, and counters and bans in memory exist only in the process that created them")]
     #[diagnostic(help("specify a store with --store URL or --config FILE, or a running instance with --admin URL"))]
     NothingCounted,
     #[error("no store was given, and the memory store starts empty in every command, so every check would be allowed")]

@@ -82,9 +82,9 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         None => output::print(Arguments::command().render_help().to_string())?,
         Some(Command::Validate(validate)) => {
             return Ok(match configuration::validate(&validate)? {
-                Validity::Usable => ExitCode::SUCCESS,
+                Validity::Valid => ExitCode::SUCCESS,
                 Validity::WarningsDenied => ExitCode::from(NEGATIVE),
-                Validity::Unusable => ExitCode::from(FAILED),
+                Validity::Invalid => ExitCode::from(FAILED),
             });
         }
         Some(Command::Check(check)) => return in_runtime(counters::check(check)).map(exit_code),

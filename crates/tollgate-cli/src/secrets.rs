@@ -3,7 +3,7 @@
 use std::env::VarError;
 use std::path::Path;
 
-use tollgate_server::Token;
+use tollgate_server::{ReceiptSecret, Token};
 
 use crate::Failure;
 
@@ -12,6 +12,9 @@ const TOKEN_VARIABLE: &str = "TOLLGATE_ADMIN_TOKEN";
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 const PASSWORD_VARIABLE: &str = "TOLLGATE_RESP_PASSWORD";
 const HTTP_TOKEN_VARIABLE: &str = "TOLLGATE_HTTP_TOKEN";
+const RECEIPT_SECRET_VARIABLE: &str = "TOLLGATE_RECEIPT_SECRET";
+/// Minimum length of the receipt secret in bytes, as in a configuration.
+const RECEIPT_SECRET_BYTES_MIN: usize = 16;
 
 /// Reads the admin token from `file`, else from `TOLLGATE_ADMIN_TOKEN`.
 ///
@@ -62,6 +65,22 @@ pub(crate) fn resp_password(file: Option<&Path>) -> Result<Option<String>, Failu
     match text.trim_end_matches(['\r', '\n']) {
         "" => Err(Failure::PasswordMissing { place }),
         password => Ok(Some(password.to_owned())),
+    }
+}
+
+/// Reads the secret of receipts from `file`, else from `TOLLGATE_RECEIPT_SECRET`.
+///
+/// White space at the end is removed. Returns `None` if there is no file and the variable is not set or empty.
+///
+/// # Errors
+/// If the file cannot be read, or the text is not UTF-8 or has fewer than 16 bytes.
+pub(crate) fn receipt_secret(file: Option<&Path>) -> Result<Option<ReceiptSecret>, Failure> {
+    let Some((place, text)) = read_secret(file, RECEIPT_SECRET_VARIABLE)? else { return Ok(None) };
+    match text.trim_end() {
+        secret if secret.len() < RECEIPT_SECRET_BYTES_MIN => {
+            Err(Failure::ReceiptSecretShort { place, bytes: secret.len(), bytes_min: RECEIPT_SECRET_BYTES_MIN })
+        }
+        secret => Ok(Some(ReceiptSecret::new(secret.as_bytes()))),
     }
 }
 

@@ -18,7 +18,8 @@ use tollgate::{Limiter, LimiterBuilder, MemoryStore, Store};
 use tollgate_redis::{RedisStore, ServerCheckError, ServerReport};
 use tollgate_server::listeners::resp::RespOptions;
 use tollgate_server::{
-    Bounds, Listeners, Readiness, Reloader, ServerOptions, StoreTimes, Tls, Token, is_loopback, run, watch_memory,
+    Bounds, Listeners, Readiness, ReceiptSecret, Reloader, ServerOptions, StoreTimes, Tls, Token, is_loopback, run,
+    watch_memory,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -54,14 +55,16 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     start_logs(&arguments.log);
     let loader = loader(&arguments)?;
     let loaded = arguments.config.as_deref().map(|file| configuration::load(file, &loader)).transpose()?;
-    if let Some(loaded) = &loaded {
-        warn_about_refunds(&loaded.rules);
-    }
     let settings = match &loaded {
         Some(loaded) => loaded.settings.clone(),
         None => configuration::settings(None, &loader)?,
     };
     let store = settings.redis()?;
+    let receipt_secret = receipt_secret(&arguments, &settings)?;
+    if let Some(loaded) = &loaded {
+        warn_about_refunds(&loaded.rules, receipt_secret.is_some());
+        log_settings_for_requests_only(loaded);
+    }
     let server = match &store {
         Some(store) => Some(check_server(store).await?),
         None => None,
@@ -120,6 +123,9 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         .allowed_origins(arguments.allow_origin.clone())
         .admin_hosts(arguments.admin_host.clone())
         .token(token.clone());
+    if let Some(secret) = receipt_secret {
+        options = options.receipt_secret(secret);
+    }
     let needs_http_token = http_token.is_some();
     if let Some(token) = http_token {
         options = options.http_token(token);
@@ -172,18 +178,59 @@ fn loader(arguments: &Serve) -> Result<Loader, Failure> {
     })
 }
 
-/// Logs a warning that names the rules with a `charge` other than `always`; logs nothing if there are none.
+/// Returns the secret under which receipts are encrypted: that of the options or the environment, else that of the
+/// configuration, else a random one if counters are in memory.
 ///
-/// These rules refund by the outcome of a request. The service decides before the request is served and never learns
-/// its outcome, so nothing is refunded.
-fn warn_about_refunds(rules: &RuleSet) {
+/// Returns `None` on a shared store without a secret. Instances with different random secrets could not redeem each
+/// other's receipts.
+///
+/// # Errors
+/// If the secret cannot be read or is too short.
+fn receipt_secret(arguments: &Serve, settings: &Settings) -> Result<Option<ReceiptSecret>, Failure> {
+    let given = secrets::receipt_secret(arguments.receipt_secret_file.as_deref())?;
+    let configured = || settings.receipt_secret.as_ref().map(|secret| ReceiptSecret::new(secret.reveal().as_bytes()));
+    match given.or_else(configured) {
+        None if !settings.is_shared() => Ok(Some(ReceiptSecret::generate()?)),
+        secret => Ok(secret),
+    }
+}
+
+/// Logs a warning about rules with a `charge` other than `always`, if their units cannot be refunded.
+///
+/// The service learns the outcome of a request from its receipt. Without a receipt secret there are none. A proxy that
+/// asks by forward-auth reports no outcome; only a trusted proxy can ask so.
+fn warn_about_refunds(rules: &RuleSet, has_receipts: bool) {
     let refunding = rules.rules().iter().filter(|rule| rule.charge() != Charge::Always);
-    let rules: Vec<&str> = refunding.map(|rule| &**rule.name()).collect();
-    if !rules.is_empty() {
-        let rules = rules.join(", ");
+    let names: Vec<&str> = refunding.map(|rule| &**rule.name()).collect();
+    if names.is_empty() {
+        return;
+    }
+    let by_outcome = names.join(", ");
+    if !has_receipts {
         tracing::warn!(
-            rules,
-            "these rules charge by the outcome of a request, which the service does not know: every request stays charged"
+            rules = by_outcome,
+            "these rules charge by the outcome of a request, which clients report with a receipt: set a receipt secret, or \
+             every request stays charged"
+        );
+    } else if !rules.identifier().proxies().networks().is_empty() {
+        tracing::warn!(
+            rules = by_outcome,
+            "these rules charge by the outcome of a request; a proxy that asks by forward-auth does not report it, so its \
+             requests stay charged"
+        );
+    }
+}
+
+/// Logs which settings of the configuration have no effect on checks that name their key and limit; logs nothing if none
+/// of them is set.
+fn log_settings_for_requests_only(loaded: &Loaded) {
+    let settings = loaded.settings_for_requests_only();
+    if !settings.is_empty() {
+        let settings = settings.join(", ");
+        tracing::info!(
+            settings,
+            "these settings apply to requests that rules decide, and not to checks that name their key and limit: such a \
+             check has no address, API key, path or rule, and its response body is the decision"
         );
     }
 }

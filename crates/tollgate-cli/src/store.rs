@@ -42,7 +42,7 @@ impl CountersChoice {
     /// If the store does not answer within [`COMMAND_DEADLINE`], decisions of this limiter fail.
     ///
     /// # Errors
-    /// If the URL of the store is invalid, the configuration file cannot be used, or [`Failure::NothingKept`] if the
+    /// If the URL of the store is invalid, the configuration file is invalid, or [`Failure::NothingKept`] if the
     /// store is the memory store and `--store memory` was not given.
     pub(crate) fn limiter(&self) -> Result<Limiter, Failure> {
         let settings = self.settings()?;

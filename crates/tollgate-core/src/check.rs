@@ -111,7 +111,7 @@ pub enum CheckError {
     #[error("a check needs at least one limit")]
     Empty,
     /// The list has more than [`DEMANDS_MAX`] demands.
-    #[error("a check can have at most {DEMANDS_MAX} limits, this one has {count}")]
+    #[error("a check can have at most {DEMANDS_MAX} limits; this one has {count}")]
     TooMany {
         /// The number of demands in the list.
         count: usize,

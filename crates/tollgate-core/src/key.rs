@@ -193,7 +193,7 @@ fn digest(rule: &str, limit: &str) -> u64 {
 
 /// The error for a subject that is longer than [`SUBJECT_BYTES_MAX`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a key can have at most {SUBJECT_BYTES_MAX} bytes, this one has {bytes}")]
+#[error("a key can have at most {SUBJECT_BYTES_MAX} bytes; this one has {bytes}")]
 pub struct KeyError {
     /// The length of the subject, in bytes.
     pub bytes: usize,

@@ -180,8 +180,8 @@ impl MemoryStore {
     /// yet. The charge ignores bans.
     ///
     /// # Errors
-    /// Returns an error of the kind `Unavailable` if 1,000,000 other ids are marked as used, which takes 61 MB. Nothing is changed
-    /// then.
+    /// Returns an error of the kind `Unavailable` if 1,000,000 other ids are marked as used, which takes 61 MB. Nothing
+    /// is changed then.
     pub fn redeem(&self, redemption: &Redemption<'_>) -> Result<Redeemed, StoreError> {
         self.receipts.redeem(redemption.id, redemption.until, self.clock.now(), || {
             if let Some((check, decision)) = &redemption.refund {

@@ -1,8 +1,8 @@
 //! Corrections of a charge that take effect exactly once.
 //!
-//! A [refund](crate::Store::refund) must be called at most once, and not again after an error. That is no use to several
-//! nodes that may each be asked to refund the same charge, or to a client that repeats a request. A redemption has an
-//! id, and the store remembers which ids were used:
+//! A [refund](crate::Store::refund) must be called at most once, and not again after an error. Several nodes that may
+//! each be asked to refund the same charge, or a client that repeats its request, cannot guarantee that. So a redemption
+//! has an id, and the store remembers which ids were used:
 //!
 //! ```text
 //!   redeem(id) ──▶ until has passed? ── yes ──▶ Expired       nothing changes

@@ -16,8 +16,8 @@ could then grow without a check. So what grows is written first, and a server th
 call as a whole.
 
 KEYS
-    for each step its ban keys, then one key per limit, in the order of the steps. In a Cluster all of them must be in
-    one slot.
+    for each step its ban keys or its receipt key, then one key per limit, in the order of the steps. In a Cluster all of
+    them must be in one slot.
 
 ARGV
     [1]  the time in microseconds since the epoch, for tests; empty for the server's clock. With a time, keys live for
@@ -27,8 +27,12 @@ ARGV
          check LIMITS [BANS [REPEAT]]     a check of LIMITS limits, each with its limit line, after BANS ban keys
            and a line per limit           (default: 0), decided REPEAT times (default: 1; at most 1000), in order
          refund LIMITS                    a refund; for each limit
-           and two lines per limit        its limit line, with the cost that was charged, and a receipt: AT RESET_AFTER,
-                                          the time of the decision and its reset_after, both in microseconds
+           and two lines per limit        its limit line, with the cost that was charged, and AT RESET_AFTER: the time of
+                                          the decision and its reset_after, both in microseconds
+         refund LIMITS UNTIL              a redemption: the same, but once per receipt key, and only before the time
+           and two lines per limit        UNTIL in microseconds. LIMITS may be 0. The second line of a limit may also be
+                                          the word charge: its cost is charged, whether it fits or not, and its limit
+                                          line has count_denied=1
     A key occurs at most once in a step, so no counter is charged twice by one check.
     A limit line is  ALGORITHM QUOTA WINDOW_US COST [burst=N] [queue=N] [count_denied=1] [window=fixed]
     (window=fixed promises that this key is never used with another window). A call holds checks or refunds, not both.
@@ -40,7 +44,8 @@ RETURNS a flat list of integers:
                    If there are fewer results than REPEAT, all others are equal to the last.
                    Or 0 and one number: the subject is banned for this many µs (-1: without an end). Nothing was
                    charged.
-         refund    1
+         refund    1: done. A redemption may also return 0: the receipt key exists, so it was redeemed before; or -1:
+                   UNTIL has passed. Nothing was changed then.
     ERRORS: the first word is one of
          TOLLGATE_FOREIGN    a key holds data that this script did not write. In place of a step's count: only this
                              step failed. As the whole reply: nothing was written, and each step may be retried
@@ -48,16 +53,19 @@ RETURNS a flat list of integers:
          TOLLGATE_ARGUMENT   the call is malformed. Nothing was written.
          TOLLGATE_INTERNAL   the script has a bug; the text has the line. Nothing was written.
          TOLLGATE_PARTLY     followed by one of the above, or by an error of the server: earlier steps of the call were
-                             already written (refunds, or two windows on one counter). No step may be retried.
+                             already written (refunds, or two windows on one counter). Only a redemption may be
+                             retried: it returns 0 if it was written.
     Any other error is the server's.
 
-To delete a counter, DEL its key. A ban is any value under its ban key, for as long as the key exists.
+To delete a counter, DEL its key. A ban is any value under its ban key, for as long as the key exists. A used receipt
+is any value under its receipt key. A redemption sets it, with a TTL that ends at UNTIL.
 
 STATE (docs/redis-state.md documents every byte; every key has a TTL that ends when its state stops to matter)
     log      a list    time time time …              one for each unit, oldest first
                        directory chunk … open chunk   packed, for many units
     pair     a string  start window current previous
     bucket   a string  time level scale
+    receipt  a string  1
 
 FAST PATHS. Each decides exactly what the general path decides, with fewer commands or less Lua. tests/suite/fast_paths.rs
 runs both on the same calls and compares replies and bytes; `USES_FAST_PATHS = false` is the general path alone.
@@ -141,10 +149,22 @@ end
 -- Whether something was written before all steps were decided.
 local has_written = false
 
+-- The key of the receipt that the current step redeems, and the TTL of the key, until the step writes something.
+local receipt_key, receipt_ttl
+
+-- Marks the receipt of the current step as used. This is the first write of its step: a step that fails before it has
+-- changed nothing, and a server that is out of memory rejects it. Does nothing if there is no receipt to mark.
+local function mark_receipt()
+    if not receipt_key then return end
+    call('SET', receipt_key, '1', 'PX', receipt_ttl)
+    receipt_key, has_written = nil, true
+end
+
 -- Writes a state before the end of the call.
 local function write(state)
     local machine = state.limit.machine
     if machine.prepare then machine.prepare(state) end
+    mark_receipt()
     machine.grow(state)
     has_written = true
     machine.shrink(state)
@@ -568,6 +588,7 @@ local function new_log()
                     entry = entry - (chunk.count - count)
                     if entry < 1 then chunk = nil else chunk = node_of('C' .. rows, 1) end
                 end
+                mark_receipt()
                 if not chunk then return live(key, state.time, limit.window) end
                 local units = units_of(chunk, entry)
                 local taken = units < limit.cost and units or limit.cost
@@ -679,6 +700,7 @@ local function new_log()
                 local key, length = state.key, state.high
                 local unit = slow_path.units_until(state, (tick + 1) * limit.tick - 1)
                 local time = unit > 0 and number_at(key, unit - 1)
+                mark_receipt()
                 if time and floor(time / limit.tick) == tick then
                     has_written = true
                     local count = unit * 2 > length and -limit.cost or limit.cost
@@ -1397,14 +1419,19 @@ local function new_steps()
     -- The last step that named each key.
     local named_in = {}
 
+    -- Returns the next key, which must not have occurred in this step.
+    local function next_own_key()
+        local key = KEYS[key_at + 1]
+        if not key then fail('TOLLGATE_ARGUMENT there are fewer keys than limits') end
+        if named_in[key] == steps then fail('TOLLGATE_ARGUMENT a key stands once in a check or refund') end
+        named_in[key] = steps
+        return key
+    end
+
     -- Returns the next state of a step with several limits. Each must have a counter of its own: all are read before any is
     -- charged, so of two on one counter the second would not see the charge of the first.
     local function next_own_state(limit)
-        local key = KEYS[key_at + 1]
-        if key then
-            if named_in[key] == steps then fail('TOLLGATE_ARGUMENT a key stands once in a check or refund') end
-            named_in[key] = steps
-        end
+        next_own_key()
         return next_state(limit)
     end
 
@@ -1478,38 +1505,75 @@ local function new_steps()
         end
     end
 
+    -- Runs a refund, or a redemption if the head has a time until which there is one. All counters are read before any
+    -- is changed.
     local function refund(head)
-        local lines, problem = {}, nil
+        local lines, problem, outcome, receipt = {}, nil, 1, nil
+        if head.ends_at then
+            receipt, key_at = next_own_key(), key_at + 1
+            outcome = now >= head.ends_at and -1 or 1 - call('EXISTS', receipt)
+        end
         for j = 1, head.count do
             local limit = limit_of(ARGV[arg_at + 1])
             local state, trouble = next_own_state(limit)
-            local at, reset_after = match(ARGV[arg_at + 2] or '', '^(%d+) (%d+)$')
+            local second = ARGV[arg_at + 2] or ''
+            local is_charge = receipt and second == 'charge'
+            local at, reset_after = match(second, '^(%d+) (%d+)$')
             at, reset_after = whole_of(at), whole_of(reset_after)
-            if not at or not reset_after then fail('TOLLGATE_ARGUMENT a receipt is AT RESET_AFTER in microseconds') end
+            if is_charge and not limit.count_denied then
+                fail('TOLLGATE_ARGUMENT a charge of a redemption has count_denied=1')
+            elseif not is_charge and not (at and reset_after) then
+                fail('TOLLGATE_ARGUMENT after the limit line comes AT RESET_AFTER in microseconds or, in a redemption, charge')
+            end
             problem, arg_at = problem or trouble, arg_at + 2
             lines[j] = { limit = limit, state = state, at = at, reset_after = reset_after }
         end
         -- head_of rejects a check with a head; a check may have none.
         if arg_at < arg_count and not match(ARGV[arg_at + 1], '^refund ') then fail(NOT_BOTH) end
         reply_count = reply_count + 1
-        reply[reply_count] = problem and { err = problem } or 1
-        for j = 1, problem and 0 or head.count do
-            local line = lines[j]
-            if line.limit.cost > 0 then line.limit.machine.refund(line.state, line.limit, line.at, line.reset_after) end
+        if outcome < 1 or problem then
+            reply[reply_count] = outcome < 1 and outcome or { err = problem }
+            return
         end
+        reply[reply_count] = outcome
+        if receipt then receipt_key, receipt_ttl = receipt, ttl_of(head.ends_at - now) end
+        for j = 1, head.count do
+            local line = lines[j]
+            local limit, state = line.limit, line.state
+            if limit.cost > 0 and line.at then
+                limit.machine.refund(state, limit, line.at, line.reset_after)
+            elseif limit.cost > 0 then
+                -- With count_denied, a refusal charges what fits as an admission does.
+                limit.machine.refuse(state, limit, limit.cost)
+            end
+        end
+        if not receipt then return end
+        -- A redemption is written as a whole, so that an error in a later step of the call does not leave it half done.
+        for j = 1, head.count do
+            local state = lines[j].state
+            if state.change then write(state) end
+            states[state.key] = nil
+        end
+        mark_receipt()
     end
 
     local heads, first_verb = {}, nil
     local function head_of(text)
         local head = heads[text]
         if head then return head end
-        local verb, count, bans, repeats = match(text, '^([cr]%a+) (%d+) ?(%d*) ?(%d*)$')
+        local verb, count, second, third = match(text, '^([cr]%a+) (%d+) ?(%d*) ?(%d*)$')
         count = tonumber(count)
-        bans, repeats = tonumber(bans) or 0, tonumber(repeats) or 1
-        if not count or count < 1 or repeats < 1 or repeats > 1000 or verb ~= 'check' and verb ~= 'refund' then
-            fail('TOLLGATE_ARGUMENT a step is a limit line, check LIMITS [BANS [REPEAT]] with a REPEAT of 1 to 1000, or refund LIMITS')
+        if verb == 'check' then
+            head = { run = check, count = count, bans = tonumber(second) or 0, repeats = tonumber(third) or 1 }
+            if count < 1 or head.repeats < 1 or head.repeats > 1000 then head = nil end
+        elseif verb == 'refund' and third == '' then
+            local is_redemption = second ~= ''
+            head = { run = refund, count = count, ends_at = is_redemption and whole_of(second) }
+            if count < 1 and not is_redemption or is_redemption and not head.ends_at then head = nil end
         end
-        head = { run = verb == 'check' and check or refund, count = count, bans = bans, repeats = repeats }
+        if not head then
+            fail('TOLLGATE_ARGUMENT a step is a limit line, check LIMITS [BANS [REPEAT]] with a REPEAT of 1 to 1000, or refund LIMITS [UNTIL]')
+        end
         -- Steps before the first head are checks.
         first_verb = first_verb or steps > 1 and 'check' or verb
         if verb ~= first_verb then fail(NOT_BOTH) end

@@ -1,6 +1,8 @@
 //! Converts the script's replies to decisions.
 
-use tollgate_core::{Cost, Decision, LimitStatus, LimitStatuses, Source, StoreErrorKind as Kind, Timestamp, Wait};
+use tollgate_core::{
+    Cost, Decision, LimitStatus, LimitStatuses, Redeemed, Source, StoreErrorKind as Kind, Timestamp, Wait,
+};
 
 use crate::fault::Fault;
 use crate::reply::Reply;
@@ -35,23 +37,26 @@ pub(crate) fn parse_checks(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec
     if numbers.next().is_some() { Err(malformed_reply()) } else { Ok(answers) }
 }
 
-/// Converts the reply to a call of refunds.
+/// Converts the reply to a call of refunds and redemptions.
 ///
-/// Returns one result per step, in order; the repeat counts are ignored. An inner error concerns its own step alone.
+/// Returns one result per step, in order; the repeat counts are ignored. A refund is always [`Redeemed::Done`]. An inner
+/// error concerns its own step alone.
 ///
 /// # Errors
 /// Returns a fault if the whole call failed or the reply is malformed.
-pub(crate) fn parse_refunds(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<Result<(), Fault>>, Fault> {
+pub(crate) fn parse_refunds(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<Result<Redeemed, Fault>>, Fault> {
     let (_, mut numbers) = split_time(reply)?;
     let mut answers = Vec::with_capacity(steps.len());
-    for _ in steps {
+    for (step, _) in steps {
         answers.push(match numbers.next() {
             Some(Reply::Error(message)) => Err(Fault::of_reply(&message)),
-            Some(Reply::Integer(1)) => Ok(()),
+            Some(Reply::Integer(1)) => Ok(Redeemed::Done),
+            Some(Reply::Integer(0)) if step.is_redemption() => Ok(Redeemed::AlreadyUsed),
+            Some(Reply::Integer(-1)) if step.is_redemption() => Ok(Redeemed::Expired),
             _ => return Err(malformed_reply()),
         });
     }
-    Ok(answers)
+    if numbers.next().is_some() { Err(malformed_reply()) } else { Ok(answers) }
 }
 
 type Numbers = std::vec::IntoIter<Reply>;
@@ -134,7 +139,7 @@ fn malformed_reply() -> Fault {
 mod tests {
     use super::*;
     use crate::key::Prefix;
-    use tollgate_core::{Check, Demand, Key};
+    use tollgate_core::{Check, Demand, Key, ReceiptId, Redemption};
 
     fn step() -> Step {
         let demand = Demand::new("2/s".parse().unwrap(), Key::new("k").unwrap());
@@ -169,6 +174,24 @@ mod tests {
         let answers = parse_checks(Reply::List(reply), &[(&step, 1), (&step, 1)]).unwrap();
         assert_eq!(answers[0].as_ref().unwrap_err().kind, Kind::Foreign);
         assert!(answers[1].as_ref().unwrap()[0].allowed());
+    }
+
+    #[test]
+    fn outcome_other_than_done_is_malformed_for_a_refund_and_not_for_a_redemption() {
+        let redemption = Redemption::new(ReceiptId::from_bytes([1; 16]), b"k", Timestamp::MAX);
+        let (redemption, refund) = (Step::redemption(&redemption, &Prefix::new("p").unwrap()), step());
+        let outcomes = |numbers: &[i64], steps: &[(&Step, usize)]| {
+            let answers = parse_refunds(list(numbers), steps).map_err(|fault| fault.kind)?;
+            Ok::<_, Kind>(answers.into_iter().map(Result::unwrap).collect::<Vec<_>>())
+        };
+        let steps = [(&redemption, 1), (&refund, 1), (&redemption, 1), (&redemption, 1)];
+        let expected = vec![Redeemed::Done, Redeemed::Done, Redeemed::AlreadyUsed, Redeemed::Expired];
+        assert_eq!(outcomes(&[9, 1, 1, 0, -1], &steps), Ok(expected));
+        for malformed in
+            [&[9, 1, 0, 0, -1][..], &[9, 1, -1, 0, -1], &[9, 2, 1, 1, 1], &[9, 1, 1, 1], &[9, 1, 1, 1, 1, 1]]
+        {
+            assert_eq!(outcomes(malformed, &steps), Err(Kind::Protocol), "{malformed:?}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use tollgate_core::{StoreError, StoreErrorKind as Kind};
 
 use crate::url::Endpoint;
 
+const REJECTED_PASSWORD: &str = "the server rejects the user or the password";
 /// The text before the line number in errors of scripts.
 const SCRIPT_POSITION: &str = "user_script:";
 
@@ -43,7 +44,8 @@ impl Fault {
             "NOREPLICAS" => (Kind::Unavailable, "the server has fewer replicas than it requires for writes"),
             "CLUSTERDOWN" | "TRYAGAIN" => (Kind::Unavailable, "the cluster does not serve this slot at the moment"),
             "MOVED" | "ASK" => (Kind::Unavailable, "the key is on another node of the cluster"),
-            "NOAUTH" | "WRONGPASS" => (Kind::Forbidden, "the server requires a different user or password"),
+            "NOAUTH" => (Kind::Forbidden, "the server requires a password"),
+            "WRONGPASS" => (Kind::Forbidden, REJECTED_PASSWORD),
             "NOPERM" => (Kind::Forbidden, "the Redis user lacks permission to run the script or to access its keys"),
             "CROSSSLOT" => (Kind::Forbidden, "the keys of one check are in different slots of the cluster"),
             "TOLLGATE_FOREIGN" => (Kind::Foreign, "a counter's key holds data that Tollgate did not write"),
@@ -61,8 +63,10 @@ impl Fault {
     fn of_plain_error(reply: &str) -> Fault {
         if reply.contains("max number of clients") {
             Fault::new(Kind::Unavailable, "the server has reached its connection limit (maxclients)")
+        } else if reply.contains("AUTH") && reply.contains("password configured") {
+            Fault::new(Kind::Forbidden, "the URL has a password, but the server has none for this user")
         } else if reply.contains("AUTH") {
-            Fault::new(Kind::Forbidden, "the server requires a different user or password")
+            Fault::new(Kind::Forbidden, REJECTED_PASSWORD)
         } else if reply.contains("DB index") || reply.contains("SELECT is not allowed") {
             Fault::new(Kind::Forbidden, "the server does not have this database")
         } else if reply.contains("ACL failure in script") || reply.contains("The user executing the script can't") {
@@ -147,6 +151,23 @@ mod tests {
             let error = Fault::of_reply(reply).into_error(&endpoint);
             assert_eq!(error.kind(), kind, "{reply}");
             assert!(!error.to_string().contains("10.9.8.7") && !error.to_string().contains("secret-key"), "{error}");
+        }
+    }
+
+    #[test]
+    fn missing_rejected_and_superfluous_passwords_have_messages_of_their_own() {
+        for (reply, message) in [
+            ("NOAUTH Authentication required.", "the server requires a password"),
+            (
+                "WRONGPASS invalid username-password pair or user is disabled.",
+                "the server rejects the user or the password",
+            ),
+            (
+                "ERR AUTH <password> called without any password configured for the default user. Are you sure?",
+                "the URL has a password, but the server has none for this user",
+            ),
+        ] {
+            assert_eq!(Fault::of_reply(reply), Fault::new(Kind::Forbidden, message), "{reply}");
         }
     }
 

@@ -21,9 +21,10 @@
 //! | rule | `rule:` rule `:` limit `:` state machine (`log`, `pair`, `bucket`) |
 //! | named | name `:` state machine; `throttle` is the name of `CL.THROTTLE`, `probe` that of [`Demand::probe`] |
 //! | a ban of the subject | `ban` |
+//! | a used receipt | `receipt:` id in 32 lower-case hex digits |
 //!
 //! A name has only `a` to `z` and `-`, so no named scope has the text of another scope: an explicit one ends with
-//! digits, one of a rule has three separators, and a ban has none.
+//! digits, one of a rule has three separators, a ban has none, and what follows `receipt:` is not a state machine.
 //!
 //! `docs/redis-state.md` documents the layout for other languages, and `tests/key-vectors.tsv` has examples for all of
 //! it.
@@ -31,7 +32,7 @@
 use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
-use tollgate_core::{Demand, Limit, Scope, StateMachine};
+use tollgate_core::{Demand, Limit, ReceiptId, Scope, StateMachine};
 
 /// The maximum length of an escaped part; a longer part is hashed. Short enough for a list of keys to be read, long
 /// enough for an address, an e-mail address or a token identifier.
@@ -101,6 +102,17 @@ impl Prefix {
     /// The subject is banned while this key exists, whatever its value.
     pub(crate) fn ban(&self, subject: &[u8]) -> String {
         self.up_to_scope(subject) + "ban"
+    }
+
+    /// Returns the Redis key of a used receipt, such as `tollgate:tg2:{user:42}:receipt:00…0f`, beside the counters of
+    /// the subject.
+    ///
+    /// The receipt is used while this key exists, whatever its value.
+    pub(crate) fn receipt(&self, subject: &[u8], id: ReceiptId) -> String {
+        let mut key = self.up_to_scope(subject);
+        // Writing to a String cannot fail.
+        let _ = write!(key, "receipt:{id}");
+        key
     }
 
     /// Returns the start of a subject's keys, up to the separator after the hash tag: `tollgate:tg2:{user:42}:`.

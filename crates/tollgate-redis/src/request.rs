@@ -1,27 +1,30 @@
-//! Encodes checks and refunds as calls of the script.
+//! Encodes checks, refunds and redemptions as calls of the script.
 //!
 //! A step is encoded by the calling task before it enters the queue; the worker only concatenates steps. Two steps are
 //! the same check exactly if their bytes are equal. The worker merges equal steps into one with a repeat count.
 
 use smallvec::SmallVec;
-use tollgate_core::{Check, Decision, Demand, Limit, Scope, Timestamp};
+use tollgate_core::algorithm::Receipt;
+use tollgate_core::{Check, Cost, Decision, Demand, Limit, Redemption, Scope, Timestamp};
 
 use crate::key::Prefix;
 
-/// One check or one refund, encoded as keys and arguments of the script.
+/// One check, refund or redemption, encoded as keys and arguments of the script.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Step {
-    /// Bulk strings: the ban keys, then a key per limit.
+    /// Bulk strings: the ban keys or the receipt key, then a key per limit.
     keys: Vec<u8>,
-    /// The length of the ban keys in `keys`, in bytes.
-    ban_bytes: usize,
-    /// The number of keys, with the ban keys.
+    /// The length of the ban keys, or of the receipt key, in `keys`, in bytes.
+    bytes_before_counters: usize,
+    /// The number of keys, with the ban keys or the receipt key.
     key_count: usize,
     /// Bulk strings: the arguments after the head.
     arguments: Vec<u8>,
     argument_count: usize,
     /// The number of ban keys.
     ban_count: usize,
+    /// The time at which the receipt of a redemption expires; `None` for a check or a refund.
+    redeemable_until: Option<Timestamp>,
     /// The quota and cost of each limit, which the reply does not repeat.
     pub(crate) asked: SmallVec<[QuotaAndCost; 2]>,
 }
@@ -46,7 +49,7 @@ impl Step {
                     step.ban_count += 1;
                 }
             }
-            step.ban_bytes = step.keys.len();
+            step.bytes_before_counters = step.keys.len();
         }
         for demand in check.demands() {
             step.push_key(&prefix.counter(demand));
@@ -61,22 +64,56 @@ impl Step {
     /// Limits with cost 0 are left out. Returns `None` if no limit is left, or if the decision is a denial.
     pub(crate) fn refund(check: &Check<'_>, decision: &Decision, prefix: &Prefix) -> Option<Step> {
         let mut step = Step::empty();
-        if !decision.allowed() {
-            return None;
-        }
-        for (demand, status) in check.demands().iter().zip(&decision.limits) {
-            let Some(receipt) = tollgate_core::algorithm::Receipt::of(decision.at, status) else { continue };
-            step.push_key(&prefix.counter(demand));
-            step.push_argument(&limit_line(&demand.cost(receipt.units)));
-            step.push_argument(&format!("{} {}", receipt.at.as_micros(), receipt.reset_after_us));
-            step.asked.push(QuotaAndCost { quota: demand.limit.quota(), cost: receipt.units });
-        }
+        step.push_refund(check, decision, prefix);
         (!step.asked.is_empty()).then_some(step)
     }
 
+    /// Encodes a redemption. Limits with cost 0 are left out.
+    pub(crate) fn redemption(redemption: &Redemption<'_>, prefix: &Prefix) -> Step {
+        let mut step = Step { redeemable_until: Some(redemption.until), ..Step::empty() };
+        step.push_key(&prefix.receipt(redemption.subject, redemption.id));
+        step.bytes_before_counters = step.keys.len();
+        if let Some((check, decision)) = &redemption.refund {
+            step.push_refund(check, decision, prefix);
+        }
+        for demand in redemption.charged_demands().filter(|demand| demand.cost != Cost::PEEK) {
+            step.push_correction(&demand, "charge", prefix);
+        }
+        step
+    }
+
     fn empty() -> Step {
-        let (keys, arguments) = (Vec::with_capacity(96), Vec::with_capacity(64));
-        Step { keys, ban_bytes: 0, key_count: 0, arguments, argument_count: 0, ban_count: 0, asked: SmallVec::new() }
+        Step {
+            keys: Vec::with_capacity(96),
+            bytes_before_counters: 0,
+            key_count: 0,
+            arguments: Vec::with_capacity(64),
+            argument_count: 0,
+            ban_count: 0,
+            redeemable_until: None,
+            asked: SmallVec::new(),
+        }
+    }
+
+    /// Appends each limit of which `decision` charged units. Appends nothing if the decision is a denial.
+    fn push_refund(&mut self, check: &Check<'_>, decision: &Decision, prefix: &Prefix) {
+        if !decision.allowed() {
+            return;
+        }
+        for (demand, status) in check.demands().iter().zip(&decision.limits) {
+            if let Some(receipt) = Receipt::of(decision.at, status) {
+                let charged = format!("{} {}", receipt.at.as_micros(), receipt.reset_after_us);
+                self.push_correction(&demand.cost(receipt.units), &charged, prefix);
+            }
+        }
+    }
+
+    /// Appends a limit of a refund or redemption, with the line that follows its limit line.
+    fn push_correction(&mut self, demand: &Demand<'_>, second_line: &str, prefix: &Prefix) {
+        self.push_key(&prefix.counter(demand));
+        self.push_argument(&limit_line(demand));
+        self.push_argument(second_line);
+        self.asked.push(QuotaAndCost { quota: demand.limit.quota(), cost: demand.cost.units() });
     }
 
     fn push_key(&mut self, key: &str) {
@@ -89,21 +126,28 @@ impl Step {
         self.argument_count += 1;
     }
 
-    /// Returns the encoded keys of the counters, without the ban keys.
+    /// Returns the encoded keys of the counters, without the ban keys or the receipt key.
     ///
     /// Steps with one limit each may be sorted by this: they affect each other only if they use the same counter, and a
     /// stable sort keeps the order of those. Ban keys are left out, because not every step on a counter reads them.
     pub(crate) fn counter_keys(&self) -> &[u8] {
-        &self.keys[self.ban_bytes..]
+        &self.keys[self.bytes_before_counters..]
     }
 
-    /// Returns the subject of the first limit as it is in the key, between the braces: escaped or hashed.
+    /// Returns the subject of the first limit, or of the receipt, as it is in the key, between the braces: escaped or
+    /// hashed.
     pub(crate) fn subject(&self) -> &[u8] {
-        let keys = self.counter_keys();
+        // The first ban key has the subject of the first limit.
+        let keys = &self.keys;
         // The key layout has no braces but those of the hash tag.
         let start = memchr::memchr(b'{', keys).map_or(0, |at| at + 1);
         let end = memchr::memchr(b'}', keys).unwrap_or(keys.len());
         &keys[start..end]
+    }
+
+    /// Returns whether the step is a redemption.
+    pub(crate) fn is_redemption(&self) -> bool {
+        self.redeemable_until.is_some()
     }
 
     /// Returns whether the step has exactly one limit.
@@ -120,12 +164,13 @@ impl Step {
 
     /// Returns the first argument of the step, such as `check 2 1 5` or `refund 2`.
     ///
-    /// The numbers of a check are those of its limits and ban keys, and `repeat`. The number of a refund is that of its
-    /// limits; `repeat` is ignored.
+    /// The numbers of a check are those of its limits and ban keys, and `repeat`. The numbers of a refund are that of its
+    /// limits and, in a redemption, the time at which the receipt expires; `repeat` is ignored.
     fn head(&self, verb: &str, repeat: usize) -> String {
-        match verb {
-            "check" => format!("check {} {} {repeat}", self.asked.len(), self.ban_count),
-            verb => format!("{verb} {}", self.asked.len()),
+        match (verb, self.redeemable_until) {
+            ("check", _) => format!("check {} {} {repeat}", self.asked.len(), self.ban_count),
+            (verb, None) => format!("{verb} {}", self.asked.len()),
+            (verb, Some(until)) => format!("{verb} {} {}", self.asked.len(), until.as_micros()),
         }
     }
 }
@@ -234,7 +279,7 @@ fn push_length(out: &mut Vec<u8>, kind: u8, length: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tollgate_core::{Cost, Key};
+    use tollgate_core::{Key, LimitStatus, ReceiptId, Source, Wait};
 
     fn line_of(limit: &str, cost: u32) -> String {
         let demand = Demand::new(limit.parse().unwrap(), Key::new("k").unwrap()).cost(Cost::new(cost));
@@ -262,6 +307,36 @@ mod tests {
             ["EVALSHA", "sha", "2", keys[0], keys[1], "7", "check 1 1 3", "sliding 2 1000000 1 window=fixed"];
         assert_eq!(words, expected);
         assert!(call.starts_with(b"*8\r\n"));
+    }
+
+    #[test]
+    fn redemption_has_its_receipt_key_first_and_two_lines_per_limit() {
+        let demand = |limit: &str| Demand::new(limit.parse().unwrap(), Key::new("k").unwrap());
+        let (unused, over) = (demand("9/s").cost(5), [demand("7/s token-bucket").cost(2), demand("7/min").cost(0)]);
+        let (refund, charge) = (Check::one(&unused), Check::new(&over).unwrap());
+        let (prefix, id) = (Prefix::new("p").unwrap(), ReceiptId::from_bytes([0xab; 16]));
+        let status = LimitStatus {
+            allowed: true,
+            cost: 3,
+            quota: 9,
+            remaining: 4,
+            retry_after: Wait::ZERO,
+            next_after: Wait::ZERO,
+            reset_after: Wait::from_micros(1_000_000),
+        };
+        let limits = [status].into_iter().collect();
+        let decision = Decision { at: Timestamp::from_micros(5), source: Source::Store, ban: None, limits };
+        let marks = Redemption::new(id, b"k", Timestamp::from_micros(77));
+        let both = Step::redemption(&marks.refund(refund, &decision).charge(charge), &prefix);
+        let only_marks = Step::redemption(&marks, &prefix);
+        let call = encode_call(Script::Sha("sha"), None, "refund", &[(&both, 1), (&only_marks, 1)]);
+        let words: Vec<&str> = std::str::from_utf8(&call).unwrap().split("\r\n").skip(2).step_by(2).collect();
+        let receipt = "p:tg2:{k}:receipt:abababababababababababababababab";
+        let keys = [receipt, "p:tg2:{k}:sliding:1000000", "p:tg2:{k}:token-bucket:1000000", receipt];
+        let lines = ["sliding 9 1000000 3 window=fixed", "token-bucket 7 1000000 2 count_denied=1 window=fixed"];
+        let arguments = ["", "refund 2 77", lines[0], "5 1000000", lines[1], "charge", "refund 0 77"];
+        assert_eq!(words, [&["EVALSHA", "sha", "4"][..], &keys, &arguments].concat());
+        assert_eq!((both.subject(), only_marks.subject()), (&b"k"[..], &b"k"[..]));
     }
 
     #[test]

@@ -15,8 +15,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tollgate_core::{
-    Atomicity, Check, Clock, Cost, Decision, Demand, LimitStatus, Store, StoreError, StoreErrorKind as Kind,
-    StoreFuture, Wait,
+    Atomicity, Check, Clock, Cost, Decision, Demand, LimitStatus, Redeemed, Redemption, Store, StoreError,
+    StoreErrorKind as Kind, StoreFuture, Wait,
 };
 
 use crate::connection::{ConnectFuture, Connector, Stream};
@@ -35,6 +35,8 @@ const CALL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(250);
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 /// The longest ban, some 285 years: the script counts microseconds exactly up to 2^53.
 const BAN_MS_MAX: u128 = (1 << 53) / 1_000;
+/// The message of the error of a check or redemption of several subjects with one subject per call.
+const SEVERAL_SUBJECTS: &str = "several subjects cannot be counted together with one subject per call";
 /// The maximum number of [`Store::catch_up`] calls that are completed together.
 const CATCH_UPS_MAX: usize = 1_024;
 /// If more callers wait, the server does not keep up, and waiting would not help.
@@ -160,7 +162,7 @@ impl RedisStoreBuilder {
     ///
     /// A server in cluster mode, and some proxies, require that the keys of a call share a hash slot. With `true`,
     /// each batch is sent as one call per subject. [`Store::atomicity`] becomes [`Atomicity::Subject`], and a check
-    /// of several subjects fails with [`StoreErrorKind::Forbidden`](tollgate_core::StoreErrorKind::Forbidden). The
+    /// or redemption of several subjects fails with [`StoreErrorKind::Forbidden`](tollgate_core::StoreErrorKind::Forbidden). The
     /// store still uses one server: it does not follow redirections to other nodes of a cluster. With `false`, a server
     /// in cluster mode is not used: every call fails with
     /// [`StoreErrorKind::Unsupported`](tollgate_core::StoreErrorKind::Unsupported).
@@ -372,7 +374,7 @@ impl RedisStore {
 
     /// Puts the work that `work` creates for a result channel into the worker's queue, and waits for the result.
     ///
-    /// If the future is dropped, checks and commands that were not sent yet are not sent. A refund is sent
+    /// If the future is dropped, checks and commands that were not sent yet are not sent. A refund or redemption is sent
     /// nevertheless.
     ///
     /// # Errors
@@ -436,12 +438,11 @@ impl RedisStore {
     /// with the kind `Forbidden` and is not sent. If a call fails as a whole, all checks of its subject fail with its
     /// error.
     async fn decide_by_subject(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
-        const SEVERAL_SUBJECTS: &str = "a check of several subjects cannot be decided with one subject per call";
         let mut answers: Vec<Option<Result<Decision, StoreError>>> = checks.iter().map(|_| None).collect();
         let mut groups: Vec<(&[u8], Vec<usize>, Vec<Check<'_>>)> = Vec::new();
         for (index, check) in checks.iter().enumerate() {
             let subject = check.demands()[0].key.subject();
-            if check.demands().iter().any(|demand| demand.key.subject() != subject) {
+            if !counts_only(subject, check) {
                 answers[index] = Some(Err(self.error(Fault::new(Kind::Forbidden, SEVERAL_SUBJECTS))));
                 continue;
             }
@@ -479,6 +480,11 @@ impl RedisStore {
     }
 }
 
+/// Returns whether all demands of the check have this subject.
+fn counts_only(subject: &[u8], check: &Check<'_>) -> bool {
+    check.demands().iter().all(|demand| demand.key.subject() == subject)
+}
+
 impl Store for RedisStore {
     fn atomicity(&self) -> Atomicity {
         match self.0.call_scope {
@@ -498,9 +504,26 @@ impl Store for RedisStore {
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
         Box::pin(async move {
             match Step::refund(check, decision, &self.0.prefix) {
-                Some(step) => self.submit(|waiter| Work::Refund(step, waiter)).await,
+                Some(step) => self.submit(|waiter| Work::Refund(step, waiter)).await.map(|_done| ()),
                 None => Ok(()),
             }
+        })
+    }
+
+    /// Gives units back and charges units as `redemption` says, unless its id was used before or is expired.
+    ///
+    /// The used id is a key beside the counters of the redemption's subject, which lives until the id expires. With one
+    /// subject per call ([`RedisStoreBuilder::one_subject_per_call`]), a redemption of several subjects fails with the
+    /// kind `Forbidden`.
+    fn redeem<'a>(&'a self, redemption: &'a Redemption<'a>) -> StoreFuture<'a, Redeemed> {
+        Box::pin(async move {
+            let checks = [redemption.refund.map(|(check, _)| check), redemption.charge];
+            let is_of_one_subject = checks.iter().flatten().all(|check| counts_only(redemption.subject, check));
+            if self.0.call_scope == CallScope::Subject && !is_of_one_subject {
+                return Err(self.error(Fault::new(Kind::Forbidden, SEVERAL_SUBJECTS)));
+            }
+            let step = Step::redemption(redemption, &self.0.prefix);
+            self.submit(|waiter| Work::Refund(step, waiter)).await
         })
     }
 

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
-use tollgate_core::{Clock, Decision, StoreErrorKind as Kind};
+use tollgate_core::{Clock, Decision, Redeemed, StoreErrorKind as Kind};
 
 use self::session::Session;
 use crate::connection::{Connection, Connector};
@@ -54,8 +54,8 @@ pub(crate) enum Work {
     /// At most [`STEPS_MAX`] checks, answered together, each with its own result. With [`CallScope::Subject`] all of
     /// them have the same subject.
     Checks(Vec<Step>, oneshot::Sender<Result<Vec<Result<Decision, Fault>>, Fault>>),
-    /// The refund of one decision.
-    Refund(Step, oneshot::Sender<Result<(), Fault>>),
+    /// The refund of one decision, or a redemption.
+    Refund(Step, oneshot::Sender<Result<Redeemed, Fault>>),
     /// A command other than a call of the script, encoded.
     Command(Vec<u8>, oneshot::Sender<Result<Reply, Fault>>),
 }

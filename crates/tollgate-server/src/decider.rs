@@ -21,10 +21,11 @@ use http::Request;
 use tokio::time::Instant;
 use tollgate::answer::Styles;
 use tollgate::engine::{Engine, Outcome, RequestOptions};
-use tollgate::rules::RequestView;
-use tollgate::{Check, CheckOptions, Decision, Limiter, NotReady, OnFailure, Timestamp, Unavailable};
+use tollgate::rules::{RequestView, RuleSet};
+use tollgate::{Check, CheckOptions, Cost, Decision, Limiter, NotReady, OnFailure, Timestamp, Unavailable, Wait};
 
 use crate::metrics::DecisionStats;
+use crate::receipt_secret::ReceiptSecret;
 
 /// Decides explicit checks and described requests, and counts the decisions. Clones are cheap and share everything.
 #[derive(Clone, Debug)]
@@ -32,6 +33,7 @@ pub(crate) struct Decider {
     limiter: Limiter,
     engine: Option<Engine>,
     stats: Arc<DecisionStats>,
+    receipt_secret: Option<ReceiptSecret>,
 }
 
 /// The settings of the configuration that apply to explicit checks.
@@ -50,7 +52,23 @@ pub(crate) struct ExplicitSettings {
 impl Decider {
     /// Creates a decider of explicit checks by `limiter`, and of requests by `engine` if there is one.
     pub(crate) fn new(limiter: Limiter, engine: Option<Engine>, stats: Arc<DecisionStats>) -> Decider {
-        Decider { limiter, engine, stats }
+        Decider { limiter, engine, stats, receipt_secret: None }
+    }
+
+    /// Sets the secret under which receipts are encrypted. Defaults to none: no receipts are issued.
+    #[must_use]
+    pub(crate) fn with_receipts(self, receipt_secret: Option<ReceiptSecret>) -> Decider {
+        Decider { receipt_secret, ..self }
+    }
+
+    /// Returns the secret under which receipts are encrypted, if there is one.
+    pub(crate) fn receipt_secret(&self) -> Option<&ReceiptSecret> {
+        self.receipt_secret.as_ref()
+    }
+
+    /// Returns the engine that decides requests, if there are rules.
+    pub(crate) fn engine(&self) -> Option<&Engine> {
+        self.engine.as_ref()
     }
 
     /// Returns the limiter of explicit checks.
@@ -58,10 +76,14 @@ impl Decider {
         &self.limiter
     }
 
+    /// Returns the rules in use, or `None` if there are none.
+    pub(crate) fn rules(&self) -> Option<RuleSet> {
+        self.engine.as_ref().map(Engine::rules)
+    }
+
     /// Returns the settings that apply to explicit checks: those of the configuration, or the defaults without one.
     pub(crate) fn explicit_settings(&self) -> ExplicitSettings {
-        let Some(engine) = &self.engine else { return ExplicitSettings::default() };
-        let rules = engine.rules();
+        let Some(rules) = self.rules() else { return ExplicitSettings::default() };
         ExplicitSettings {
             is_off: rules.is_off(),
             on_failure: Some(rules.on_failure()),
@@ -87,7 +109,8 @@ impl Decider {
 
     /// Waits until an explicit check is admitted, at most `wait_max`, and counts the last decision, but no time.
     ///
-    /// If the check is not admitted in time or never, the last decision is returned as a denial, and nothing is charged.
+    /// The delay of a leaky bucket is waited for, too, so an admission has none. If the check is not admitted in time or
+    /// never, the last decision is returned as a denial, and nothing is charged.
     /// Checks that wait for the same counters in this process are admitted in the order of their arrival. Dropping the
     /// future removes the check from the queue. While the kill switch is on at the start of the wait, the check is
     /// admitted at once, as by [`Decider::check`].
@@ -102,7 +125,7 @@ impl Decider {
     ) -> Result<Decision, Unavailable> {
         let Some(options) = self.explicit_options(refundable) else { return Ok(unlimited()) };
         let ready = self.limiter.until_ready_with(check, wait_max, options).await;
-        let answer = ready.or_else(NotReady::into_denial);
+        let answer = ready.map(|admitted| without_delay(admitted, check)).or_else(NotReady::into_denial);
         self.stats.count_explicit(&answer);
         answer
     }
@@ -126,10 +149,17 @@ impl Decider {
     }
 
     /// Decides a described request by the rules and counts the decision. Returns `None` if there are no rules.
-    pub(crate) async fn check_request(&self, request: &Request<()>, peer: IpAddr) -> Option<Outcome> {
+    ///
+    /// With `keeps_receipt` in `options`, the permit of an admission can issue a [receipt](Decider::receipt_of).
+    pub(crate) async fn check_request(
+        &self,
+        request: &Request<()>,
+        peer: IpAddr,
+        options: RequestOptions,
+    ) -> Option<Outcome> {
         let engine = self.engine.as_ref()?;
         let began = Instant::now();
-        let outcome = engine.check(&RequestView::of(request), peer, RequestOptions::default()).await;
+        let outcome = engine.check(&RequestView::of(request), peer, options).await;
         self.stats.record_by_rules(&outcome, began.elapsed());
         Some(outcome)
     }
@@ -139,6 +169,13 @@ impl Decider {
         let ExplicitSettings { is_off, on_failure, .. } = self.explicit_settings();
         (!is_off).then_some(CheckOptions { on_failure, refundable })
     }
+}
+
+/// Removes the delay of a leaky bucket from an admission of `check`, because it has been waited for.
+fn without_delay(mut admitted: Decision, check: &Check<'_>) -> Decision {
+    let charged = check.demands().iter().zip(&mut admitted.limits).filter(|(demand, _)| demand.cost != Cost::PEEK);
+    charged.for_each(|(_, status)| status.retry_after = Wait::ZERO);
+    admitted
 }
 
 /// Returns the decision of a check to which no limit applies.

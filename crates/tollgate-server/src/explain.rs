@@ -23,7 +23,7 @@ use http::{HeaderMap, Request};
 use serde::Serialize;
 use tollgate::answer::{Policies, Policy};
 use tollgate::config::{Loaded, RuleConditions};
-use tollgate::identity::{Caller, Identity, KeyDigest, KnownKey, Origin};
+use tollgate::identity::{Caller, Identifier, Identity, KeyDigest, KnownKey, Origin};
 use tollgate::rules::{CompiledRule, LimitSetId, Lookups, Mode, RequestView, RuleSet};
 use tollgate::{
     Check, CheckOptions, Cost, Decision, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, OnFailure, Scope,
@@ -42,7 +42,7 @@ pub struct Explanation {
     pub caller: &'static str,
     /// The name of the API key, in the configuration or by a lookup. `None` without a known key, or if it has no name.
     pub key_name: Option<String>,
-    /// The result of the key lookup, such as `known to the Redis hash tollgate:keys`. `None` if the request has no key,
+    /// The result of the key lookup, such as `found in the Redis hash tollgate:keys`. `None` if the request has no key,
     /// if the configuration lists it, or if no key lookup is configured.
     pub key_lookup: Option<String>,
     /// Why the JWT of the request is invalid. `None` if it is valid or there is none.
@@ -101,6 +101,9 @@ pub struct RuleExplanation {
     pub by: Vec<String>,
     /// The subject that the rule counts for this request, masked unless values are revealed.
     pub counts: String,
+    /// Why parts of the subject are absent, such as `the request has no header x-tenant`: one text per part with a `!`
+    /// in `counts`. The client's address is counted in its place. Empty if no part is absent.
+    pub absent: Vec<String>,
     /// The units that the request costs.
     pub cost: u32,
     /// Whether this is a shield rule, which is decided in process memory before all others.
@@ -194,7 +197,8 @@ impl Explanation {
             because.extend((rule.mode() == Mode::Off).then(|| "the rule is off".to_owned()));
             because.extend(rules.is_off().then(|| "the kill switch is on".to_owned()));
             because.extend(exempt.map(|what| format!("the {what} is exempt")));
-            explained.push(explain_rule(rule, limit_set, &identity, because, is_revealing));
+            let absent = |kind: &str| absence(kind, rules.identifier(), request.headers(), peer);
+            explained.push(explain_rule(rule, limit_set, &identity, because, absent, is_revealing));
         }
         name_limits(&mut explained);
         let mut explanation = Explanation {
@@ -351,12 +355,12 @@ impl KeyAnswer {
     ///
     /// `None` if no lookup is needed, or if none was asked and no hash is configured.
     fn describe(&self, hash: Option<&str>) -> Option<String> {
-        let source = hash.map_or("a lookup".to_owned(), |hash| format!("the Redis hash {hash}"));
+        let source = hash.map_or("the lookups".to_owned(), |hash| format!("the Redis hash {hash}"));
         match self {
             KeyAnswer::NotNeeded => None,
             KeyAnswer::NotAsked => hash.map(|_| format!("not listed, and {source} was not read")),
-            KeyAnswer::Unknown => Some(format!("not listed, and not known to {source}, or it did not answer")),
-            KeyAnswer::Known(..) => Some(format!("known to {source}")),
+            KeyAnswer::Unknown => Some(format!("not listed, and not found in {source}, or no answer in time")),
+            KeyAnswer::Known(..) => Some(format!("found in {source}")),
         }
     }
 }
@@ -436,9 +440,10 @@ fn explain_rule(
     limit_set: LimitSetId,
     identity: &Identity<'_>,
     because: Vec<String>,
+    absent: impl Fn(&str) -> String,
     is_revealing: bool,
 ) -> RuleExplanation {
-    let subject = identity.subject(rule.by());
+    let subject = identity.subject(rule.by()).to_string();
     let limits = rule.policies(limit_set).iter().map(|policy| LimitExplanation {
         name: policy.name().to_owned(),
         limit: policy.limit().to_string(),
@@ -453,25 +458,70 @@ fn explain_rule(
         mode: rule.mode().as_str(),
         because,
         by: rule.by().iter().map(ToString::to_string).collect(),
-        counts: if is_revealing { subject.to_string() } else { masked(&subject.to_string()) },
+        counts: if is_revealing { subject.clone() } else { masked(&subject) },
+        absent: absent_kinds(&subject).map(absent).collect(),
         cost: rule.cost().units(),
         shield: rule.is_shield(),
         limits: limits.collect(),
-        subject: subject.as_bytes().to_vec(),
+        subject: subject.into_bytes(),
     }
 }
 
-/// Returns a subject with `***` in place of each value: `user:42&header:x-a:b` becomes `user:***&header:x-a:***`.
-fn masked(subject: &str) -> String {
+/// The text in place of a masked value.
+const MASK: &str = "***";
+/// The mark before the address that is counted in the place of an absent value.
+const ABSENT: char = '!';
+
+/// Returns the parts of a subject, each as its kind, such as `ip` or `header:x-a`, and its value. `global` has no value.
+fn parts(subject: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     // `&` occurs only between parts, and a kind contains no `:` except the one before the name of a header or cookie.
-    let part = |part: &str| {
+    subject.split('&').map(|part| {
         let names = if part.starts_with("header:") || part.starts_with("cookie:") { 2 } else { 1 };
         match part.match_indices(':').nth(names - 1) {
-            Some((at, _)) => format!("{}:***", &part[..at]),
-            None => part.to_owned(),
+            Some((at, _)) => (&part[..at], Some(&part[at + 1..])),
+            None => (part, None),
         }
+    })
+}
+
+/// Returns a subject with `***` in place of each value: `user:42&header:x-a:b` becomes `user:***&header:x-a:***`. In
+/// place of an absent one it has `!***`.
+fn masked(subject: &str) -> String {
+    let part = |(kind, value): (&str, Option<&str>)| match value {
+        Some(value) if value.starts_with(ABSENT) => format!("{kind}:{ABSENT}{MASK}"),
+        Some(_) => format!("{kind}:{MASK}"),
+        None => kind.to_owned(),
     };
-    subject.split('&').map(part).collect::<Vec<_>>().join("&")
+    parts(subject).map(part).collect::<Vec<_>>().join("&")
+}
+
+/// Returns whether a subject has a masked value (`ip:***`), as `explain` shows it by default, so that it identifies no
+/// client.
+pub fn is_masked_subject(subject: &str) -> bool {
+    parts(subject).any(|(_, value)| value.is_some_and(|value| value.trim_start_matches(ABSENT) == MASK))
+}
+
+/// Returns the kinds of the parts of a subject that the request does not have, such as `header:x-tenant`.
+fn absent_kinds(subject: &str) -> impl Iterator<Item = &str> {
+    let absent = parts(subject).filter(|(_, value)| value.is_some_and(|value| value.starts_with(ABSENT)));
+    absent.map(|(kind, _)| kind)
+}
+
+/// Returns why a request from `peer` has no value of this kind: it lacks a header, say, or the header is ignored.
+fn absence(kind: &str, identifier: &Identifier, headers: &HeaderMap, peer: IpAddr) -> String {
+    let is_sent = |name: &str| headers.get_all(name).iter().any(|value| !value.as_bytes().trim_ascii().is_empty());
+    let proxies = identifier.proxies();
+    match kind.split_once(':') {
+        Some(("header", name)) if is_sent(name) && !proxies.networks().is_empty() && !proxies.trusts(peer) => {
+            format!("the header {name} is ignored, because the peer is not a trusted proxy")
+        }
+        Some(("header", name)) if is_sent(name) => format!("the header {name} has several different values"),
+        Some(("cookie", name)) => format!("the request has no cookie {name}, or several with different values"),
+        Some((kind, name)) => format!("the request has no {kind} {name}"),
+        None if kind == "api_key" => "the request has no known API key".to_owned(),
+        None if kind == "user" => "the request has no valid user token".to_owned(),
+        None => format!("the {kind} of the request is ambiguous"),
+    }
 }
 
 /// Returns the ban of the configuration that is in force for the caller, as text; `None` if there is none.

@@ -34,7 +34,7 @@ use crate::reload::Reloader;
 /// The `rule` label of explicit checks. No rule can have this name.
 const EXPLICIT: &str = "";
 /// The label that names a listener.
-const LISTENER: &str = "door";
+const LISTENER: &str = "listener";
 
 /// The parts of the server whose counters `/metrics` reports.
 pub(crate) struct Metrics {

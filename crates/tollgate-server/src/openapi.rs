@@ -4,6 +4,7 @@
 //! exist. The tests compare it with the listener: every documented status is provoked, and every response is validated
 //! against its schema.
 
+mod forward_auth;
 mod page;
 pub(crate) mod schemas;
 
@@ -15,8 +16,9 @@ use http::{HeaderValue, Response};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Value, json};
 
+use crate::listeners::http::refund::{RefundBody, RefundedBody};
 use crate::listeners::http::request::CheckBody;
-use crate::listeners::http::response::{BanBody, DecisionBody, ErrorBody};
+use crate::listeners::http::response::{DecisionBody, ErrorBody, RefusalBody};
 
 /// Returns the response of `/openapi.json`: the OpenAPI document as JSON, which is created once.
 pub(crate) fn document_response() -> Response<Bytes> {
@@ -38,7 +40,7 @@ fn with_type(body: Bytes, content_type: &'static str) -> Response<Bytes> {
     response
 }
 
-/// Returns the OpenAPI document of `POST /v1/check`.
+/// Returns the OpenAPI document of the endpoints under `/v1`.
 fn document() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
         settings.meta_schema = None;
@@ -47,8 +49,10 @@ fn document() -> Value {
     let mut schemas = settings.into_generator();
     let request = schemas.subschema_for::<CheckBody<'_>>();
     let responses = responses(&mut schemas);
+    let forward_auth = forward_auth::paths(&schemas.subschema_for::<ErrorBody>());
+    let refund = refund(&mut schemas);
     let components = schemas.take_definitions(true);
-    json!({
+    let mut document = json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Tollgate",
@@ -60,11 +64,14 @@ fn document() -> Value {
             "operationId": "check",
             "summary": "Decide whether a request is allowed",
             "description": "The body has one of three forms: one limit; several limits, of which none is charged unless all pass; or the \
-                description of a request that another program received, to be decided by the configured rules.",
+                description of a request that another program received, to be decided by the configured rules. In the last form, the \
+                field `response` of the answer has what a service behind the Tower layer would send.",
             "requestBody": { "required": true, "content": { "application/json": {
                 "schema": request,
                 "examples": {
                     "one": { "summary": "One limit", "value": { "key": "user:42", "limit": "10/min", "cost": 1 } },
+                    "wait": { "summary": "One limit, waiting for room", "value": { "key": "hooks.example.com", "limit": "10/s", "wait_ms": 5000 } },
+                    "receipt": { "summary": "An estimate, to be corrected later", "value": { "key": "user:42", "limit": "1000/min", "cost": 500, "receipt": true } },
                     "together": { "summary": "Several limits, all or none", "value": { "checks": [
                         { "key": "user:42", "limit": "10/min" }, { "key": "user:42", "limit": "1000/day" },
                     ] } },
@@ -76,16 +83,19 @@ fn document() -> Value {
             "responses": responses,
         } } },
         "components": { "schemas": components },
-    })
+    });
+    document["paths"]["/v1/refund"] = refund;
+    for (path, operations) in forward_auth {
+        document["paths"][path] = operations;
+    }
+    document
 }
 
 fn responses(schemas: &mut SchemaGenerator) -> Value {
     let decision = schemas.subschema_for::<DecisionBody>();
+    let refusal = schemas.subschema_for::<RefusalBody>();
     let problem = schemas.subschema_for::<ErrorBody>();
     let (limits, retry) = (limit_headers(), retry_after());
-    let mut denied_headers = limits.clone();
-    denied_headers["Retry-After"] = retry.clone();
-    denied_headers["Cache-Control"] = header("`no-store`", json!({ "type": "string" }));
     let rejected = |description: &str| json!({ "description": description, "content": { "application/json": { "schema": problem } } });
     let mut unauthenticated = rejected(
         "The listener requires a token, and the request has no `Authorization: Bearer` header with that token.",
@@ -95,14 +105,14 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
     let mut forbidden = rejected(
         "The key or the described caller is banned, or a browser sent the request for a web page whose origin is not allowed.",
     );
-    let ban = schemas.subschema_for::<BanBody>();
-    forbidden["content"]["application/json"]["schema"] = json!({ "anyOf": [ban, problem] });
+    forbidden["content"]["application/json"]["schema"] = json!({ "anyOf": [refusal, problem] });
     forbidden["headers"] = json!({
         "Retry-After": retry,
         "Cache-Control": header("`no-store`, if the caller is banned.", json!({ "type": "string" })),
     });
     let mut path_too_long =
         rejected("The path of the described request is longer than the rules accept (`path_bytes_max`).");
+    path_too_long["content"]["application/json"]["schema"] = json!(refusal);
     path_too_long["headers"] = json!({ "Cache-Control": header("`no-store`", json!({ "type": "string" })) });
     let mut not_allowed = rejected("The method is not POST.");
     not_allowed["headers"] = json!({ "Allow": header("The allowed methods.", json!({ "type": "string" })) });
@@ -120,22 +130,54 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
         "413": rejected("The body is too large."),
         "414": path_too_long,
         "429": {
-            "description": "A limit denies the request. The body is the decision, as for 200.",
-            "headers": denied_headers,
-            "content": { "application/json": { "schema": decision } },
+            "description": "A limit denies the request. With `wait_ms`, there was no room in time. The body has the decision, as for \
+                200, and the fields of the refusal.",
+            "headers": denial_headers(),
+            "content": { "application/json": { "schema": refusal } },
         },
         "431": { "description": "The headers are too large." },
         "503": {
-            "description": "The store is unreachable and the rule has `on_failure = \"deny\"`, or the listener is overloaded. Never sent \
-                because of a quota. The body has the format of the rule.",
-            "headers": { "Retry-After": retry, "Cache-Control": header("`no-store`, if a rule decided.", json!({ "type": "string" })) },
-            "content": {
-                "application/json": { "schema": { "type": "object" } },
-                "application/problem+json": { "schema": { "type": "object" } },
-                "text/plain; charset=utf-8": { "schema": { "type": "string" } },
-            },
+            "description": "The store is unreachable and `on_failure` is `deny`, or the listener is overloaded. Never sent because of a \
+                quota.",
+            "headers": { "Retry-After": retry, "Cache-Control": header("`no-store`, if the store is unreachable.", json!({ "type": "string" })) },
+            "content": { "application/json": { "schema": { "anyOf": [refusal, problem] } } },
         },
     })
+}
+
+/// Returns the operations of `/v1/refund`.
+fn refund(schemas: &mut SchemaGenerator) -> Value {
+    let (request, refunded) = (schemas.subschema_for::<RefundBody>(), schemas.subschema_for::<RefundedBody>());
+    let problem = schemas.subschema_for::<ErrorBody>();
+    let rejected = |description: &str| json!({ "description": description, "content": { "application/json": { "schema": problem } } });
+    json!({ "post": {
+        "operationId": "refund",
+        "summary": "Correct the charge of an admitted check, by its receipt",
+        "description": "A receipt is applied once, on whichever instance. A client that gets no answer may send it again.",
+        "requestBody": { "required": true, "content": { "application/json": {
+            "schema": request,
+            "examples": {
+                "all": { "summary": "Give all units back", "value": { "receipt": "AQ…" } },
+                "used": { "summary": "Correct an estimate", "value": { "receipt": "AQ…", "used": 320 } },
+                "status": { "summary": "Report the outcome of a request", "value": { "receipt": "AQ…", "status": 200 } },
+            },
+        } } },
+        "responses": {
+            "200": {
+                "description": "The receipt is valid. `applied` says whether this refund has changed anything.",
+                "content": { "application/json": { "schema": refunded } },
+            },
+            "400": rejected("The body is invalid, or the text is not a receipt of this deployment (`invalid_receipt`)."),
+            "401": rejected("The listener requires a token, and the request does not have it."),
+            "403": rejected("A browser sent the request for a web page whose origin is not allowed."),
+            "405": rejected("The method is not POST."),
+            "408": rejected("The body did not arrive in time."),
+            "409": rejected("The units were counted in the memory of another instance, which alone can refund them."),
+            "413": rejected("The body is too large."),
+            "431": { "description": "The headers are too large." },
+            "503": rejected("The store did not answer, or the listener is overloaded. The refund may be sent again."),
+        },
+    } })
 }
 
 fn header(description: &str, schema: Value) -> Value {
@@ -147,6 +189,14 @@ fn retry_after() -> Value {
         "Seconds until the request may be sent again; absent if it would never be allowed.",
         json!({ "type": "integer", "minimum": 1 }),
     )
+}
+
+/// Returns the OpenAPI objects of the headers of a denial, by name.
+fn denial_headers() -> Value {
+    let mut headers = limit_headers();
+    headers["Retry-After"] = retry_after();
+    headers["Cache-Control"] = header("`no-store`", json!({ "type": "string" }));
+    headers
 }
 
 /// Returns the OpenAPI objects of all headers that describe limits, by name. A rule chooses which of them are sent.

@@ -38,6 +38,7 @@ use crate::listener::{Listeners, Role, ServerState};
 use crate::listeners::admin::token::Token;
 use crate::metrics::{DecisionStats, Metrics, StoreTimes};
 use crate::readiness::Readiness;
+use crate::receipt_secret::ReceiptSecret;
 use crate::reload::Reloader;
 use crate::shutdown::{Shutdown, ShutdownStage};
 use crate::tls::Tls;
@@ -88,6 +89,7 @@ pub struct ServerOptions {
     pub(crate) token: Option<Token>,
     pub(crate) http_token: Option<Token>,
     pub(crate) browsers: BrowserPolicy,
+    receipt_secret: Option<ReceiptSecret>,
     readiness: Option<Readiness>,
     store_times: Arc<StoreTimes>,
     threads: Option<NonZeroUsize>,
@@ -105,6 +107,7 @@ impl ServerOptions {
             token: None,
             http_token: None,
             browsers: BrowserPolicy::default(),
+            receipt_secret: None,
             readiness: None,
             store_times: Arc::default(),
             threads: None,
@@ -117,6 +120,12 @@ impl ServerOptions {
     #[must_use]
     pub fn rules(self, engine: Engine) -> ServerOptions {
         ServerOptions { engine: Some(engine), ..self }
+    }
+
+    /// Sets the secret under which receipts are encrypted. Defaults to none: checks that ask for a receipt are rejected.
+    #[must_use]
+    pub fn receipt_secret(self, secret: ReceiptSecret) -> ServerOptions {
+        ServerOptions { receipt_secret: Some(secret), ..self }
     }
 
     /// Sets connection limits and timeouts. Defaults to [`Bounds::default`].
@@ -206,7 +215,8 @@ impl ServerOptions {
             decisions.clone(),
             self.store_times.clone(),
         );
-        let decider = Decider::new(self.limiter.clone(), self.engine.clone(), decisions);
+        let decider = Decider::new(self.limiter.clone(), self.engine.clone(), decisions)
+            .with_receipts(self.receipt_secret.clone());
         ServerState { options: self, readiness, decider, auth_guard: Arc::default(), metrics: Arc::new(metrics) }
     }
 }

@@ -63,11 +63,11 @@ pub enum CertificateError {
         /// The reason from the operating system.
         error: std::io::Error,
     },
-    /// The file holds no certificate.
-    #[error("{} holds no certificate; expected PEM: -----BEGIN CERTIFICATE-----", .0.display())]
+    /// The file contains no certificate.
+    #[error("{} contains no certificate; expected PEM: -----BEGIN CERTIFICATE-----", .0.display())]
     NoCertificate(PathBuf),
-    /// The file holds no private key.
-    #[error("{} holds no private key; expected PEM: -----BEGIN PRIVATE KEY----- (not encrypted)", .0.display())]
+    /// The file contains no private key.
+    #[error("{} contains no private key; expected PEM: -----BEGIN PRIVATE KEY----- (not encrypted)", .0.display())]
     NoKey(PathBuf),
     /// The key does not belong to the certificate, or one of them is malformed.
     #[error("the certificate in {} and the key in {} cannot be used together: {reason}", .certificate.display(), .key.display())]

@@ -33,6 +33,7 @@ mod compare;
 mod memory;
 pub mod properties;
 mod random;
+mod redeeming;
 mod script;
 mod shrink;
 mod trace;
@@ -40,6 +41,7 @@ mod trace;
 pub use compare::{Difference, compare};
 pub use memory::InMemory;
 pub use random::{Failure, Random, long_traces, random_traces, random_traces_of, traces_from_env};
+pub use redeeming::{Redeem, Redeeming, random_redemptions};
 pub use script::{Case, CaseFailure};
 pub use trace::{Operation, Slot, Step, Trace, TraceDemand};
 

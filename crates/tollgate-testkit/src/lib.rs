@@ -8,3 +8,4 @@ pub mod oracle;
 pub mod poll;
 pub mod server;
 pub mod simulated;
+pub mod unreachable;

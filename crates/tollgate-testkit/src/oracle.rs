@@ -29,7 +29,8 @@ use bucket::Bucket;
 use log::Log;
 use pair::Pair;
 use tollgate_core::{
-    Algorithm, Check, Decision, Demand, Limit, LimitStatus, LimitStatuses, Scope, Source, Timestamp, Wait,
+    Algorithm, Check, Decision, Demand, Limit, LimitStatus, LimitStatuses, ReceiptId, Redeemed, Redemption, Scope,
+    Source, Timestamp, Wait,
 };
 
 /// The longest wait in any answer, in microseconds.
@@ -39,6 +40,8 @@ const WAIT_US_MAX: i128 = (1 << 52) - 1;
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
     counters: Vec<Counter>,
+    /// The receipts that were redeemed, also those that have expired.
+    used_receipts: Vec<ReceiptId>,
 }
 
 #[derive(Clone, Debug)]
@@ -77,15 +80,34 @@ impl Oracle {
             return;
         }
         for (demand, status) in check.demands().iter().zip(&decision.limits) {
-            if demand.cost.units() > 0 {
+            if status.cost > 0 {
                 let limit = &demand.limit;
                 let mut record = self.record(demand).settled(limit, micros(now));
                 let reset_us = status.reset_after.as_micros().map_or(WAIT_US_MAX, i128::from);
-                let receipt = Receipt { at: micros(decision.at), units: units(demand), reset_us };
+                let receipt = Receipt { at: micros(decision.at), units: i128::from(status.cost), reset_us };
                 record.refund(limit, micros(now), &receipt);
                 self.write(demand, micros(now), record);
             }
         }
+    }
+
+    /// Gives units back and charges units as `redemption` says, unless its id was used before or is expired at `now`.
+    pub fn redeem(&mut self, now: Timestamp, redemption: &Redemption<'_>) -> Redeemed {
+        if redemption.until <= now {
+            return Redeemed::Expired;
+        }
+        if self.used_receipts.contains(&redemption.id) {
+            return Redeemed::AlreadyUsed;
+        }
+        self.used_receipts.push(redemption.id);
+        if let Some((check, decision)) = &redemption.refund {
+            self.refund(now, check, decision);
+        }
+        let charged: Vec<Demand<'_>> = redemption.charged_demands().collect();
+        if let Ok(check) = Check::new(&charged) {
+            self.check(now, &check);
+        }
+        Redeemed::Done
     }
 
     /// Deletes the counter of `demand`. The cost is ignored.

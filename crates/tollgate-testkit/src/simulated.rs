@@ -21,7 +21,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tollgate_core::{
-    Algorithm, Check, Clock, Cost, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Source, Timestamp, Wait,
+    Algorithm, Check, Clock, Cost, Decision, Demand, Key, Limit, LimitStatus, LimitStatuses, MemoryStore, ReceiptId,
+    Redeemed, Redemption, Source, Timestamp, Wait,
 };
 
 use crate::fault::Fault;
@@ -204,11 +205,11 @@ impl SimulatedRedis {
             let words: Vec<&str> = line.split(' ').collect();
             let number = |index: usize| words.get(index).map(|word| word.parse().expect("a number"));
             if words[0] == "refund" {
-                for _ in 0..number(1).expect("a number of limits") {
-                    let (demand, receipt) = (demand(keys.next(), lines.next()), lines.next().expect("a receipt"));
-                    self.refund(&demand, receipt);
-                }
-                numbers.push(1);
+                let until_us = words.get(2).map(|word| word.parse().expect("a time"));
+                let receipt = until_us.map(|until_us| (receipt_id(keys.next()), Timestamp::from_micros(until_us)));
+                let limits = (0..number(1).expect("a number of limits"))
+                    .map(|_| (demand(keys.next(), lines.next()), *lines.next().expect("a second line")));
+                numbers.push(self.refund(receipt, limits));
                 continue;
             }
             let (limits, bans, repeat) = match words[0] {
@@ -231,21 +232,58 @@ impl SimulatedRedis {
         (numbers, checks)
     }
 
-    fn refund(&self, demand: &Demand<'_>, receipt: &str) {
-        let (at_us, reset_after_us) = receipt.split_once(' ').expect("two numbers");
-        let line = LimitStatus {
-            allowed: true,
-            cost: demand.cost.units(),
-            quota: demand.limit.quota(),
-            remaining: 0,
-            retry_after: Wait::ZERO,
-            next_after: Wait::ZERO,
-            reset_after: Wait::from_micros(reset_after_us.parse().expect("a number")),
+    /// Runs a refund, or a redemption of a receipt that expires at a time. Returns the integer of the reply.
+    ///
+    /// `limits` has for each limit its demand, and the line after its limit line.
+    fn refund<'a>(
+        &self,
+        receipt: Option<(ReceiptId, Timestamp)>,
+        limits: impl Iterator<Item = (Demand<'a>, &'a str)>,
+    ) -> i64 {
+        let (charges, refunds): (Vec<_>, Vec<_>) = limits.partition(|(_, second)| *second == "charge");
+        let charged: Vec<Demand<'_>> = charges.into_iter().map(|(demand, _)| demand).collect();
+        let (mut refunded, mut at, mut limits) = (Vec::new(), Timestamp::ZERO, LimitStatuses::new());
+        for (demand, second) in refunds {
+            let (at_us, reset_after_us) = second.split_once(' ').expect("two numbers");
+            at = Timestamp::from_micros(at_us.parse().expect("a number"));
+            limits.push(LimitStatus {
+                allowed: true,
+                cost: demand.cost.units(),
+                quota: demand.limit.quota(),
+                remaining: 0,
+                retry_after: Wait::ZERO,
+                next_after: Wait::ZERO,
+                reset_after: Wait::from_micros(reset_after_us.parse().expect("a number")),
+            });
+            refunded.push(demand);
+        }
+        let decision = Decision { at, source: Source::Store, ban: None, limits };
+        let Some((id, until)) = receipt else {
+            self.0.counters.refund(&Check::new(&refunded).expect("a refund"), &decision);
+            return 1;
         };
-        let at = Timestamp::from_micros(at_us.parse().expect("a number"));
-        let decision = Decision { at, source: Source::Store, ban: None, limits: [line].into_iter().collect() };
-        self.0.counters.refund(&Check::one(demand), &decision);
+        let mut redemption = Redemption::new(id, b"", until);
+        if let Ok(check) = Check::new(&refunded) {
+            redemption = redemption.refund(check, &decision);
+        }
+        if let Ok(check) = Check::new(&charged) {
+            redemption = redemption.charge(check);
+        }
+        match self.0.counters.redeem(&redemption).expect("there is room for the id") {
+            Redeemed::Done => 1,
+            Redeemed::AlreadyUsed => 0,
+            _ => -1,
+        }
     }
+}
+
+/// Returns the id in a receipt key, which ends with its hex digits.
+///
+/// # Panics
+/// If there is no key, or it does not end with an id.
+fn receipt_id(key: Option<&&str>) -> ReceiptId {
+    let (_, id) = key.expect("a receipt key").rsplit_once(':').expect("an id");
+    ReceiptId::from_bytes(u128::from_str_radix(id, 16).expect("hex digits").to_be_bytes())
 }
 
 fn numbers_of(line: &LimitStatus) -> [i64; 5] {

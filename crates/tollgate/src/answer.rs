@@ -72,9 +72,10 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 
-pub use body::{Body, BodyFormat, CustomFormat};
+pub use body::{Body, BodyFormat, CustomFormat, RefusalFields};
 pub use policies::Policies;
-pub use policy::{Policy, PolicyNameError};
+pub(crate) use policy::is_rule_name;
+pub use policy::{Policy, PolicyNameError, RuleNameError};
 pub use refusal::RefusalDetails;
 pub use style::{Style, StyleError, Styles};
 pub(crate) use template::placeholder_names;

@@ -423,10 +423,9 @@ fn refuse<B>(
     write_body: Option<&WriteBody>,
     make_body: &impl MakeBody<B>,
 ) -> Response<B> {
-    let response = match (grpc::content_type(request), write_body) {
-        (Some(content_type), _) => refusal.grpc_response(content_type),
-        (None, Some(write_body)) => refusal.response_with_body(request, &**write_body),
-        (None, None) => refusal.response(request),
+    let response = match write_body {
+        Some(write_body) if grpc::content_type(request).is_none() => refusal.response_with_body(request, &**write_body),
+        _ => refusal.response_to(request),
     };
     response.map(|bytes| make_body.make(bytes))
 }

@@ -64,6 +64,8 @@ pub mod layer;
 mod limiter;
 pub mod observe;
 #[cfg(feature = "rules")]
+pub mod receipt;
+#[cfg(feature = "rules")]
 pub mod rules;
 mod ttl_cache;
 
@@ -88,8 +90,8 @@ pub use tollgate_core::__io_reason;
 pub use tollgate_core::{
     Algorithm, Atomicity, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit,
     LimitError, LimitStatus, LimitStatuses, LimitTextError, ManualClock, MemoryStore, MemoryStoreBuilder, NameError,
-    RuleScope, RuleScopeBuf, Scope, ScopeName, Source, StateMachine, Store, StoreError, StoreErrorKind, StoreFuture,
-    SystemClock, Timestamp, Wait,
+    ReceiptId, Redeemed, Redemption, RuleScope, RuleScopeBuf, Scope, ScopeName, Source, StateMachine, Store,
+    StoreError, StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis as redis;

@@ -38,6 +38,7 @@ use tollgate_core::{
 pub use self::each_decision::{EachDecision, PartialDecision};
 use self::fair_queue::FairQueues;
 pub use self::ready::NotReady;
+pub(crate) use self::settle::redeem_in_memory;
 use self::shared::{Deadlines, Shared, SharedParts, TimeBudget};
 use self::stats::Counters;
 pub use self::stats::LimiterStats;

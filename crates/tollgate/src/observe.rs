@@ -200,7 +200,8 @@ pub enum StoreCallKind {
     Decide,
     /// Refunds units of an admission.
     Refund,
-    /// Charges the units by which a request has exceeded its estimated cost ([`Limiter::settle`](crate::Limiter::settle)).
+    /// Charges the units by which a request has exceeded its estimated cost ([`Limiter::settle`](crate::Limiter::settle)),
+    /// or corrects a charge once ([`Limiter::redeem`](crate::Limiter::redeem)).
     Settle,
     /// Deletes a counter.
     Reset,

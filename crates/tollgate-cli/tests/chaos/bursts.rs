@@ -184,7 +184,7 @@ fn burst(kind: &Kind, serving: &Serving, count: usize) -> (Vec<TcpStream>, Durat
     let took = start.elapsed();
     // The burst is over once the server has accepted all connections.
     let listener = if matches!(kind.listener, Listener::Resp) { "resp" } else { "http" };
-    let accepted = format!("tollgate_connections_accepted_total{{door=\"{listener}\"}} ");
+    let accepted = format!("tollgate_connections_accepted_total{{listener=\"{listener}\"}} ");
     serving.until("/metrics", |answer| {
         let line = answer.body.lines().find_map(|line| line.strip_prefix(&accepted)).unwrap_or("0");
         line.parse::<usize>().unwrap() >= count
@@ -267,7 +267,7 @@ fn large_request_is_answered_beside_unfinished_ones() {
     }
     // The last requests may not have been received yet.
     serving.until("/metrics", |answer| {
-        let name = "tollgate_connections_evicted_total{door=\"http\"} ";
+        let name = "tollgate_connections_evicted_total{listener=\"http\"} ";
         let evicted = answer.body.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         evicted.parse::<usize>().unwrap() >= held.len() - 100
     });

@@ -81,7 +81,7 @@ fn soft_descriptor_limit_is_raised_and_connections_fit_into_the_hard_limit() {
         resp.call(&["PING"]).unwrap();
     }
     // Connections above the limit are refused at once, not left waiting.
-    assert!(serving.visit("/metrics").body.contains("tollgate_connections_refused_total{door=\"http\"} 2"));
+    assert!(serving.visit("/metrics").body.contains("tollgate_connections_refused_total{listener=\"http\"} 2"));
     assert!(
         !serving.output().contains("cannot accept connections"),
         "there are descriptors for all accepted connections"
@@ -94,7 +94,7 @@ fn probes_respond_when_the_process_has_no_descriptors_left() {
     let serving = Serving::start(&[]);
     probe(&serving);
     let silent = [connect(&serving.http, 50), connect(&serving.resp, 50)];
-    serving.until("/metrics", |answer| answer.body.contains("tollgate_connections{door=\"resp\"} 50\n"));
+    serving.until("/metrics", |answer| answer.body.contains("tollgate_connections{listener=\"resp\"} 50\n"));
     let pid = Pid::from_raw(i32::try_from(serving.child.id()).unwrap());
     // Sets the limit to the number of open descriptors, so that at most a few more can be opened.
     let now = Some(descriptors(&serving) as u64);

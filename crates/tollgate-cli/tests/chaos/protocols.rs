@@ -135,7 +135,7 @@ fn commands_in_bytes_of_another_protocol_are_not_executed() {
     }
     assert!(serving.is_alive());
     let rejected = serving.visit("/metrics").body;
-    let rejected = rejected.lines().find(|line| line.starts_with("tollgate_requests_rejected_total{door=\"resp\""));
+    let rejected = rejected.lines().find(|line| line.starts_with("tollgate_requests_rejected_total{listener=\"resp\""));
     record("protocols", "requests of either kind", rounds);
     record("protocols", "recognised as HTTP on RESP", rejected.unwrap_or_default());
 }

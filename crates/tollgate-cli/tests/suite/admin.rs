@@ -85,7 +85,7 @@ fn an_unknown_request_is_refused_with_what_is_accepted() {
         ("GET", "/v1/keys?key=a&rule=shortn", 400, "shorten"),
         ("GET", "/v1/keys?key=user:a&rule=api", 400, "--plan NAME"),
         ("GET", "/v1/keys?key=user:a&rule=api&plan=gold", 400, "unknown plan; expected one of "),
-        ("GET", "/v1/keys?key=user:a&rule=shorten&limit=week", 400, "no limit with this name"),
+        ("GET", "/v1/keys?key=user:a&rule=shorten&limit=week", 400, "expected one of day, main"),
         ("DELETE", "/v1/keys?kye=a", 400, "unknown parameter"),
     ] {
         let answer = serving.operate(method, path);
@@ -382,8 +382,8 @@ fn requests_and_decisions_are_timed_by_listener_and_source() {
     let count = |metric: &str, label: &str, value: &str| {
         samples[&(format!("tollgate_{metric}_seconds_count"), [(label.to_owned(), value.to_owned())].into())]
     };
-    assert_eq!([count("request", "door", "http"), count("request", "door", "resp")], [8.0, 7.0]);
-    assert!(count("request", "door", "admin") >= 1.0);
+    assert_eq!([count("request", "listener", "http"), count("request", "listener", "resp")], [8.0, 7.0]);
+    assert!(count("request", "listener", "admin") >= 1.0);
     assert_eq!(count("decision", "source", "store"), 15.0);
     let bound = |bound: &str| {
         let labels = [("source".to_owned(), "store".to_owned()), ("le".to_owned(), bound.to_owned())];

@@ -39,7 +39,8 @@ fn printed(command: &mut Command, input: &[u8]) -> String {
     said.into_owned()
 }
 
-fn counts_exactly(command: &mut Command) {
+/// Asserts that a script prints the replies that all scripts have in common. Returns all replies.
+fn counts_exactly(command: &mut Command) -> Value {
     let said: Value = serde_json::from_str(&printed(command, b"")).unwrap();
     let error = said["error"].as_str().unwrap_or_default();
     assert!(error.starts_with("ERR limit: unknown unit of time"), "{said}");
@@ -51,16 +52,45 @@ fn counts_exactly(command: &mut Command) {
         "admitted": 37,
         "throttled": 81,
     });
-    assert_eq!(said, expected);
+    for (name, reply) in expected.as_object().unwrap() {
+        assert_eq!(&said[name], reply, "{name} in {said}");
+    }
+    said
+}
+
+/// The rules of `with_rules`: one request per hour for each path.
+const RULES: &str =
+    "[[rules]]\nname = \"paths\"\nby = [\"ip\", \"path\"]\nlimits = [\"1/h\"]\nbody = \"text\"\nheaders = [\"x\"]\n";
+
+fn with_rules() -> (tempfile::TempDir, Serving) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    std::fs::write(&file, RULES).unwrap();
+    let serving = Serving::start(&["--config", file.to_str().unwrap()]);
+    (dir, serving)
 }
 
 #[test]
 fn redis_py_in_both_protocols() {
-    let serving = Serving::start(&[]);
+    let (_dir, serving) = with_rules();
     for protocol in ["2", "3"] {
         let mut python = Command::new("python3");
         python.env("PYTHONPATH", tools().join("python")).arg(script("redis-py.py"));
-        counts_exactly(python.args([&*port(&serving), protocol]));
+        let mut said = counts_exactly(python.args([&*port(&serving), protocol]));
+        assert_eq!(said["several"], json!([1, [1, 6, 3, 0, 3_600_000], [1, 7, 5, 0, 86_400_000]]));
+        assert_eq!((&said["wait"], &said["waited"]), (&json!([1, 1]), &json!([1, 1])));
+        let headers: Vec<Value> =
+            said["request"].as_array_mut().unwrap().iter_mut().map(|reply| reply[5].take()).collect();
+        let message = "the limit of 1 per hour has been reached; try again in 3600 seconds\n";
+        assert_eq!(said["request"][0], json!([1, 200, 0, null, null, null, ""]));
+        let retry_after_ms = said["request"][1][2].as_i64().unwrap();
+        assert!((3_500_000..=3_600_000).contains(&retry_after_ms), "{said}");
+        assert_eq!(said["request"][1][0], 0);
+        assert_eq!((&said["request"][1][3], &said["request"][1][6]), (&json!("paths"), &json!(message)), "{said}");
+        for headers in headers {
+            let remaining = json!(["x-ratelimit-remaining", "0"]);
+            assert!(headers.as_array().unwrap().contains(&remaining), "{headers}");
+        }
     }
 }
 
@@ -79,16 +109,19 @@ fn phpredis() {
 
 #[test]
 fn redis_cli_one_by_one_in_both_protocols() {
-    let serving = Serving::start(&[]);
+    let (_dir, serving) = with_rules();
     for protocol in ["-2", "-3"] {
         let mut redis_cli = Command::new("redis-cli");
         redis_cli.args([protocol, "--raw", "-p", &port(&serving)]);
         let script = format!(
-            "PING\nTOLLGATE.CHECK cli{protocol} 2/h\nCL.THROTTLE cli{protocol} 3 1 3600\nTOLLGATE.RESET cli{protocol} 2/h\n"
+            "PING\nTOLLGATE.CHECK cli{protocol} 2/h\nCL.THROTTLE cli{protocol} 3 1 3600\nTOLLGATE.RESET cli{protocol} 2/h\nTOLLGATE.CHECK cli{protocol} 2/h cli{protocol} 3/day\nTOLLGATE.WAIT cli{protocol}w 2/h TIMEOUT 50 COST 3\nTOLLGATE.REQUEST GET /{protocol} 203.0.113.9\n"
         );
         let said = printed(&mut redis_cli, script.as_bytes());
         let words: Vec<&str> = said.split_whitespace().collect();
-        assert_eq!(words.join(" "), "PONG 1 2 1 0 3600000 0 4 3 -1 3600 OK");
+        let words = words.join(" ");
+        let several = "1 1 2 1 0 3600000 1 3 2 0 86400000";
+        let begin = format!("PONG 1 2 1 0 3600000 0 4 3 -1 3600 OK {several} 0 2 2 -1 0 1 200 0 ");
+        assert!(words.starts_with(&begin) && words.contains("x-ratelimit-remaining 0"), "{words}");
     }
 }
 

@@ -154,7 +154,7 @@ fn serve_decides_requests_by_rules_and_a_broken_file_changes_nothing() {
     assert_eq!(statuses, [true, true, false]);
     assert!(serving.post(POSTED).contains(r#""limits":[{"name":"main","rule":"shorten","quota":2"#));
     let other = POSTED.replace("POST", "GET");
-    assert!(serving.post(&other).contains(r#"{"allowed":true,"source":"none","limits":[]}"#));
+    assert!(serving.post(&other).contains(r#"{"allowed":true,"source":"none","limits":[],"response":{"headers":{}}}"#));
 
     let quota = |serving: &Serving| {
         serving.post(&POSTED.replace("9\"", "10\"")).split("\"quota\":").nth(1).map(|rest| rest[..1].to_owned())
@@ -241,6 +241,27 @@ fn serve_warns_about_rules_that_refund() {
     let serving = Serving::start(&["--config", file.to_str().unwrap()]);
     let warning = serving.wait_for_log("which the service does not know");
     assert!(warning.contains("WARN") && warning.contains("shorten") && !warning.contains("other"), "{warning}");
+}
+
+#[test]
+fn serve_names_the_settings_that_explicit_checks_cannot_follow() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    let start = |settings: &str| {
+        std::fs::write(&file, format!("{settings}\n{RULES}")).unwrap();
+        Serving::start(&["--config", file.to_str().unwrap()])
+    };
+    let settings = "shadow = true\nbody = \"text\"\npath_bytes_max = 100\nanonymize = true\non_failure = \"allow\"\n\
+                    [exempt]\npaths = [\"/health\"]\n[[bans]]\nby = \"ip\"\nvalue = \"198.51.100.7\"";
+    let line = start(settings).wait_for_log("not to checks that name their key and limit");
+    assert!(line.contains("INFO") && line.contains("no address, API key, path or rule"), "{line}");
+    assert!(line.contains("anonymize, bans, body, exempt, path_bytes_max, shadow"), "{line}");
+    assert!(!line.contains("on_failure") && !line.contains("198.51.100.7"), "{line}");
+    let only_one = start("shadow = true").wait_for_log("not to checks that name their key and limit");
+    assert!(only_one.contains("shadow") && !only_one.contains("body,"), "{only_one}");
+    let others = start("on_failure = \"deny\"\nheaders = [\"x\"]");
+    // The message would precede the addresses of the listeners.
+    assert!(!others.output().contains("not to checks that name"), "{}", others.output());
 }
 
 /// Findings are printed before the listeners start, so the output after the start holds all of them.

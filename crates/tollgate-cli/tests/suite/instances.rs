@@ -10,12 +10,17 @@ use tollgate_testkit::server::{Connection, Reply, Server};
 /// A configuration whose decisions wait for the store even on a busy machine, for exact counts.
 const LONG_DEADLINE: &str = "deadline = \"20s\"\n";
 
-/// Starts `count` instances with a long deadline.
-fn start_with_long_deadline(redis: &Server, count: usize) -> (tempfile::TempDir, Vec<Serving>) {
+/// Starts `count` instances with a long deadline and these further arguments.
+pub(crate) fn start_with_long_deadline(
+    redis: &Server,
+    count: usize,
+    arguments: &[&str],
+) -> (tempfile::TempDir, Vec<Serving>) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
     std::fs::write(&file, LONG_DEADLINE).unwrap();
-    let start = |_| Serving::start(&["--store", &redis.url(), "--config", file.to_str().unwrap()]);
+    let (url, config) = (redis.url(), file.to_str().unwrap());
+    let start = |_| Serving::start(&[&["--store", &url, "--config", config], arguments].concat());
     let instances = (0..count).map(start).collect();
     (dir, instances)
 }
@@ -57,7 +62,7 @@ fn remaining(serving: &Serving, key: &str, limit: &str) -> i64 {
 #[test]
 fn two_instances_have_one_budget_exactly_under_sixteen_connections() {
     let redis = Server::redis();
-    let (_dir, instances) = start_with_long_deadline(&redis, 2);
+    let (_dir, instances) = start_with_long_deadline(&redis, 2, &[]);
     for limit in ["1000/day", "1000/day sliding-log", "1000/day fixed-window"] {
         let admitted = AtomicU32::new(0);
         std::thread::scope(|scope| {
@@ -80,7 +85,7 @@ fn two_instances_have_one_budget_exactly_under_sixteen_connections() {
 #[test]
 fn units_charged_by_a_killed_instance_stay_charged() {
     let redis = Server::redis();
-    let (_dir, mut instances) = start_with_long_deadline(&redis, 2);
+    let (_dir, mut instances) = start_with_long_deadline(&redis, 2, &[]);
     let survivor = instances.pop().unwrap();
     let mut dying = instances.pop().unwrap();
     // These units must stay charged after it is killed.
@@ -116,7 +121,7 @@ fn units_charged_by_a_killed_instance_stay_charged() {
 #[test]
 fn a_reset_at_one_instance_is_seen_by_the_other() {
     let redis = Server::redis();
-    let (_dir, instances) = start_with_long_deadline(&redis, 2);
+    let (_dir, instances) = start_with_long_deadline(&redis, 2, &[]);
     let mut clients = [CheckClient::new(&instances[0], 0), CheckClient::new(&instances[1], 1)];
     let exhausted = |clients: &mut [CheckClient; 2]| {
         let mut check = |n: usize| clients[n % 2].check("user:42", "10/day").unwrap();

@@ -107,10 +107,10 @@ fn a_connection_over_the_limit_is_rejected_with_an_answer() {
     TcpStream::connect(&serving.resp).unwrap().read_to_string(&mut said).unwrap();
     assert_eq!(said, "-ERR max number of clients reached\r\n");
     let metrics = serving.visit("/metrics").body;
-    assert!(metrics.contains("tollgate_connections_refused_total{door=\"http\"} 1\n"), "{metrics}");
-    assert!(metrics.contains("tollgate_connections{door=\"http\"} 2\n"), "{metrics}");
+    assert!(metrics.contains("tollgate_connections_refused_total{listener=\"http\"} 1\n"), "{metrics}");
+    assert!(metrics.contains("tollgate_connections{listener=\"http\"} 2\n"), "{metrics}");
     drop((open, resp));
-    serving.until("/metrics", |answer| answer.body.contains("tollgate_connections{door=\"http\"} 0\n"));
+    serving.until("/metrics", |answer| answer.body.contains("tollgate_connections{listener=\"http\"} 0\n"));
     assert_eq!(serving.check(CHECK).status, 200, "a closed connection makes room for another");
 }
 

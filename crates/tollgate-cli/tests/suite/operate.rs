@@ -120,8 +120,9 @@ fn explain_reads_the_plan_from_the_redis_hash() {
     };
     let (config, url) = (["--config", &file], redis.url());
     let with_store = [&config[..], &["--store", &url]].concat();
-    let not_read = "plan     default (default, unless the Redis hash tollgate:plans assigns another)\n";
-    let not_in_hash = "plan     default (default, because the Redis hash tollgate:plans assigns no other)\n";
+    let not_read =
+        "plan     default (the Redis hash tollgate:plans was not read, and no other source assigns a plan)\n";
+    let not_in_hash = "plan     default (the Redis hash tollgate:plans assigns no plan)\n";
     let in_hash = "plan     pro (the Redis hash tollgate:plans)\n";
     assert!(explain(&config).contains(not_read), "{}", explain(&config));
     assert!(explain(&with_store).contains(not_in_hash), "{}", explain(&with_store));
@@ -168,7 +169,7 @@ fn keys_of_a_redis_hash_are_known_to_serve_explain_and_inspect() {
     assert!(not_read.contains("key      not listed, and the Redis hash tollgate:keys was not read\n"), "{not_read}");
     for said in [explain(&["--admin", &admin]), explain(&["--config", &file, "--store", &url])] {
         assert!(said.contains("caller   identified by api_key (initech)\n"), "{said}");
-        assert!(said.contains("key      known to the Redis hash tollgate:keys\n"), "{said}");
+        assert!(said.contains("key      found in the Redis hash tollgate:keys\n"), "{said}");
         assert!(said.contains("plan     pro (the API key)\n") && said.contains("30/h"), "{said}");
         assert!(!said.contains("planted"), "{said}");
     }
@@ -188,7 +189,7 @@ fn keys_of_a_redis_hash_are_known_to_serve_explain_and_inspect() {
     assert!(warning.contains("WARN") && !warning.contains("8f7b38aa") && !warning.contains("planted"), "{warning}");
     redis.command(&["HDEL", "tollgate:keys", field]);
     let said = explain(&["--config", &file, "--store", &url]);
-    assert!(said.contains("not known to the Redis hash tollgate:keys"), "{said}");
+    assert!(said.contains("not found in the Redis hash tollgate:keys"), "{said}");
 }
 
 #[test]
@@ -272,6 +273,21 @@ fn a_refusal_of_an_instance_exits_with_two_and_its_message() {
     }
 }
 
+#[test]
+fn address_that_is_not_an_admin_listener_is_named_with_the_one_to_use() {
+    let serving = Serving::start(&[]);
+    let url = format!("http://{}", serving.http);
+    for arguments in
+        [&["inspect", "k", "1/h"][..], &["reset", "k", "1/h"], &["ban", "user:42"], &["explain", "GET", "/"]]
+    {
+        let output = with_token(&[arguments, &["--admin", &url]].concat());
+        let said = err(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(&format!("{url} is not an admin listener")), "{said}");
+        assert!(said.contains("the address that `tollgate serve` prints in the line `admin`"), "{said}");
+    }
+}
+
 /// With `--config`, the commands use the counters under the configured prefix.
 #[test]
 fn inspect_reset_and_check_use_the_store_and_prefix_of_the_configuration() {
@@ -289,7 +305,7 @@ fn inspect_reset_and_check_use_the_store_and_prefix_of_the_configuration() {
     };
     assert!(ask("inspect", &config).contains("6 of 10"), "{}", ask("inspect", &config));
     let other = tollgate(&["inspect", "user:42", "10/h", "--store", &redis.url()]);
-    let nothing = "no such counter: nothing is counted for user:42\n";
+    let nothing = "no such counter: nothing is counted for user:42 under the limit 10/h\n";
     assert_eq!((other.status.code(), &*out(&other)), (Some(1), nothing), "another prefix is another counter");
     assert!(ask("check", &config).contains("5 of 10"));
     assert_eq!(ask("reset", &config), "the counter was reset\n", "no other output");
@@ -323,8 +339,10 @@ fn inspect_and_reset_use_the_counters_of_a_rule_in_the_store() {
                         assert_eq!(output.status.code(), Some(code), "{client} {place:?}: {said}");
                         assert!(said.contains(text) && !said.contains("planted"), "{client} {place:?}: {said}");
                     };
-                    is_text(&run("inspect"), 1, "no such counter: nothing is counted for ");
-                    is_text(&run("reset"), 1, "no such counter: nothing is counted for ");
+                    for command in ["inspect", "reset"] {
+                        is_text(&run(command), 1, "no such counter: nothing is counted for ");
+                        is_text(&run(command), 1, &format!(" under rule {rule}\n"));
+                    }
                     while serving.check(request).status == 200 {}
                     is_text(&run("inspect"), 0, left);
                     is_text(&run("reset"), 0, "the counter was reset\n");
@@ -361,7 +379,7 @@ redis_hash = "tollgate:plans"
     };
     for (client, rule, expected) in [
         ("acme", "api", "  plan         pro (the API key)\nno such counter: "),
-        ("globex", "api", "  plan         default (default, because the Redis hash tollgate:plans assigns no other)\n"),
+        ("globex", "api", "  plan         default (the Redis hash tollgate:plans assigns no plan)\n"),
         ("203.0.113.9", "api", "ip:203.0.113.9\n  plan         anonymous (the caller has no known identity)\n"),
         ("198.51.100.7", "shorten", "ip:198.51.100.7\n  refused      banned: scraper\nno such counter: "),
     ] {
@@ -489,18 +507,24 @@ fn a_store_that_serve_refuses_is_refused_by_validate_and_by_a_reload() {
 }
 
 #[test]
-fn validate_prints_counts_and_the_first_error() {
+fn validate_prints_counts_and_each_error_once() {
     let (_dir, file) = rules_file();
     let validate = |text: &str| {
         std::fs::write(&file, text).unwrap();
         let said = tollgate(&["validate", &file]);
         out(&said) + &err(&said)
     };
-    assert!(validate(RULES).contains(" can be used: 2 rules, 3 plans\n"));
+    assert!(validate(RULES).contains(" is valid: 2 rules, 3 plans\n"));
     let one = "[plans.default]\nlimits = [\"1/h\"]\n[[rules]]\nname = \"a\"\nlimits = \"plan\"\n";
-    assert!(validate(one).contains(" can be used: 1 rule, 1 plan, 1 warning\n"), "{}", validate(one));
+    assert!(validate(one).contains(" is valid: 1 rule, 1 plan, 1 warning\n"), "{}", validate(one));
     let said = validate(&RULES.replace("30/h", "0/h"));
-    assert!(said.contains(" cannot be used: 1 error: invalid-limit: expected a quota"), "{said}");
+    assert!(said.contains(" is invalid: 1 error\n"), "{said}");
+    assert_eq!(said.matches("expected a quota").count(), 1, "{said}");
+    let said = validate(&RULES.replace("\"30/h", "\"0/h").replace("\"3/h", "\"0/h"));
+    assert!(said.contains(" is invalid: 2 errors\n"), "{said}");
+    assert_eq!(said.matches("expected a quota").count(), 2, "{said}");
+    let said = validate("rules = [");
+    assert_eq!(said.matches("line 1, column").count(), 1, "{said}");
 }
 
 #[test]
@@ -508,12 +532,12 @@ fn validate_prints_json() {
     let (_dir, file) = rules_file();
     let good = tollgate(&["validate", "--json", &file]);
     assert_eq!(good.status.code(), Some(0));
-    assert!(out(&good).contains(r#""usable":true"#) && out(&good).contains(r#""rules":2"#), "{}", out(&good));
+    assert!(out(&good).contains(r#""valid":true"#) && out(&good).contains(r#""rules":2"#), "{}", out(&good));
     std::fs::write(&file, RULES.replace("2/h", "0/h")).unwrap();
     let bad = tollgate(&["validate", "--json", &file]);
     assert_eq!(bad.status.code(), Some(2));
     let said = out(&bad);
-    assert!(said.contains(r#""usable":false"#) && said.contains(r#""code":"invalid-limit""#), "{said}");
+    assert!(said.contains(r#""valid":false"#) && said.contains(r#""code":"invalid-limit""#), "{said}");
     assert!(said.contains(r#""line":3"#) && !said.contains("planted"), "{said}");
 }
 
@@ -544,7 +568,7 @@ fn denied_warnings_exit_with_one_and_are_printed_as_warnings() {
     }
     let (_, printed, said) = validate(warned, deny);
     assert!(said.starts_with("Warning: redundant-limit\n"), "{said}");
-    assert!(printed.contains(" can be used: 1 rule, 0 plans, 1 warning\n"), "{printed}");
+    assert!(printed.contains(" is valid: 1 rule, 0 plans, 1 warning\n"), "{printed}");
     let (_, _, said) = validate(broken, deny);
     assert!(said.contains("\nWarning: redundant-limit\n") && said.contains("\nError: invalid-value\n"), "{said}");
     let (code, _, said) = validate(advised, deny);

@@ -12,12 +12,12 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 /// Returns the path of a file in the repository.
-fn path(name: &str) -> PathBuf {
+pub(crate) fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
 }
 
 /// Reads a file in the repository.
-fn read(name: &str) -> String {
+pub(crate) fn read(name: &str) -> String {
     std::fs::read_to_string(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
@@ -27,13 +27,13 @@ fn yaml(name: &str) -> Vec<Value> {
 }
 
 /// Returns a command of a program that `scripts/setup.sh` links into `.tools/bin`, or else of the one in the `PATH`.
-fn tool(name: &str) -> Command {
+pub(crate) fn tool(name: &str) -> Command {
     let linked = path(".tools/bin").join(name);
     if linked.exists() { Command::new(linked) } else { Command::new(name) }
 }
 
 /// Returns standard output and standard error of a command. Panics if it fails.
-fn succeed(command: &mut Command) -> String {
+pub(crate) fn succeed(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; scripts/setup.sh installs it"));
     let text = output_text(&output);
     assert!(output.status.success(), "{command:?}: {}\n{text}", output.status);

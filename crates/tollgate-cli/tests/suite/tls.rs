@@ -137,7 +137,7 @@ fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
     let first = shown(&serving);
     replace(&authority.path("cert.pem"), "no certificate");
     let told = serving.until("/readyz", |answer| answer.body.contains("\"failed\""));
-    assert!(told.body.contains("holds no certificate"), "{told:?}");
+    assert!(told.body.contains("contains no certificate"), "{told:?}");
     assert_eq!(shown(&serving), first);
     authority.issue(2);
     serving.until("/readyz", |answer| answer.body.contains("\"ok\""));
@@ -154,10 +154,10 @@ fn the_old_pair_is_used_while_certificate_and_key_are_replaced() {
     let first = shown(&serving);
     let (certificate, key) = authority.pair(2);
     let steps = [
-        ("cert.pem", &certificate[..certificate.len() / 2], "holds no certificate"),
+        ("cert.pem", &certificate[..certificate.len() / 2], "contains no certificate"),
         ("cert.pem", &certificate[..], "cannot be used together"),
-        ("key.pem", &key[..key.len() / 2], "holds no private key"),
-        ("key.pem", "", "holds no private key"),
+        ("key.pem", &key[..key.len() / 2], "contains no private key"),
+        ("key.pem", "", "contains no private key"),
     ];
     for (file, text, phrase) in steps {
         std::fs::write(authority.path(file), text).unwrap();
@@ -195,8 +195,8 @@ fn unusable_tls_files_are_named_before_anything_is_served() {
     let (certificate, key, absent) = (authority.path("cert.pem"), authority.path("key.pem"), authority.path("absent"));
     for (certificate, key, phrase) in [
         (&absent, &key, "absent: no such file or directory"),
-        (&key, &key, "key.pem holds no certificate"),
-        (&certificate, &certificate, "cert.pem holds no private key"),
+        (&key, &key, "key.pem contains no certificate"),
+        (&certificate, &certificate, "cert.pem contains no private key"),
         (&certificate, &other.path("key.pem"), "cannot be used together"),
     ] {
         let mut serve = command();
@@ -217,11 +217,11 @@ fn a_connection_without_a_tls_hello_is_closed_after_the_handshake_timeout() {
     authority.issue(1);
     let serving = authority.serve(&["--connections", "2"]);
     let silent: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(&serving.http).unwrap()).collect();
-    serving.until("/metrics", |answer| answer.body.contains("tollgate_connections{door=\"http\"} 2\n"));
+    serving.until("/metrics", |answer| answer.body.contains("tollgate_connections{listener=\"http\"} 2\n"));
     assert!(!curl(&authority, &serving.http, &[]).0, "the listener is at its connection limit");
     // The silent connections are closed after the handshake timeout, and others are accepted again.
     assert!(PATIENCE.as_secs() > 10);
-    serving.until("/metrics", |answer| answer.body.contains("tollgate_connections{door=\"http\"} 0\n"));
+    serving.until("/metrics", |answer| answer.body.contains("tollgate_connections{listener=\"http\"} 0\n"));
     assert!(curl(&authority, &serving.http, &[]).0);
     drop(silent);
 }

@@ -83,7 +83,10 @@ impl fmt::Display for LimitTextError {
         let example = "for example 10/min or 100/min token-bucket burst=20";
         match problem {
             Problem::TooLong(bytes) => {
-                return write!(f, "a limit can have at most {TEXT_BYTES_MAX} bytes, this one has {bytes}; {example}");
+                return write!(
+                    f,
+                    "a limit can have at most {TEXT_BYTES_MAX} bytes, but this one has {bytes}; {example}"
+                );
             }
             Problem::Empty => return write!(f, "expected QUOTA/WINDOW, found nothing; {example}"),
             Problem::Slash => write!(f, "expected a / between quota and window; {example}")?,

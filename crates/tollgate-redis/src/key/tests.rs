@@ -6,7 +6,7 @@ fn key_of(prefix: &str, subject: &[u8], scope: Scope<'_>, limit: &str) -> String
     Prefix::new(prefix).unwrap().counter(&Demand::new(limit, Key::scoped(subject, scope).unwrap()))
 }
 
-/// The columns: prefix, subject (hex), scope, rule, limit name, limit, key.
+/// The columns: prefix, subject (hex), scope, rule or receipt id (hex), limit name, limit, key.
 #[test]
 fn key_vectors_match() {
     let vectors = include_str!("../../tests/key-vectors.tsv");
@@ -16,11 +16,16 @@ fn key_vectors_match() {
         let [prefix, subject_hex, scope, rule, name, limit, expected] = columns[..] else {
             panic!("seven columns: {line}");
         };
-        let subject: Vec<u8> = (0..subject_hex.len() / 2)
-            .map(|i| u8::from_str_radix(&subject_hex[2 * i..2 * i + 2], 16).unwrap())
-            .collect();
+        let bytes = |hex: &str| -> Vec<u8> {
+            (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect()
+        };
+        let subject = bytes(subject_hex);
         let key = match scope {
             "ban" => Prefix::new(prefix).unwrap().ban(&subject),
+            "receipt" => {
+                let id = ReceiptId::from_bytes(bytes(rule).try_into().unwrap());
+                Prefix::new(prefix).unwrap().receipt(&subject, id)
+            }
             "explicit" => key_of(prefix, &subject, Scope::Explicit, limit),
             "probe" => key_of(prefix, &subject, Scope::Named(ScopeName::new("probe")), limit),
             "throttle" => key_of(prefix, &subject, Scope::Named(ScopeName::new("throttle")), limit),

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use tokio::sync::oneshot::Sender;
-use tollgate_core::{Decision, Timestamp};
+use tollgate_core::{Decision, Redeemed, Timestamp};
 
 use super::{CallScope, STEPS_MAX, Work};
 use crate::answer::{self, StepDecisions};
@@ -15,7 +15,7 @@ use crate::request::{Script, Step, encode_call};
 pub(super) enum Batch {
     /// Checks of one or more callers.
     Checks(Checks),
-    /// Refunds of one or more callers.
+    /// Refunds and redemptions of one or more callers.
     Refunds(Refunds),
     /// One command of one caller, encoded.
     Command(Vec<u8>, Sender<Result<Reply, Fault>>),
@@ -33,8 +33,8 @@ pub(super) struct Checks {
 
 type ChecksWaiter = (usize, Sender<Result<Vec<Result<Decision, Fault>>, Fault>>);
 
-/// The refunds of a batch, each with the caller that waits for its result.
-pub(super) struct Refunds(Vec<(Step, Sender<Result<(), Fault>>)>);
+/// The refunds and redemptions of a batch, each with the caller that waits for its result.
+pub(super) struct Refunds(Vec<(Step, Sender<Result<Redeemed, Fault>>)>);
 
 impl Batch {
     /// Takes work of one kind from the front of the backlog. Returns `None` if no work is left.
@@ -278,7 +278,7 @@ impl Refunds {
         self.0.iter().map(|(step, _)| (step, 1)).collect()
     }
 
-    fn hand_out(self, answers: &Result<Vec<Result<(), Fault>>, Fault>) {
+    fn hand_out(self, answers: &Result<Vec<Result<Redeemed, Fault>>, Fault>) {
         for (index, (_, waiter)) in self.0.into_iter().enumerate() {
             let answer = answers.as_ref().map_err(Fault::clone).and_then(|answers| answers[index].clone());
             let _ = waiter.send(answer);

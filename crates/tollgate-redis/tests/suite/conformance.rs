@@ -1,7 +1,9 @@
 //! The script decides as the oracle does, field for field, on both servers.
 
 use tollgate_core::Algorithm;
-use tollgate_testkit::conformance::{cases, long_traces, random_traces_of, traces_from_env};
+use tollgate_testkit::conformance::{
+    Redeeming, cases, long_traces, random_redemptions, random_traces_of, traces_from_env,
+};
 use tollgate_testkit::server::Brand;
 
 use crate::on_server::OnServer;
@@ -79,4 +81,30 @@ fn redis_agrees_with_the_oracle_on_long_logs() {
 #[test]
 fn valkey_agrees_with_the_oracle_on_long_logs() {
     agrees_with_the_oracle_on_long_logs(Brand::Valkey);
+}
+
+/// Refunds by redemption, and redemptions that charge.
+fn redeems_as_the_oracle(brand: Brand) {
+    let redis = OnServer::new(brand);
+    let fresh = || Redeeming::new(redis.verified().emptied());
+    assert!(cases::run_all(fresh).expect_clean() > 80);
+    for algorithm in Algorithm::ALL {
+        if let Err(failure) = random_traces_of(algorithm, traces_from_env(100), SEED, fresh) {
+            panic!("{algorithm:?}: {failure}");
+        }
+    }
+    if let Err(failure) = long_traces(traces_from_env(1_000) / 100, SEED, fresh) {
+        panic!("{failure}");
+    }
+    random_redemptions(traces_from_env(100) as u64, SEED, || redis.verified().emptied()).unwrap();
+}
+
+#[test]
+fn redis_redeems_as_the_oracle() {
+    redeems_as_the_oracle(Brand::Redis);
+}
+
+#[test]
+fn valkey_redeems_as_the_oracle() {
+    redeems_as_the_oracle(Brand::Valkey);
 }

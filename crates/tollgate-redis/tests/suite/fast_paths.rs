@@ -11,7 +11,9 @@ use tollgate_testkit::server::{Brand, Config, Connection, Reply, Server};
 /// In the year 2096, so that no key expires while the test runs.
 const START_US: u64 = 4_000_000_000_000_000;
 const SEED: u64 = 0x5eed_fa57;
-const TRACES: u64 = 23;
+const TRACES: u64 = 31;
+/// From this trace on, half of the refunds are redemptions.
+const REDEEMING_FROM: u64 = 23;
 /// Enough for several closed chunks of 256 entries.
 const CALLS: usize = 1_500;
 const WINDOW_US: u64 = 300_000;
@@ -65,6 +67,8 @@ fn trace(number: u64) -> Vec<Call> {
         20 => (LIMITS[7], &[" window=fixed"], true),
         21 => (&LIMITS[3][..1], &[" window=fixed"], true),
         22 => (LIMITS[1], &[" window=fixed"], false),
+        number @ 23..27 => (LIMITS[number - 23], &[" window=fixed"], false),
+        number @ 27..31 => (LIMITS[number - 23], &["", "", " count_denied=1"], false),
         _ => (&LIMITS[7][..1], &[" window=fixed"], true),
     };
     let mut now_us = START_US;
@@ -105,8 +109,25 @@ fn trace(number: u64) -> Vec<Call> {
                 let nth = if newest { charged.len() - 1 } else { random.below(charged.len() as u64) as usize };
                 let (key, at_us, cost) = charged.swap_remove(nth);
                 call.keys.push(format!("k{key}"));
-                let receipt = format!("{at_us} {WINDOW_US}");
-                call.arguments.extend(["refund 1".into(), line(limits[key], cost, options[0], &mut random), receipt]);
+                let limit_line = line(limits[key], cost, options[0], &mut random);
+                // A redemption may be one of a used receipt, or of an expired one, and may charge another counter.
+                let is_redemption = number >= REDEEMING_FROM && random.below(2) == 0;
+                let charges = is_redemption && limits.len() > 1 && random.below(4) == 0;
+                let head = match is_redemption {
+                    true => format!("refund {} {}", 1 + u8::from(charges), now_us + WINDOW_US * random.below(9)),
+                    false => "refund 1".into(),
+                };
+                if is_redemption {
+                    call.keys.insert(call.keys.len() - 1, format!("receipt{}", random.below(400)));
+                }
+                call.arguments.extend([head, limit_line, format!("{at_us} {WINDOW_US}")]);
+                if charges {
+                    let other = 1 - key;
+                    let limit = limits[other].replace('W', &WINDOW_US.to_string());
+                    call.keys.push(format!("k{other}"));
+                    let cost = 1 + random.below(4);
+                    call.arguments.extend([format!("{limit} {cost} count_denied=1{}", options[0]), "charge".into()]);
+                }
                 if charged.is_empty() {
                     break;
                 }

@@ -11,6 +11,7 @@ mod faults;
 mod lifetime;
 mod log_format;
 mod on_server;
+mod redemptions;
 mod script;
 mod state;
 mod subjects;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
-use tollgate_core::{Check, Decision, Demand, ManualClock, Store, Timestamp};
+use tollgate_core::{Check, Decision, Demand, ManualClock, Redeemed, Redemption, Store, Timestamp};
 use tollgate_redis::RedisStore;
-use tollgate_testkit::conformance::Subject;
+use tollgate_testkit::conformance::{Redeem, Subject};
 use tollgate_testkit::server::{Brand, Config, Server};
 
 use crate::log_format;
@@ -73,5 +73,12 @@ impl Subject for &OnServer {
     fn reset(&mut self, now: Timestamp, demand: &Demand<'_>) {
         self.clock.set(now);
         self.wait(self.store.reset(demand)).expect("a reset");
+    }
+}
+
+impl Redeem for &OnServer {
+    fn redeem(&mut self, now: Timestamp, redemption: &Redemption<'_>) -> Redeemed {
+        self.clock.set(now);
+        self.wait(self.store.redeem(redemption)).expect("an outcome")
     }
 }

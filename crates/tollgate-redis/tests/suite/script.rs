@@ -62,6 +62,73 @@ fn call_with_checks_and_refunds_is_rejected() {
     assert_eq!(run(&server, &["a", "a"], &refunds).items().len(), 3);
 }
 
+#[test]
+fn malformed_redemption_is_rejected_and_nothing_is_written() {
+    let (line, charged, receipt) =
+        ("sliding 3 60000000 1", "sliding 3 60000000 1 count_denied=1", "1760000000000000 60000000");
+    let (until, later) = ("refund 1 1760000060000000", "refund 2 1760000060000000");
+    for brand in Brand::ALL {
+        let server = Config::new(brand).start();
+        for (keys, arguments) in [
+            // No key, or only that of the receipt.
+            (&[][..], &["refund 0 1760000060000000"][..]),
+            (&["r"], &[until, line, receipt]),
+            (&["r", "a"], &[later, line, receipt, line, receipt]),
+            // The receipt key is also that of a counter.
+            (&["r", "r"], &[until, line, receipt]),
+            (&["r", "a", "a"], &[later, line, receipt, charged, "charge"]),
+            // The lines of a limit.
+            (&["r", "a"], &[until, line]),
+            (&["r", "a"], &[until, line, "charge"]),
+            (&["r", "a"], &[until, charged, "charges"]),
+            (&["r", "a"], &[until, charged, ""]),
+            (&["r", "a"], &[until, line, "1760000000000000"]),
+            (&["r", "a"], &[until, line, "1760000000000000 99999999999999999999"]),
+            (&["r", "a"], &[until, "hello", receipt]),
+            // Only a redemption charges.
+            (&["a"], &["refund 1", charged, "charge"]),
+            // The head.
+            (&["r"], &["refund 0"]),
+            (&["r"], &["refund 0 "]),
+            (&["r"], &["refund 0 99999999999999999999"]),
+            (&["r"], &["refund 0 -1"]),
+            (&["r"], &["refund 0 1760000060000000 1"]),
+            (&["r"], &["redeem 0 1760000060000000"]),
+            // A check in the same call, also if the receipt is expired.
+            (&["r", "a"], &["refund 0 1760000060000000", line]),
+            (&["r", "a"], &["refund 0 5", line]),
+            (&["r", "a"], &["refund 0 1760000060000000", "check 1", line]),
+        ] {
+            match run(&server, keys, arguments) {
+                Reply::Error(text) => assert!(text.starts_with("TOLLGATE_ARGUMENT"), "{arguments:?}: {text}"),
+                reply => panic!("{brand} {arguments:?}: {reply:?}"),
+            }
+            assert_eq!(server.command(&["DBSIZE"]).integer(), 0, "{arguments:?}");
+        }
+        let reply = run(
+            &server,
+            &["r", "a", "b", "r", "s"],
+            &[later, line, receipt, charged, "charge", "refund 0 1760000060000000", "refund 0 5"],
+        );
+        let numbers: Vec<i64> = reply.items().iter().skip(1).map(Reply::integer).collect();
+        assert_eq!(numbers, [1, 0, -1], "{brand}: done, used before, expired");
+        assert_eq!(server.command(&["DBSIZE"]).integer(), 2, "the receipt and the counter that was charged");
+    }
+}
+
+/// What an earlier redemption of the call has written stays, and the error says so.
+#[test]
+fn error_after_a_redemption_says_that_something_was_written() {
+    let server = Server::redis();
+    let charged = "fixed-window 3 60000000 1 count_denied=1";
+    let reply = run(&server, &["r", "a", "s"], &["refund 1 1760000060000000", charged, "charge", "refund 0 x"]);
+    assert!(matches!(&reply, Reply::Error(text) if text.starts_with("TOLLGATE_PARTLY TOLLGATE_ARGUMENT")), "{reply:?}");
+    assert_eq!(server.command(&["GET", "a"]).text(), "1759999980000000 60000000 1 0");
+    let reply = run(&server, &["r", "a"], &["refund 1 1760000060000000", charged, "charge"]);
+    assert_eq!(reply.items()[1].integer(), 0);
+    assert_eq!(server.command(&["GET", "a"]).text(), "1759999980000000 60000000 1 0", "charged once");
+}
+
 /// A bug in the script must not look like foreign data under a key, which is no fault of the server.
 #[test]
 fn internal_error_of_the_script_is_not_foreign_data() {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollgate_core::{
-    Algorithm, Check, Cost, Decision, Demand, Key, Limit, Scope, Source, Store, StoreErrorKind, Timestamp, Wait,
+    Algorithm, Check, Cost, Decision, Demand, Key, Limit, ReceiptId, Redeemed, Redemption, Scope, Source, Store,
+    StoreErrorKind, Timestamp, Wait,
 };
 use tollgate_redis::RedisStore;
 use tollgate_testkit::server::{Brand, Config, Server};
@@ -140,9 +141,16 @@ fn state_is_as_documented() {
     at(0, &demand("100/min token-bucket", "c").cost(2));
     let text = redis.server.command(&["GET", "tollgate:tg2:{c}:token-bucket:60000000"]).text();
     assert_eq!(text, "1760000000000000 120000000 60000000", "time level scale");
+
+    let id = ReceiptId::from_bytes(0x0001_0203_0405_0607_0809_0a0b_0c0d_feff_u128.to_be_bytes());
+    let redeemed = redis.wait(redis.store.redeem(&Redemption::new(id, b"user:42", Timestamp::MAX)));
+    assert_eq!(redeemed.unwrap(), Redeemed::Done);
+    let text = redis.server.command(&["GET", "tollgate:tg2:{user:42}:receipt:000102030405060708090a0b0c0dfeff"]).text();
+    assert_eq!(text, "1");
 }
 
-fn keys_and_values(server: &Server) -> Vec<String> {
+/// Returns all keys with their values as the server dumps them.
+pub(crate) fn keys_and_values(server: &Server) -> Vec<String> {
     let keys = server.command(&["KEYS", "*"]);
     let mut dump: Vec<String> =
         keys.items().iter().map(|key| format!("{} {:?}", key.text(), server.command(&["DUMP", &key.text()]))).collect();
@@ -229,7 +237,7 @@ fn spoil(redis: &OnServer, now_us: u64, subject: &str) {
 
 /// Writes a chunked log with `entries` entries of one unit, one every microsecond, the last a microsecond before
 /// `now_us`.
-fn fill_chunked(redis: &OnServer, log: &Demand<'_>, entries: u64, now_us: u64) {
+pub(crate) fn fill_chunked(redis: &OnServer, log: &Demand<'_>, entries: u64, now_us: u64) {
     for entry in 0..entries {
         redis.clock.set(Timestamp::from_micros(now_us - entries + entry));
         // More than four units at once: the list is chunked from the beginning.

@@ -8,7 +8,7 @@ use tollgate_redis::{RedisStore, ServerCheckError};
 use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::{Brand, Config, Server};
 
-fn node_with_all_slots(brand: Brand) -> Server {
+pub(crate) fn node_with_all_slots(brand: Brand) -> Server {
     let server = Config::new(brand).set("cluster-enabled", "yes").start();
     server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
     let info = || server.command(&["CLUSTER", "INFO"]).text();
@@ -16,7 +16,7 @@ fn node_with_all_slots(brand: Brand) -> Server {
     server
 }
 
-fn store_on(server: &Server, one_subject_per_call: bool) -> RedisStore {
+pub(crate) fn store_on(server: &Server, one_subject_per_call: bool) -> RedisStore {
     let builder = RedisStore::builder(server.url()).call_timeout(Duration::from_secs(10));
     builder.one_subject_per_call(one_subject_per_call).build().unwrap()
 }

@@ -39,11 +39,11 @@ pub(crate) fn resolve(
         (Some(limit_set), _) => loaded.plan_source(identity, limit_set).into(),
         (None, Some(hash)) if limit_set != default => format!("the Redis hash {hash}").into(),
         (None, Some(hash)) if looked_up.is_none() => {
-            format!("default, unless the Redis hash {hash} assigns another").into()
+            format!("the Redis hash {hash} was not read, and no other source assigns a plan").into()
         }
-        (None, Some(hash)) => format!("default, because the Redis hash {hash} assigns no other").into(),
+        (None, Some(hash)) => format!("the Redis hash {hash} assigns no plan").into(),
         (None, None) if limit_set != default => "a lookup".into(),
-        (None, None) if is_identified => "default, because no source assigns another".into(),
+        (None, None) if is_identified => "no source assigns a plan".into(),
         (None, None) => "the caller has no known identity".into(),
     };
     (limit_set, rules.plan(limit_set).map(|plan| PlanExplanation { name: plan.name().to_string(), source }))

@@ -77,7 +77,7 @@ async fn each_rule_explains_whether_it_applies_and_why_not() {
     let headers = [("x-tenant", "a"), ("x-kind", "planted-kind")];
     let explanation = explain(&request("POST", "//shorten/", &headers), HERE).await;
     assert!(explanation.rules[0].applies && explanation.rules[0].because.is_empty());
-    assert_eq!(explanation.rules[0].counts, "ip:***&header:x-tenant:***");
+    assert_eq!(explanation.rules[0].counts, "ip:***&header:x-tenant:!***", "the tenant of another client is ignored");
     let text = serde_json::to_string(&explanation).unwrap();
     assert!(!text.contains("planted") && !text.contains("203.0.113"), "{text}");
     let request = request("POST", "/shorten", &headers);
@@ -87,6 +87,52 @@ async fn each_rule_explains_whether_it_applies_and_why_not() {
     {
         let revealed = Explanation::new(&loaded(), &Lookups::new(), &request, peer.into(), Timestamp::ZERO, true).await;
         assert_eq!(revealed.rules[0].counts, counts);
+    }
+}
+
+#[tokio::test]
+async fn absent_part_of_a_subject_is_marked_and_explained() {
+    const BY_TENANT: &str = r#"
+[[rules]]
+name = "tenants"
+by = ["header:x-tenant"]
+limits = ["2/h"]
+[[rules]]
+name = "others"
+by = ["ip", "cookie:device", "api_key", "user"]
+limits = ["2/h"]
+"#;
+    let explain = async |config: &str, headers: &[(&str, &str)], peer: [u8; 4]| {
+        let loaded = Config::from_text(config, Format::Toml).unwrap();
+        let request = request("GET", "/", headers);
+        Explanation::new(&loaded, &Lookups::new(), &request, peer.into(), Timestamp::ZERO, false).await.rules
+    };
+    let rules = explain(BY_TENANT, &[], HERE).await;
+    assert_eq!(rules[0].counts, "header:x-tenant:!***");
+    assert_eq!(rules[0].absent, ["the request has no header x-tenant"]);
+    assert_eq!(rules[1].counts, "ip:***&cookie:device:!***&api_key:!***&user:!***");
+    let absent = [
+        "the request has no cookie device, or several with different values",
+        "the request has no known API key",
+        "the request has no valid user token",
+    ];
+    assert_eq!(rules[1].absent, absent);
+    let rules = explain(BY_TENANT, &[("x-tenant", "planted")], HERE).await;
+    assert_eq!((&*rules[0].counts, rules[0].absent.len()), ("header:x-tenant:***", 0));
+    let rules = explain(BY_TENANT, &[("x-tenant", "a"), ("x-tenant", "b")], HERE).await;
+    assert_eq!(rules[0].absent, ["the header x-tenant has several different values"]);
+    let behind_proxies = format!("trusted_proxies = [\"10.0.0.0/8\"]\n{BY_TENANT}");
+    let rules = explain(&behind_proxies, &[("x-tenant", "a")], HERE).await;
+    assert_eq!(rules[0].absent, ["the header x-tenant is ignored, because the peer is not a trusted proxy"]);
+}
+
+#[test]
+fn masked_subject_is_recognised_with_and_without_absent_parts() {
+    for subject in ["ip:***", "header:x-tenant:!***", "user:42&ip:***", "cookie:device:***&user:42"] {
+        assert!(is_masked_subject(subject), "{subject}");
+    }
+    for subject in ["global", "ip:203.0.113.9", "user:a***", "header:x-tenant:!203.0.113.9", "path:/***", "***"] {
+        assert!(!is_masked_subject(subject), "{subject}");
     }
 }
 
@@ -138,12 +184,12 @@ async fn key_that_a_lookup_knows_is_explained_like_a_listed_one() {
     };
     let found = explain("found-pro").await;
     assert_eq!((found.caller, found.key_name.as_deref()), ("api_key", Some("initech")));
-    assert_eq!(found.key_lookup.as_deref(), Some("known to a lookup"));
+    assert_eq!(found.key_lookup.as_deref(), Some("found in the lookups"));
     assert_eq!(found.plan.map(|plan| (plan.name, plan.source)), Some(("pro".to_owned(), "the API key".into())));
     assert_eq!(explain("found-exempt").await.exempt, Some("key"));
     let unknown = explain("invented").await;
     assert_eq!((unknown.caller, unknown.key_name), ("ip", None));
-    assert_eq!(unknown.key_lookup.as_deref(), Some("not listed, and not known to a lookup, or it did not answer"));
+    assert_eq!(unknown.key_lookup.as_deref(), Some("not listed, and not found in the lookups, or no answer in time"));
     assert_eq!(explain("planted-pro").await.key_lookup, None, "a listed key is not looked up");
 }
 

@@ -273,7 +273,7 @@ impl AdminListener {
             Err(rejection) => return rejection,
         };
         let (described, peer) = match CheckRequest::parse(&body) {
-            Ok(CheckRequest::ByRules(described, peer)) => (described, peer),
+            Ok(CheckRequest::ByRules(check)) => (check.request, check.peer),
             Ok(_) | Err(CheckRequestError::Form) => {
                 return bad("expected {\"request\": {\"method\": …, \"path\": …, \"peer\": …}}");
             }

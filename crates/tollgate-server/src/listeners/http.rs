@@ -1,19 +1,25 @@
 //! The HTTP listener: `POST /v1/check`.
 //!
-//! One JSON request, one JSON decision, with the headers that a limited service would send. A denial is 429 with the
-//! decision as its body, so that a caller can go by the status alone. A ban is 403, whether it is in the configuration
-//! or in the store.
+//! One JSON request, one JSON decision, with the headers that a limited service would send. The status tells the verdict,
+//! so that a caller can go by it alone: 200, 429 (a limit denies), 403 (a ban, in the configuration or in the store), 503
+//! (`on_failure = "deny"` without a store) or 414 (a path that is too long). A refusal has the fields of the JSON body that
+//! the layer sends. If rules decide, the body also has the whole response to relay (`relayed.rs`).
 //!
 //! If the listener has a token, a check needs it as `Authorization: Bearer`. Without it, the response is 401, also for
 //! a client that has guessed too often: 429 always means that a limit denies. Such a listener does not use the fast
 //! path (`fast_path.rs`), which reads no headers.
+//!
+//! `/v1/forward-auth` (`forward_auth.rs`) decides the requests of a reverse proxy, by rules. It has its own conditions.
 
 pub(crate) mod connection;
 mod fast_path;
+mod forward_auth;
 #[doc(hidden)]
 pub mod fuzz;
 pub(crate) mod general;
 mod policy_cache;
+pub(crate) mod refund;
+mod relayed;
 pub(crate) mod request;
 pub(crate) mod response;
 #[cfg(test)]
@@ -27,30 +33,35 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
+use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tollgate::answer::Policies;
-use tollgate::engine::{Outcome, Refusal};
+use tollgate::engine::{Ending, Outcome, Refusal, RequestOptions};
 use tollgate::{Check, Decision, Limiter, Timestamp};
 
 use self::connection::{OVER_LIMIT_RESPONSE, method_not_allowed, page_path, problem, read_body};
+use self::forward_auth::ForwardAuth;
 use self::general::{ResponseBody, full_body};
 use self::policy_cache::PolicyCache;
-use self::request::{CheckRequest, CheckRequestError, ExplicitCheck};
+use self::relayed::RelayedResponse;
+use self::request::{CheckRequest, CheckRequestError, ExplicitCheck, RequestCheck};
 use crate::auth_guard::AuthGuard;
 use crate::browser::BrowserPolicy;
 use crate::decider::Decider;
 use crate::listener::{BoxError, ConnectionContext, Listener, ServeFuture, ServerState};
 use crate::listeners::admin::token::{AuthError, Token, authenticate};
 use crate::listeners::admin::{TOO_MANY_ATTEMPTS, unauthorized};
+use crate::log_limit::LogLimit;
 use crate::metrics::{HTTP_ERRORS, ListenerStats, Rejection};
 use crate::openapi;
+use crate::receipts::IssuedReceipt;
 use crate::stream::ClientStream;
 
 /// The most bytes of a body: a key of 64 KiB in which every byte is escaped, and the rest.
 const BODY_BYTES_MAX: usize = 512 * 1024;
 
-/// The HTTP listener: answers `POST /v1/check`, `/openapi.json` and `/docs`.
+/// The HTTP listener: answers `POST /v1/check`, `/v1/forward-auth`, `/openapi.json` and `/docs`.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpListener {
     decider: Decider,
@@ -60,6 +71,8 @@ pub(crate) struct HttpListener {
     idle: Duration,
     /// The token that checks must have, and the guard against guesses. `None` accepts checks without a token.
     auth: Option<(Token, Arc<AuthGuard>)>,
+    /// Limits the warnings about forward-auth requests that the proxy's configuration makes invalid.
+    forward_auth_log: Arc<LogLimit>,
 }
 
 impl Listener for HttpListener {
@@ -88,6 +101,7 @@ impl HttpListener {
             policies: Arc::default(),
             idle,
             auth: None,
+            forward_auth_log: Arc::default(),
         }
     }
 
@@ -120,16 +134,21 @@ impl HttpListener {
         connection::serve(stream, self.idle, context, fast_path, handler).await
     }
 
-    /// Answers one request as [`answer`](Self::answer) does, but a request to `/v1/check` only with the token.
+    /// Answers one request as [`answer`](Self::answer) does, but a check or a refund only with the token.
     ///
-    /// Without it, the response is 401.
+    /// Without it, the response is 401. A request to `/v1/forward-auth` needs a trusted `peer` instead.
     async fn answer_authenticated<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
     where
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
+        if let Some(form) = ForwardAuth::at(request.uri().path()) {
+            // A large future, which would otherwise be moved with every other request.
+            return Box::pin(self.forward_auth(form, request.into_parts().0.headers, peer)).await.map(full_body);
+        }
         // The other paths have the same response for every client.
-        if let Some((token, guard)) = self.auth.as_ref().filter(|_| request.uri().path() == "/v1/check") {
+        let needs_token = matches!(page_path(request.uri().path()), "/v1/check" | "/v1/refund");
+        if let Some((token, guard)) = self.auth.as_ref().filter(|_| needs_token) {
             let message = match authenticate(Some(token), request.headers(), peer, guard, &self.stats).await {
                 Ok(()) => return self.answer(request).await,
                 Err(AuthError::Unauthenticated) => {
@@ -161,30 +180,61 @@ impl HttpListener {
                 Ok(body) => self.check(&body).await,
                 Err(rejection) => rejection,
             },
-            (_, "/v1/check") => method_not_allowed("POST"),
+            (&Method::POST, "/v1/refund") if self.browsers.is_foreign(request.headers()) => foreign_origin(&self.stats),
+            (&Method::POST, "/v1/refund") => match read_body(request.into_body(), BODY_BYTES_MAX).await {
+                Ok(body) => refund::answer(&self.decider, &body).await,
+                Err(rejection) => rejection,
+            },
+            (_, "/v1/check" | "/v1/refund") => method_not_allowed("POST"),
             (&Method::GET | &Method::HEAD, "/openapi.json") => openapi::document_response(),
             (&Method::GET | &Method::HEAD, "/docs") => openapi::page_response(),
             (_, "/openapi.json" | "/docs") => method_not_allowed("GET, HEAD"),
-            _ => problem(StatusCode::NOT_FOUND, "not_found", "expected POST /v1/check, GET /openapi.json or GET /docs"),
+            _ => {
+                let message =
+                    "expected POST /v1/check, POST /v1/refund, /v1/forward-auth, GET /openapi.json or GET /docs";
+                problem(StatusCode::NOT_FOUND, "not_found", message)
+            }
         };
         response.map(full_body)
     }
 
-    /// Answers `POST /v1/check` with this body, and records how long that took in `stats.request_times`.
+    /// Answers `POST /v1/check` with this body. A check with `wait_ms` is answered when there is room, or it is too late.
+    ///
+    /// Dropping the future ends the wait. Records how long other checks took in `stats.request_times`.
     async fn check(&self, body: &[u8]) -> Response<Bytes> {
         let began = Instant::now();
-        let response = self.check_body(body).await;
-        self.stats.request_times.record(began.elapsed());
+        let request = CheckRequest::parse(body);
+        let is_timed = !request.as_ref().is_ok_and(CheckRequest::waits);
+        let response = self.check_parsed(request).await;
+        if is_timed {
+            self.stats.request_times.record(began.elapsed());
+        }
         response
     }
 
-    async fn check_body(&self, body: &[u8]) -> Response<Bytes> {
-        match CheckRequest::parse(body) {
+    /// Answers `POST /v1/check` with this body as [`check`](Self::check) does. Returns `None` if the check has `wait_ms`.
+    ///
+    /// For callers that do not notice meanwhile that the client disconnects.
+    async fn check_at_once(&self, body: &[u8]) -> Option<Response<Bytes>> {
+        let began = Instant::now();
+        let request = CheckRequest::parse(body);
+        if request.as_ref().is_ok_and(CheckRequest::waits) {
+            return None;
+        }
+        let response = self.check_parsed(request).await;
+        self.stats.request_times.record(began.elapsed());
+        Some(response)
+    }
+
+    async fn check_parsed(&self, request: Result<CheckRequest<'_>, CheckRequestError>) -> Response<Bytes> {
+        match request {
             Ok(CheckRequest::Explicit(explicit)) => {
                 self.check_explicit(&explicit).await.unwrap_or_else(|error| bad_request(&error))
             }
             // A large future, which would otherwise be moved with every explicit check.
-            Ok(CheckRequest::ByRules(request, peer)) => Box::pin(self.check_by_rules(&request, peer)).await,
+            Ok(CheckRequest::ByRules(check)) => {
+                Box::pin(self.check_by_rules(&check)).await.unwrap_or_else(|error| bad_request(&error))
+            }
             Err(error) => bad_request(&error),
         }
     }
@@ -192,36 +242,51 @@ impl HttpListener {
     async fn check_explicit(&self, explicit: &ExplicitCheck<'_>) -> Result<Response<Bytes>, CheckRequestError> {
         let demands = explicit.demands()?;
         let check = Check::new(&demands)?;
-        Ok(match self.decider.check(&check, false).await {
-            Ok(decision) => match Refusal::by_ban(&decision) {
-                Some(banned) => banned.response(&HeaderMap::new()),
-                None => {
-                    let policies = self.policies.get(&demands, self.decider.explicit_settings());
-                    decision_response(&decision, Some(&policies))
-                }
-            },
-            Err(unavailable) => problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &unavailable.client_message()),
+        let has_receipt = explicit.has_receipt();
+        if has_receipt {
+            self.decider.check_receipt(&demands)?;
+        }
+        let answer = match explicit.wait_max() {
+            None => self.decider.check(&check, has_receipt).await,
+            // A large future, which would otherwise be moved with every check that does not wait.
+            Some(wait_max) => Box::pin(self.decider.wait(&check, wait_max, has_receipt)).await,
+        };
+        let policies = self.policies.get(&demands, self.decider.explicit_settings());
+        Ok(match answer {
+            Ok(decision) if decision.allowed() => {
+                let receipt = has_receipt.then(|| self.decider.receipt(&check, &decision)).flatten();
+                admission_response(&decision, Some(&policies), None, receipt.as_ref())
+            }
+            Ok(decision) => refusal_response(&Refusal::by_decision(decision, policies), None),
+            Err(_) => refusal_response(&Refusal::unavailable(policies), None),
         })
     }
 
-    async fn check_by_rules(&self, request: &Request<()>, peer: IpAddr) -> Response<Bytes> {
-        let Some(outcome) = self.decider.check_request(request, peer).await else {
-            let message = "this instance has no rules; start it with --config FILE, or send key and limit";
-            return problem(StatusCode::BAD_REQUEST, "bad_request", message);
-        };
-        match outcome {
+    async fn check_by_rules(&self, check: &RequestCheck) -> Result<Response<Bytes>, CheckRequestError> {
+        let RequestCheck { request, peer, has_receipt } = check;
+        if *has_receipt {
+            self.decider.check_receipt(&[])?;
+        }
+        let options = RequestOptions { keeps_receipt: *has_receipt, ..RequestOptions::default() };
+        let outcome = self.decider.check_request(request, *peer, options).await;
+        Ok(match outcome.ok_or(CheckRequestError::NoRules)? {
             Outcome::Admitted(permit) => {
                 let unlimited = Decision::uncounted(Timestamp::ZERO);
-                let response = decision_response(permit.decision().unwrap_or(&unlimited), permit.policies());
-                // The caller does not report how the request ends, so the units stay charged.
+                let mut headers = HeaderMap::new();
+                permit.write_headers(&mut headers);
+                let relayed = RelayedResponse::headers(&headers);
+                let receipt = has_receipt.then(|| self.decider.receipt_of(&permit)).flatten();
+                let decision = permit.decision().unwrap_or(&unlimited);
+                let response = admission_response(decision, permit.policies(), Some(&relayed), receipt.as_ref());
+                // The caller reports how the request ends by its receipt, or not at all.
                 permit.keep();
                 response
             }
-            Outcome::Refused(Refusal::Denied { decision, policies, .. }) => {
-                decision_response(&decision, Some(&policies))
+            Outcome::Refused(refusal) => {
+                let response = refusal.response_to(request.headers());
+                refusal_response(&refusal, Some(&RelayedResponse::of(&response)))
             }
-            Outcome::Refused(refusal) => refusal.response(request.headers()),
-        }
+        })
     }
 }
 
@@ -244,53 +309,127 @@ impl HttpListener {
     }
 }
 
-fn decision_response(decision: &Decision, policies: Option<&Policies>) -> Response<Bytes> {
-    let mut response = Response::new(decision_body(decision, policies));
+/// Returns the 200 response to an admitted check. `relayed` has the headers to add to the response of a request.
+fn admission_response(
+    decision: &Decision,
+    policies: Option<&Policies>,
+    relayed: Option<&RelayedResponse<'_>>,
+    receipt: Option<&IssuedReceipt>,
+) -> Response<Bytes> {
+    let mut response = Response::new(decision_body(decision, policies, relayed, receipt));
     let headers = response.headers_mut();
-    // Room for the headers of a denial, so that the map does not grow while they are written.
+    // Room for all headers, so that the map does not grow while they are written.
     headers.reserve(8);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Some(policies) = policies {
         policies.write_headers(decision, headers);
     }
-    if !decision.allowed() {
-        *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
-    }
     response
 }
 
-/// Returns the decision as JSON, as [`DecisionBody`](response::DecisionBody) describes it.
+/// Returns the response to a refused check, with the status of the refusal. `relayed` is the response to the request.
+fn refusal_response(refusal: &Refusal, relayed: Option<&RelayedResponse<'_>>) -> Response<Bytes> {
+    let mut response = Response::new(refusal_body(refusal, relayed));
+    *response.status_mut() = refusal.verdict().http();
+    let headers = response.headers_mut();
+    headers.reserve(8);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    refusal.write_headers(headers);
+    response
+}
+
+/// Returns an admission as JSON, as [`DecisionBody`](response::DecisionBody) describes it.
 ///
 /// `policies` must be those of the decision's limits, in the same order. They provide names and windows; without them
 /// the list of limits is empty.
 ///
 /// Written without an intermediate value, because this is the hot path of the listener.
-fn decision_body(decision: &Decision, policies: Option<&Policies>) -> Bytes {
+fn decision_body(
+    decision: &Decision,
+    policies: Option<&Policies>,
+    relayed: Option<&RelayedResponse<'_>>,
+    receipt: Option<&IssuedReceipt>,
+) -> Bytes {
     let mut json = JsonText(Vec::with_capacity(64 + 192 * decision.limits.len()));
-    json.raw("{\"allowed\":").flag(decision.allowed());
-    json.raw(",\"source\":\"").raw(decision.source.as_str()).raw("\",\"limits\":[");
-    let limits = policies.into_iter().flat_map(Policies::policies).zip(&decision.limits);
-    for (index, (policy, status)) in limits.enumerate() {
-        json.raw(if index == 0 { "{\"name\":\"" } else { ",{\"name\":\"" }).raw(policy.name());
-        if let Some(rule) = policy.rule() {
-            // The name of a rule has no characters that JSON escapes.
-            json.raw("\",\"rule\":\"").raw(rule);
-        }
-        json.raw("\",\"quota\":").number(Some(status.quota.into()));
-        json.raw(",\"window_ms\":").number(Some(policy.limit().window_us().div_ceil(1_000)));
-        json.raw(",\"remaining\":").number(Some(status.remaining.into()));
-        json.raw(",\"retry_after_ms\":").number(status.retry_after.as_millis_ceil());
-        json.raw(",\"next_after_ms\":").number(status.next_after.as_millis_ceil());
-        json.raw(",\"reset_after_ms\":").number(status.reset_after.as_millis_ceil());
-        json.raw(",\"allowed\":").flag(status.allowed).raw("}");
+    json.decision(decision, policies);
+    if let Some(relayed) = relayed {
+        json.raw(",\"response\":").value(relayed);
     }
-    json.raw("]}");
+    if let Some(IssuedReceipt { text, refund_on }) = receipt {
+        json.raw(",\"receipt\":\"").raw(text).raw("\"");
+        if relayed.is_some() {
+            let name = |ending: &Ending| match ending {
+                Ending::Success => "success",
+                Ending::Failure => "failure",
+            };
+            json.raw(",\"refund_on\":").value(&refund_on.iter().map(name).collect::<Vec<_>>());
+        }
+    }
+    json.raw("}");
+    Bytes::from(json.0)
+}
+
+/// Returns a refusal as JSON, as [`RefusalBody`](response::RefusalBody) describes it.
+fn refusal_body(refusal: &Refusal, relayed: Option<&RelayedResponse<'_>>) -> Bytes {
+    let mut json = JsonText(Vec::with_capacity(512));
+    match refusal {
+        Refusal::Denied { decision, policies, .. } => json.decision(decision, Some(policies)),
+        // No limit has decided.
+        _ => json.raw("{\"allowed\":false,\"source\":\"").raw(refusal.source().as_str()).raw("\",\"limits\":[]"),
+    };
+    json.fields(&refusal.fields());
+    if let Some(relayed) = relayed {
+        json.raw(",\"response\":").value(relayed);
+    }
+    json.raw("}");
     Bytes::from(json.0)
 }
 
 struct JsonText(Vec<u8>);
 
 impl JsonText {
+    /// Appends the fields `allowed`, `source` and `limits` of an object that is not closed yet.
+    fn decision(&mut self, decision: &Decision, policies: Option<&Policies>) -> &mut Self {
+        self.raw("{\"allowed\":").flag(decision.allowed());
+        self.raw(",\"source\":\"").raw(decision.source.as_str()).raw("\",\"limits\":[");
+        let limits = policies.into_iter().flat_map(Policies::policies).zip(&decision.limits);
+        for (index, (policy, status)) in limits.enumerate() {
+            self.raw(if index == 0 { "{\"name\":\"" } else { ",{\"name\":\"" }).raw(policy.name());
+            if let Some(rule) = policy.rule() {
+                // The name of a rule has no characters that JSON escapes.
+                self.raw("\",\"rule\":\"").raw(rule);
+            }
+            self.raw("\",\"quota\":").number(Some(status.quota.into()));
+            self.raw(",\"window_ms\":").number(Some(policy.limit().window_us().div_ceil(1_000)));
+            self.raw(",\"remaining\":").number(Some(status.remaining.into()));
+            self.raw(",\"retry_after_ms\":").number(status.retry_after.as_millis_ceil());
+            self.raw(",\"next_after_ms\":").number(status.next_after.as_millis_ceil());
+            self.raw(",\"reset_after_ms\":").number(status.reset_after.as_millis_ceil());
+            self.raw(",\"allowed\":").flag(status.allowed).raw("}");
+        }
+        self.raw("]")
+    }
+
+    /// Appends the fields of `object` to an object that has fields already. `object` must have at least one field.
+    fn fields(&mut self, object: &impl Serialize) -> &mut Self {
+        let at = self.0.len();
+        self.value(object);
+        // The braces of `object` become the comma before its first field, and nothing.
+        self.0[at] = b',';
+        self.0.pop();
+        self
+    }
+
+    /// Appends a value, which must not fail to serialize. If it did, the value would be null.
+    fn value(&mut self, value: &impl Serialize) -> &mut Self {
+        let at = self.0.len();
+        if serde_json::to_writer(&mut self.0, value).is_err() {
+            self.0.truncate(at);
+            self.raw("null");
+        }
+        self
+    }
+
     fn raw(&mut self, text: &str) -> &mut Self {
         self.0.extend_from_slice(text.as_bytes());
         self
@@ -320,3 +459,6 @@ pub(crate) fn foreign_origin(stats: &ListenerStats) -> Response<Bytes> {
 fn bad_request(error: &CheckRequestError) -> Response<Bytes> {
     problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string())
 }
+
+#[cfg(test)]
+mod tests;

@@ -200,9 +200,14 @@ impl IdleTimeout {
         IdleTimeout { idle, timer, last_read_at, deadline: None }
     }
 
-    /// Returns when bytes were last read, or when this value was created.
+    /// Returns when bytes were last read, or when the idle time last started.
     pub(crate) fn last_read_at(&self) -> Instant {
         self.last_read_at
+    }
+
+    /// Starts the idle time again, after a request for which the client had to wait.
+    pub(crate) fn restart(&mut self) {
+        self.last_read_at = Instant::now();
     }
 
     /// Sets the time at which reading ends with [`ReadOutcome::TimedOut`] even if bytes arrive. `None` removes it.

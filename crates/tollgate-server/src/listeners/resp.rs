@@ -4,9 +4,12 @@
 //! pipelines costs one system call each way and, with Redis as the store, one call to the store for the whole pipeline.
 //!
 //! ```text
-//!   read ──▶ frame::parse ──▶ command::parse_command ──▶ Limiter::check_batch ──▶ reply ──▶ write
+//!   read ──▶ frame::parse ──▶ command::parse_command ──▶ Decider::check_batch ──▶ reply ──▶ write
 //!            once per complete command in the buffer                in the same order
 //! ```
+//!
+//! Other commands are answered one by one, between two batches of checks: `TOLLGATE.REQUEST` by the rules (`request.rs`),
+//! and `TOLLGATE.WAIT` when there is room (`wait.rs`).
 //!
 //! Bounds: bytes per argument and command, commands per batch, bytes of unsent replies, connections, idle time, the
 //! time in which a command must arrive, and the time in which the password must be given. So a client that sends single
@@ -18,11 +21,14 @@
 //! line, a header, a STUN message. Clients send commands as arrays; an unknown command in an array is only answered
 //! with an error.
 
+mod check;
 mod command;
 mod frame;
 #[doc(hidden)]
 pub mod fuzz;
 mod reply;
+mod request;
+mod wait;
 
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
@@ -36,9 +42,10 @@ use bytes::{Buf, BytesMut};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
-use tollgate::{Check, Decision, Demand, Unavailable};
+use tollgate::{Check, Decision, Demand, Redeemed, Unavailable};
 
-use self::command::{ConnectionCommand, LimitCache, ReplyFormat, RespCommand, UNKNOWN, is_http, parse_command, reply};
+use self::check::{LastElement, LimitCache, PendingCheck, PendingChecks, reply};
+use self::command::{COMMANDS, ConnectionCommand, RespCommand, UNKNOWN, is_http, parse_command};
 use self::frame::{Args, parse};
 use self::reply::{Replies, RespVersion};
 use super::io::{IdleTimeout, ReadOutcome, close, read_waiting, send, send_last, shrink};
@@ -46,10 +53,13 @@ use crate::auth_guard::{Attempt, AuthGuard};
 use crate::decider::Decider;
 use crate::listener::{ConnectionContext, Listener, ServeFuture, ServerState};
 use crate::metrics::{ListenerStats, RESP_ERRORS, Rejection};
+use crate::receipts::RefundError;
 use crate::stream::{ClientStream, Cork};
 
-/// The most commands that are decided together. Larger pipelines are answered in several writes.
+/// The most commands, and the number of limits from which on no further check is added, that are decided together. Larger
+/// pipelines are answered in several writes.
 const BATCH_COMMANDS_MAX: usize = 512;
+const BATCH_LIMITS_MAX: usize = 512;
 /// The size at which replies are written although more commands have arrived.
 const REPLY_BYTES_MAX: usize = 64 * 1024;
 /// The time from the first byte of a command to its last. A body of an HTTP request has the same.
@@ -59,9 +69,8 @@ const PASSWORD_TIMEOUT: Duration = Duration::from_secs(10);
 /// The bytes of a short check on the wire, from which the number of commands in a buffer is estimated.
 const CHECK_BYTES_MIN: usize = 48;
 const ESTIMATE_MAX: usize = 64;
-/// The error reply to a command that was dropped before it was complete, because its bytes were evicted.
-const EVICTED: &str =
-    "ERR too many bytes of incomplete commands are buffered; this command was dropped before it was complete";
+/// The error reply to a command that was dropped while it was incomplete or waited, because its bytes were evicted.
+const EVICTED: &str = "ERR too many bytes of incomplete or waiting commands are buffered; this command was dropped";
 const NOAUTH: &str = "NOAUTH Authentication required";
 const OVER_LIMIT_REPLY: &[u8] = b"-ERR max number of clients reached\r\n";
 
@@ -123,9 +132,9 @@ impl RespListener {
 
     /// Serves one connection until it ends.
     ///
-    /// It ends when the client ends it or sends `QUIT`, is silent for the idle time, takes longer than 10 s for a
-    /// command or for its password, sends a malformed frame or an unknown inline command, or makes too many wrong
-    /// guesses; when its command is evicted from the receive budget; or when the listener closes.
+    /// It ends when the client ends it (also while a command waits) or sends `QUIT`, is silent for the idle time, takes
+    /// longer than 10 s for a command or for its password, sends a malformed frame or an unknown inline command, or makes
+    /// too many wrong guesses; when its command is evicted from the receive budget; or when the listener closes.
     ///
     /// When the listener closes, the next replies are sent together with the end of the connection. RESP cannot mark a
     /// reply as the last one, so the end itself is the signal. Commands that arrive after it are discarded and never
@@ -167,11 +176,13 @@ struct RespClient {
     limits: LimitCache,
 }
 
-/// Whether a connection stays open after a batch.
+/// What happens to a connection after a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AfterBatch {
     KeepOpen,
     Close,
+    /// The next command is a `TOLLGATE.WAIT` of this many bytes. It is complete, and still in the buffer.
+    Wait(usize),
 }
 
 impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
@@ -210,31 +221,29 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
             match outcome {
                 ReadOutcome::Bytes => {}
                 ReadOutcome::Interrupted if self.context.receiving.is_evicted() => {
-                    return self.drop_command(buffer).await;
+                    return self.drop_command(&mut buffer).await;
                 }
                 ReadOutcome::End | ReadOutcome::TimedOut | ReadOutcome::Interrupted => break,
             }
             let bytes_before = buffer.len();
-            if self.answer(&mut buffer, timeout.last_read_at()).await? == AfterBatch::Close {
-                return Ok(());
-            }
+            let Some(consumed) = self.answer(&mut buffer, &mut timeout).await? else { return Ok(()) };
             // The rest is the beginning of a command. It is a new one if a command before it was complete.
             command_deadline = match (buffer.len(), command_deadline) {
                 (0, _) => None,
-                (rest, Some(deadline)) if rest == bytes_before => Some(deadline),
+                (_, Some(deadline)) if consumed == 0 => Some(deadline),
                 _ => Some(Instant::now() + COMMAND_TIMEOUT),
             };
             shrink(&mut buffer, bytes_before);
             if !self.context.receiving.hold_buffer(&mut buffer, 0).await {
-                return self.drop_command(buffer).await;
+                return self.drop_command(&mut buffer).await;
             }
         }
         close(&mut self.stream, idle).await
     }
 
     /// Ends the connection with an error reply, because the receive budget has no room for the command in `buffer`.
-    async fn drop_command(mut self, buffer: BytesMut) -> std::io::Result<()> {
-        drop(buffer);
+    async fn drop_command(&mut self, buffer: &mut BytesMut) -> std::io::Result<()> {
+        *buffer = BytesMut::new();
         self.context.receiving.release();
         self.replies.error(EVICTED);
         send_last(&mut self.stream, self.replies.as_bytes(), self.listener.options.idle).await
@@ -244,41 +253,62 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
     ///
     /// Sends the replies. When the listener closes, ends the connection once no more commands have arrived.
     ///
-    /// The durations in the metrics are counted from `last_read_at`, when the last bytes were received.
+    /// The durations in the metrics are counted from the time at which `timeout` last read bytes. The idle time starts
+    /// again after a command that waits.
     ///
-    /// Returns [`AfterBatch::Close`] if the connection has been ended.
-    async fn answer(&mut self, buffer: &mut BytesMut, last_read_at: Instant) -> std::io::Result<AfterBatch> {
+    /// Returns the number of bytes removed, or `None` if the connection has been ended.
+    async fn answer(&mut self, buffer: &mut BytesMut, timeout: &mut IdleTimeout) -> std::io::Result<Option<usize>> {
         let idle = self.listener.options.idle;
+        let mut total = 0;
         loop {
-            let (consumed, after) = self.batch(buffer, last_read_at).await;
+            let (consumed, after) = self.batch(buffer, timeout.last_read_at()).await;
             buffer.advance(consumed);
+            total += consumed;
+            if let AfterBatch::Wait(bytes) = after {
+                self.send_replies().await?;
+                // A large future, for which a connection that never waits has no room.
+                if !Box::pin(self.wait(bytes, buffer)).await? {
+                    return Ok(None);
+                }
+                timeout.restart();
+                total += bytes;
+                continue;
+            }
             let is_last = after == AfterBatch::Close
                 || buffer.is_empty()
                     && self.context.shutdown.is_closing()
                     && !read_waiting(&mut self.stream, buffer).await?;
             if is_last {
                 send_last(&mut self.stream, self.replies.as_bytes(), idle).await?;
-                return Ok(AfterBatch::Close);
+                return Ok(None);
             }
-            if self.replies.len() > 0 {
-                send(&mut self.stream, self.replies.as_bytes(), idle).await?;
-                self.replies.clear();
-            }
+            self.send_replies().await?;
             if consumed == 0 || buffer.is_empty() {
-                return Ok(after);
+                return Ok(Some(total));
             }
         }
     }
 
+    /// Sends the replies that were appended so far, if there are any.
+    async fn send_replies(&mut self) -> std::io::Result<()> {
+        if self.replies.len() > 0 {
+            send(&mut self.stream, self.replies.as_bytes(), self.listener.options.idle).await?;
+            self.replies.clear();
+        }
+        Ok(())
+    }
+
     /// Decides one batch of at most 512 commands from the front of the buffer, and appends their replies.
     ///
-    /// Ends earlier after a command that closes the connection, and after one other than a check if the replies exceed
-    /// 64 KiB. Checks are decided together, up to the next command of another kind.
+    /// Ends earlier after a command that closes the connection, before one that waits, after a check if 512 limits or
+    /// more are to be decided together, and after another command if the replies exceed 64 KiB. Checks are decided
+    /// together, up to the next command of another kind.
     ///
-    /// Returns the length of the commands in bytes, 0 if none is complete, and whether the connection stays open.
+    /// Returns the length of the commands in bytes, 0 if none is complete, and what happens next.
     async fn batch(&mut self, buffer: &[u8], last_read_at: Instant) -> (usize, AfterBatch) {
         let mut args = std::mem::take(&mut self.args);
         let batch = self.batch_with(buffer, last_read_at, &mut args).await;
+        args.clear();
         self.args = args;
         batch
     }
@@ -286,25 +316,49 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
     async fn batch_with(&mut self, buffer: &[u8], last_read_at: Instant, args: &mut Args) -> (usize, AfterBatch) {
         // An estimate of the number of commands, so that the list does not grow while a pipeline is parsed.
         let estimate = (buffer.len() / CHECK_BYTES_MIN).clamp(1, ESTIMATE_MAX);
-        let mut pending: Vec<(Demand<'_>, ReplyFormat)> = Vec::with_capacity(estimate);
+        let mut pending = PendingChecks::with_capacity(estimate);
         let mut at = 0;
         for _ in 0..BATCH_COMMANDS_MAX {
             let frame = &buffer[at..];
-            match parse(frame, args) {
+            let length = match parse(frame, args) {
                 Ok(None) => break,
-                Ok(Some(consumed)) => at += consumed,
+                Ok(Some(length)) => length,
                 Err(error) => {
                     self.decide(&mut pending, last_read_at).await;
                     self.replies.error(&format!("ERR Protocol error: {error}"));
                     return (at, AfterBatch::Close);
                 }
-            }
-            match parse_command(frame, args, &mut self.client.limits) {
-                // Decided together with its neighbours.
-                Ok(RespCommand::Check { demand, format }) if self.client.is_authenticated => {
-                    pending.push((demand, format))
+            };
+            at += length;
+            let limits = pending.demands.len();
+            let command = parse_command(frame, args, &mut self.client.limits, &mut pending.demands);
+            if let (Ok(RespCommand::Check(check)), true) = (&command, self.client.is_authenticated) {
+                if !pending.checks.is_empty() && pending.have_receipts() != check.has_receipt {
+                    let next = pending.demands.split_off(limits);
+                    self.decide(&mut pending, last_read_at).await;
+                    pending.demands = next;
                 }
+                match self.check_receipt(*check, &pending.demands[pending.demands.len() - check.limits..]) {
+                    // Decided together with its neighbours.
+                    Ok(()) => pending.checks.push(*check),
+                    Err(error) => {
+                        pending.demands.truncate(pending.demands.len() - check.limits);
+                        self.decide(&mut pending, last_read_at).await;
+                        self.replies.error(&error);
+                    }
+                }
+                if pending.demands.len() >= BATCH_LIMITS_MAX {
+                    break;
+                }
+                continue;
+            }
+            pending.demands.truncate(limits);
+            match command {
                 Ok(RespCommand::Nothing) => {}
+                Ok(RespCommand::Wait { .. }) if self.client.is_authenticated => {
+                    self.decide(&mut pending, last_read_at).await;
+                    return (at - length, AfterBatch::Wait(length));
+                }
                 Ok(RespCommand::Unknown) if !frame.starts_with(b"*") => {
                     self.decide(&mut pending, last_read_at).await;
                     self.reject_inline(frame, args);
@@ -312,7 +366,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
                 }
                 other => {
                     self.decide(&mut pending, last_read_at).await;
-                    if self.answer_other(other).await == AfterBatch::Close {
+                    if self.answer_other(other, last_read_at).await == AfterBatch::Close {
                         return (at, AfterBatch::Close);
                     }
                     if self.replies.len() > REPLY_BYTES_MAX {
@@ -328,8 +382,9 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
     /// Appends the reply to a command that is not a check. Returns whether the connection stays open.
     ///
     /// Also answers malformed commands (`Err`). A client that is not authenticated gets `NOAUTH` for everything but
-    /// `QUIT`, `AUTH` and `HELLO`. Appends nothing for a check of an authenticated client, and for a blank line.
-    async fn answer_other(&mut self, command: Result<RespCommand<'_>, String>) -> AfterBatch {
+    /// `QUIT`, `AUTH` and `HELLO`. Appends nothing for a check or a wait of an authenticated client, and for a blank
+    /// line.
+    async fn answer_other(&mut self, command: Result<RespCommand<'_>, String>, last_read_at: Instant) -> AfterBatch {
         match command {
             Ok(RespCommand::Connection(ConnectionCommand::Quit)) => {
                 self.replies.simple("OK");
@@ -341,15 +396,26 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
             }
             _ if !self.client.is_authenticated => self.replies.error(NOAUTH),
             Ok(RespCommand::Connection(command)) => self.connection_command(command),
-            Ok(RespCommand::Unknown) => self.replies.error(UNKNOWN),
+            Ok(RespCommand::Unknown) => self.replies.error(&UNKNOWN),
+            Ok(RespCommand::Request(request, peer)) => {
+                // A large future, for which a connection that only sends checks has no room.
+                Box::pin(self.request(&request, peer)).await;
+                self.listener.stats.request_times.record(last_read_at.elapsed());
+            }
+            Ok(RespCommand::Refund { receipt, settlement }) => {
+                match self.listener.decider.redeem(receipt, settlement).await {
+                    Ok(redeemed) => self.replies.integer((redeemed == Redeemed::Done).into()),
+                    Err(error) => self.replies.error(&refund_error(error)),
+                }
+            }
             Ok(RespCommand::Reset { demand }) => match self.listener.decider.limiter().reset(&demand).await {
                 Ok(()) => self.replies.simple("OK"),
                 Err(error) => {
                     self.replies.error(&format!("UNAVAILABLE the store did not answer ({})", error.kind().as_str()))
                 }
             },
-            // Handled by the caller: a check waits for its batch, and a blank line has no reply.
-            Ok(RespCommand::Check { .. } | RespCommand::Nothing) => {}
+            // Handled by the caller: a check is decided with its batch, a wait after it, and a blank line has no reply.
+            Ok(RespCommand::Check(_) | RespCommand::Wait { .. } | RespCommand::Nothing) => {}
             Err(error) => self.replies.error(&error),
         }
         AfterBatch::KeepOpen
@@ -365,39 +431,53 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
                 "closed a connection that sent an HTTP request to the RESP listener, possibly from a web page";
             self.listener.stats.reject(Rejection::Http, warning);
         } else {
-            self.replies.error(if self.client.is_authenticated { UNKNOWN } else { NOAUTH });
+            self.replies.error(if self.client.is_authenticated { &UNKNOWN } else { NOAUTH });
         }
     }
 
     /// Decides the pending checks together, appends their replies in the same order, and records their durations.
     ///
     /// Empties `pending`, and does nothing if it is empty.
-    async fn decide(&mut self, pending: &mut Vec<(Demand<'_>, ReplyFormat)>, last_read_at: Instant) {
-        if pending.is_empty() {
+    async fn decide(&mut self, pending: &mut PendingChecks<'_>, last_read_at: Instant) {
+        if pending.checks.is_empty() {
             return;
         }
         let decider = &self.listener.decider;
-        match &pending[..] {
+        match &pending.checks[..] {
             // Avoids the lists that a batch needs.
-            [(demand, format)] => {
-                let answer = decider.check(&Check::one(demand), false).await;
-                self.reply(demand, *format, &answer);
+            [only] => {
+                let check = Check::of_distinct(&pending.demands);
+                let answer = decider.check(&check, only.has_receipt).await;
+                self.reply(&check, *only, &answer);
             }
             _ => {
-                let checks: Vec<Check<'_>> = pending.iter().map(|(demand, _)| Check::one(demand)).collect();
-                let answers = decider.check_batch(&checks, false).await;
-                for ((demand, format), answer) in pending.iter().zip(&answers) {
-                    self.reply(demand, *format, answer);
+                let checks: Vec<Check<'_>> = pending.iter().map(|(_, check)| check).collect();
+                let answers = decider.check_batch(&checks, pending.have_receipts()).await;
+                for ((pending, check), answer) in pending.iter().zip(&answers) {
+                    self.reply(&check, pending, answer);
                 }
             }
         };
-        self.listener.stats.request_times.record_many(last_read_at.elapsed(), pending.len() as u64);
+        self.listener.stats.request_times.record_many(last_read_at.elapsed(), pending.checks.len() as u64);
         pending.clear();
     }
 
-    fn reply(&mut self, demand: &Demand<'_>, format: ReplyFormat, answer: &Result<Decision, Unavailable>) {
+    /// Checks that a receipt can be issued for a check with these demands, if it asks for one. `Err` is the error reply.
+    fn check_receipt(&self, check: PendingCheck, demands: &[Demand<'_>]) -> Result<(), String> {
+        match check.has_receipt {
+            true => self.listener.decider.check_receipt(demands).map_err(|error| format!("ERR {error}")),
+            false => Ok(()),
+        }
+    }
+
+    fn reply(&mut self, check: &Check<'_>, pending: PendingCheck, answer: &Result<Decision, Unavailable>) {
         match answer {
-            Ok(decision) => reply(decision, demand, format, &mut self.replies),
+            Ok(decision) if pending.has_receipt => {
+                let receipt = self.listener.decider.receipt(check, decision);
+                let last = LastElement::Receipt(receipt.as_ref().map(|receipt| &*receipt.text));
+                reply(decision, check, pending.format, last, &mut self.replies);
+            }
+            Ok(decision) => reply(decision, check, pending.format, LastElement::Numbers, &mut self.replies),
             Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {}", unavailable.client_message())),
         }
     }
@@ -409,7 +489,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
             ConnectionCommand::Select | ConnectionCommand::ClientOk => self.replies.simple("OK"),
             ConnectionCommand::ClientId => self.replies.integer(self.client.id as i64),
             ConnectionCommand::ClientGetName => self.replies.null(),
-            ConnectionCommand::CommandCount => self.replies.integer(4),
+            ConnectionCommand::CommandCount => self.replies.integer(COMMANDS.len() as i64),
             ConnectionCommand::CommandList => self.replies.array(0),
             ConnectionCommand::CommandDocs => self.replies.map(0),
             ConnectionCommand::Info => self.replies.bulk(
@@ -507,6 +587,16 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         replies.bulk(b"modules");
         replies.array(0);
     }
+}
+
+/// Returns the error reply to a refund.
+fn refund_error(error: RefundError) -> String {
+    let code = match error {
+        RefundError::NoSecret | RefundError::Invalid(_) => "ERR",
+        RefundError::OtherInstance => "OTHERINSTANCE",
+        RefundError::Store(_) => "UNAVAILABLE",
+    };
+    format!("{code} {error}")
 }
 
 #[cfg(test)]

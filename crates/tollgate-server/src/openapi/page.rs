@@ -40,6 +40,18 @@ impl HtmlPage {
         let (summary, description) = (self.text(&operation["summary"]), self.text(&operation["description"]));
         self.line(format_args!("<h2><b>{}</b> {}</h2>", method.to_uppercase(), escape(path)));
         self.line(format_args!("<p><strong>{summary}.</strong> {description}</p>"));
+        let parameters: Vec<&Value> = operation["parameters"].as_array().into_iter().flatten().collect();
+        if !parameters.is_empty() {
+            self.0 += "<h3>Request headers</h3><table><tr><th>Header<th>Type<th>Meaning";
+        }
+        for parameter in &parameters {
+            let (name, what) = (self.text(&parameter["name"]), self.text(&parameter["description"]));
+            let kind = self.kind(&parameter["schema"]);
+            self.line(format_args!("<tr><td><code>{name}</code><td>{kind}<td>{what}"));
+        }
+        if !parameters.is_empty() {
+            self.0 += "</table>";
+        }
         for (_, example) in entries(&operation["requestBody"]["content"]["application/json"]["examples"]) {
             let body = serde_json::to_string_pretty(&example["value"]).unwrap_or_default();
             let summary = self.text(&example["summary"]);

@@ -5,8 +5,10 @@
 //! still be rejected with 400 (`1/999day`, `5/min burst=3`).
 
 use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
 
-use crate::listeners::http::request::headers::{HEADER_NAME_BYTES_MAX, HEADERS_MAX};
+use crate::listeners::described::{HEADER_NAME_BYTES_MAX, HEADERS_MAX};
+use crate::listeners::http::request::WAIT_MS_MAX;
 
 /// `QUOTA/WINDOW [ALGORITHM] [option=value …]`.
 const LIMIT: &str =
@@ -50,6 +52,35 @@ pub(crate) fn cost(_: &mut SchemaGenerator) -> Schema {
         "default": 1,
         "minimum": 0,
         "maximum": u32::MAX,
+    })
+}
+
+/// Returns the schema of the text of a method, without a description.
+pub(super) fn method_text() -> Value {
+    json!({ "type": "string", "pattern": METHOD })
+}
+
+/// Returns the schema of the text of a path with an optional query, without a description and a length.
+pub(super) fn path_text() -> Value {
+    json!({ "type": "string", "pattern": PATH })
+}
+
+pub(crate) fn wait_ms(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "integer",
+        "description": "Holds the answer until every limit has room, at most this many milliseconds. Checks that wait for \
+            the same counters in this instance are admitted in the order of their arrival. If there is no room in time, the \
+            answer is 429, and nothing is charged; if that is known earlier, it is sent at once.",
+        "minimum": 0,
+        "maximum": WAIT_MS_MAX,
+    })
+}
+
+pub(crate) fn receipt(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "boolean",
+        "description": "Whether an admission gets a receipt, with which its units can be refunded by POST /v1/refund.",
+        "default": false,
     })
 }
 

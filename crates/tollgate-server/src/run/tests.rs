@@ -74,10 +74,10 @@ async fn another_listener_gets_the_peer_the_limit_metrics_and_the_shutdown() {
 
     let metrics = get(admin_address, "/metrics").await;
     for sample in [
-        "tollgate_connections{door=\"address\"} 1\n",
-        "tollgate_connections_refused_total{door=\"address\"} 1\n",
-        "tollgate_request_seconds_count{door=\"address\"} 0\n",
-        "tollgate_connections{door=\"admin\"} 1\n",
+        "tollgate_connections{listener=\"address\"} 1\n",
+        "tollgate_connections_refused_total{listener=\"address\"} 1\n",
+        "tollgate_request_seconds_count{listener=\"address\"} 0\n",
+        "tollgate_connections{listener=\"admin\"} 1\n",
     ] {
         assert!(metrics.contains(sample), "{sample}{metrics}");
     }

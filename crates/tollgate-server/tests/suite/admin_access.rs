@@ -50,7 +50,7 @@ fn web_pages_and_unknown_hosts_are_rejected_on_every_path_except_healthz() {
     }
     let rejected = samples(&site, "tollgate_requests_rejected_total");
     let admin = |reason: &str, times: u32| {
-        format!("tollgate_requests_rejected_total{{door=\"admin\",reason=\"{reason}\"}} {times}")
+        format!("tollgate_requests_rejected_total{{listener=\"admin\",reason=\"{reason}\"}} {times}")
     };
     assert!(rejected.contains(&admin("host", 3 * 4)), "{rejected:?}");
     assert!(rejected.contains(&admin("origin", 5 * 4)), "{rejected:?}");
@@ -68,7 +68,7 @@ fn wrong_tokens_are_counted_and_delayed_and_the_right_one_still_works() {
     assert_eq!(site.operate("GET", "/v1/rules", "").status, 200);
     let failures = samples(&site, "tollgate_auth_failures_total");
     assert!(
-        failures.contains(&"tollgate_auth_failures_total{door=\"admin\",result=\"wrong\"} 8".to_owned()),
+        failures.contains(&"tollgate_auth_failures_total{listener=\"admin\",result=\"wrong\"} 8".to_owned()),
         "{failures:?}"
     );
 

@@ -1,5 +1,6 @@
 //! The HTTP listener as a subject of the conformance suite: one keep-alive connection, one request per check.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
@@ -21,27 +22,19 @@ impl<'d> OverHttp<'d> {
         stream.set_nodelay(true).unwrap();
         OverHttp { fixture, names: Names::unused(), stream: BufReader::new(stream) }
     }
+}
 
-    /// Sends a request, and returns the status and the body of the response.
-    fn post(&mut self, body: &str) -> (u16, Value) {
-        let request =
-            format!("POST /v1/check HTTP/1.1\r\nhost: tollgate\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-        self.stream.get_mut().write_all(request.as_bytes()).unwrap();
-        let mut line = String::new();
-        self.stream.read_line(&mut line).unwrap();
-        let status = line.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status line");
-        let mut length = 0;
-        while line != "\r\n" {
-            line.clear();
-            self.stream.read_line(&mut line).unwrap();
-            if let Some(value) = line.strip_prefix("content-length: ") {
-                length = value.trim_end().parse().unwrap();
-            }
-        }
-        let mut body = vec![0; length];
-        self.stream.read_exact(&mut body).unwrap();
-        (status, serde_json::from_slice(&body).unwrap())
-    }
+/// Posts a body to `/v1/check`. Returns the status, the headers by name and the body of the response.
+pub(crate) fn post_check(stream: &mut BufReader<TcpStream>, body: &str) -> (u16, BTreeMap<String, String>, Value) {
+    let request = format!("POST /v1/check HTTP/1.1\r\nhost: tollgate\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    stream.get_mut().write_all(request.as_bytes()).unwrap();
+    let mut lines = stream.by_ref().lines().map(Result::unwrap).take_while(|line| !line.is_empty());
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a status line");
+    let header = |line: String| line.split_once(": ").map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let headers: BTreeMap<String, String> = lines.map(|line| header(line).expect("a header")).collect();
+    let mut body = vec![0; headers["content-length"].parse().unwrap()];
+    stream.read_exact(&mut body).unwrap();
+    (status, headers, serde_json::from_slice(&body).unwrap())
 }
 
 /// Returns the body of a check: the short form for one demand, the list for several.
@@ -85,7 +78,7 @@ impl Subject for OverHttp<'_> {
         self.fixture.clock.set(now);
         let names = self.names.clone();
         names.with(check.demands(), |demands| {
-            let (status, body) = self.post(&check_body(demands));
+            let (status, _, body) = post_check(&mut self.stream, &check_body(demands));
             let limits = body["limits"].as_array().unwrap_or_else(|| panic!("{status}: {body}"));
             assert_eq!(limits.len(), demands.len(), "{body}");
             let limits = limits.iter().zip(demands).map(|(entry, demand)| limit_status(entry, demand)).collect();

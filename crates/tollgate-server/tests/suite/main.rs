@@ -4,12 +4,15 @@
 mod admin_access;
 mod conformance;
 mod corpus;
+mod deployment;
 mod ended_tasks;
 mod fixture;
 mod http_subject;
 mod metrics;
 mod operator;
 mod resp_subject;
+mod same_answer;
+mod settings;
 mod shutdown;
 mod site;
 mod throttle;

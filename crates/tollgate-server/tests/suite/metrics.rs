@@ -150,6 +150,9 @@ fn refusals_by_bans_are_counted_by_where_the_ban_is() {
     assert_eq!(site.check(&json!({ "key": "user:42", "limit": "10/h" })).status, 403);
     assert_eq!(site.check(&json!({ "key": "user:43", "limit": "10/h" })).status, 200);
     assert_eq!(banned(), [r#"{ban="configuration"} 2"#, r#"{ban="store"} 2"#]);
+    let decisions = samples(&site, "tollgate_decisions_total{rule=\"\",");
+    let made: Vec<&String> = decisions.iter().filter(|sample| !sample.ends_with(" 0")).collect();
+    assert_eq!(made, [r#"verdict="allow",source="store",mode="enforce"} 1"#], "a ban is not a decision");
     assert_eq!(samples(&site, "tollgate_degraded_total{policy=\"allow\"}"), [" 0"]);
 }
 
@@ -157,7 +160,7 @@ fn refusals_by_bans_are_counted_by_where_the_ban_is() {
 fn error_responses_are_counted_by_listener_and_status() {
     let site = Site::start(RULES);
     let errors = || samples(&site, "tollgate_error_responses_total");
-    assert_eq!(errors(), [r#"{door="http",status="429"} 0"#, r#"{door="admin",status="429"} 0"#]);
+    assert_eq!(errors(), [r#"{listener="http",status="429"} 0"#, r#"{listener="admin",status="429"} 0"#]);
     assert_eq!(site.check(&json!({ "key": "k", "limit": "1/h", "cost": 2 })).status, 429);
     assert_eq!(site.check(&json!("nothing")).status, 400);
     assert_eq!(site.ask_http("GET", "/v1/check").status, 405);
@@ -169,10 +172,10 @@ fn error_responses_are_counted_by_listener_and_status() {
     assert_eq!(
         counted,
         [
-            r#"{door="admin",status="401"} 1"#,
-            r#"{door="http",status="400"} 1"#,
-            r#"{door="http",status="405"} 1"#,
-            r#"{door="http",status="429"} 1"#,
+            r#"{listener="admin",status="401"} 1"#,
+            r#"{listener="http",status="400"} 1"#,
+            r#"{listener="http",status="405"} 1"#,
+            r#"{listener="http",status="429"} 1"#,
         ]
     );
 }

@@ -142,7 +142,8 @@ impl Site {
     }
 }
 
-fn listen() -> (tokio::net::TcpListener, SocketAddr) {
+/// Binds a free port, inside a runtime.
+pub(crate) fn listen() -> (tokio::net::TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();

@@ -79,7 +79,7 @@ fn a_reload_is_completed_and_counted_after_its_client_has_disconnected() {
         started.recv_timeout(PATIENCE).expect("the file is being read");
         drop(client);
         // The listener has noticed the disconnect once only the connection of this request is open.
-        site.until("/metrics", |answer| answer.body.contains("tollgate_connections{door=\"admin\"} 1\n"));
+        site.until("/metrics", |answer| answer.body.contains("tollgate_connections{listener=\"admin\"} 1\n"));
         drop(closed);
         site.until_reloaded("ok", reloads);
     }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use tollgate_core::{Check, Decision, Demand, ManualClock, MemoryStore, Timestamp};
+use tollgate_core::{Check, Decision, Demand, ManualClock, MemoryStore, Redeemed, Redemption, Timestamp};
 
-use super::Subject;
+use super::{Redeem, Subject};
 
 /// A [`MemoryStore`] as a [`Subject`]. Each call sets its clock to the time of the operation.
 #[derive(Debug)]
@@ -40,5 +40,12 @@ impl Subject for InMemory {
     fn reset(&mut self, now: Timestamp, demand: &Demand<'_>) {
         self.clock.set(now);
         self.store.reset(demand);
+    }
+}
+
+impl Redeem for InMemory {
+    fn redeem(&mut self, now: Timestamp, redemption: &Redemption<'_>) -> Redeemed {
+        self.clock.set(now);
+        self.store.redeem(redemption).expect("there is room for the id")
     }
 }

@@ -2,7 +2,8 @@
 
 use tollgate_core::{Algorithm, Check, Decision, Demand, Timestamp};
 use tollgate_testkit::conformance::{
-    InMemory, Random, Subject, Trace, cases, long_traces, random_traces_of, traces_from_env,
+    InMemory, Random, Redeeming, Subject, Trace, cases, long_traces, random_redemptions, random_traces_of,
+    traces_from_env,
 };
 use tollgate_testkit::oracle::Oracle;
 
@@ -60,6 +61,30 @@ fn memory_agrees_with_the_oracle_on_long_logs() {
     if let Err(failure) = long_traces(traces_from_env(10_000) / 100, SEED, InMemory::new) {
         panic!("{failure}");
     }
+}
+
+#[test]
+fn refund_by_redemption_passes_every_named_case() {
+    assert!(cases::run_all(|| Redeeming::new(Oracle::new())).expect_clean() > 80);
+    assert!(cases::run_all(|| Redeeming::new(InMemory::new())).expect_clean() > 80);
+}
+
+#[test]
+fn refund_by_redemption_in_memory_agrees_with_the_oracle() {
+    let fresh = || Redeeming::new(InMemory::new());
+    for algorithm in Algorithm::ALL {
+        if let Err(failure) = random_traces_of(algorithm, traces_from_env(1_000), SEED, fresh) {
+            panic!("{failure}");
+        }
+    }
+    if let Err(failure) = long_traces(traces_from_env(2_000) / 100, SEED, fresh) {
+        panic!("{failure}");
+    }
+}
+
+#[test]
+fn redemption_in_memory_agrees_with_the_oracle() {
+    random_redemptions(traces_from_env(1_000) as u64, SEED, InMemory::new).unwrap();
 }
 
 /// An oracle with a fault.

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
 use serde::Serialize;
-use tollgate_core::NameError;
+use tollgate_core::{NameError, Wait};
 
 use super::accept::asks_for_problem;
 use super::policy::Policy;
-use super::refusal::RefusalDetails;
+use super::refusal::{RefusalDetails, retry_after_secs};
 use super::template::BodyTemplate;
 use super::verdict::Verdict;
 
@@ -104,7 +104,7 @@ impl BodyFormat {
     pub(super) fn body(&self, refusal: &RefusalDetails<'_>, request: &HeaderMap) -> Body {
         match self {
             BodyFormat::Json if asks_for_problem(request) => problem(refusal),
-            BodyFormat::Json => json(refusal),
+            BodyFormat::Json => refusal.fields().body(),
             BodyFormat::Problem => problem(refusal),
             BodyFormat::Text => Body::new("text/plain; charset=utf-8", refusal.message() + "\n"),
             BodyFormat::Template(template) => template.body(refusal),
@@ -153,13 +153,56 @@ impl fmt::Debug for CustomFormat {
     }
 }
 
-/// The body of a refusal in the format `json`.
-#[derive(Serialize)]
-struct JsonBody<'a> {
+/// The fields of a refusal's body in the format `json`. `Serialize` writes them in this order.
+///
+/// `error`, `message`, `retry_after` (seconds, at least 1) and `retry_after_ms` are always there; the two waits are
+/// `null` if the request can never pass. `limit`, `policy`, `rule`, `plan` and `upgrade_url` are those of the limit that
+/// denied the request, and left out without a value.
+///
+/// [`RefusalDetails::fields`] and [`Refusal::fields`](crate::engine::Refusal::fields) return them.
+#[derive(Clone, Debug, Serialize)]
+pub struct RefusalFields<'a> {
     error: &'static str,
     message: String,
     #[serde(flatten)]
-    fields: RefusalFields<'a>,
+    limit: LimitFields<'a>,
+}
+
+impl<'a> RefusalFields<'a> {
+    /// Creates the fields of a refusal that no limit caused: `retry_after` is the time until it ends.
+    pub(crate) fn without_limit(verdict: Verdict, message: String, retry_after: Wait) -> RefusalFields<'a> {
+        let limit = LimitFields {
+            retry_after: retry_after_secs(retry_after),
+            retry_after_ms: retry_after.as_millis_ceil().map(|ms| ms.max(1)),
+            ..LimitFields::default()
+        };
+        RefusalFields { error: verdict.error(), message, limit }
+    }
+
+    /// Creates the fields of a refusal by a limit or because the store did not answer.
+    pub(super) fn of(refusal: &RefusalDetails<'a>) -> RefusalFields<'a> {
+        RefusalFields { error: refusal.verdict().error(), message: refusal.message(), limit: LimitFields::of(refusal) }
+    }
+
+    /// Returns the milliseconds until the request would be admitted, rounded up, at least 1. `None` if it can never pass.
+    pub fn retry_after_ms(&self) -> Option<u64> {
+        self.limit.retry_after_ms
+    }
+
+    /// Returns the rule whose limit denied the request, or `None` if no limit of a rule did.
+    pub fn rule(&self) -> Option<&'a str> {
+        self.limit.rule
+    }
+
+    /// Returns the plan whose limit denied the request, or `None` if no limit of a plan did.
+    pub fn plan(&self) -> Option<&'a str> {
+        self.limit.plan
+    }
+
+    /// Returns the body in the format `json`.
+    pub(crate) fn body(&self) -> Body {
+        serialized("application/json", self)
+    }
 }
 
 /// The body of a refusal in the format `problem`: a problem of RFC 9457, with the member `violated-policies` of the
@@ -173,13 +216,13 @@ struct ProblemBody<'a> {
     #[serde(rename = "violated-policies", skip_serializing_if = "Vec::is_empty")]
     violated_policies: Vec<&'a str>,
     #[serde(flatten)]
-    fields: RefusalFields<'a>,
+    limit: LimitFields<'a>,
 }
 
-/// The fields that [`JsonBody`] and [`ProblemBody`] have in common. A wait is `null` if the request can never pass;
+/// The fields that [`RefusalFields`] and [`ProblemBody`] have in common. A wait is `null` if the request can never pass;
 /// other fields without a value are left out.
-#[derive(Serialize)]
-struct RefusalFields<'a> {
+#[derive(Clone, Debug, Default, Serialize)]
+struct LimitFields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<u32>,
     retry_after: Option<u64>,
@@ -194,10 +237,10 @@ struct RefusalFields<'a> {
     upgrade_url: Option<&'a str>,
 }
 
-impl<'a> RefusalFields<'a> {
-    fn of(refusal: &RefusalDetails<'a>) -> RefusalFields<'a> {
+impl<'a> LimitFields<'a> {
+    fn of(refusal: &RefusalDetails<'a>) -> LimitFields<'a> {
         let policy = refusal.policy();
-        RefusalFields {
+        LimitFields {
             limit: policy.map(|policy| policy.limit().quota()),
             retry_after: refusal.retry_after_secs(),
             retry_after_ms: refusal.retry_after_ms(),
@@ -207,11 +250,6 @@ impl<'a> RefusalFields<'a> {
             upgrade_url: policy.and_then(Policy::upgrade_url),
         }
     }
-}
-
-fn json(refusal: &RefusalDetails<'_>) -> Body {
-    let error = refusal.verdict().error();
-    serialized("application/json", &JsonBody { error, message: refusal.message(), fields: RefusalFields::of(refusal) })
 }
 
 fn problem(refusal: &RefusalDetails<'_>) -> Body {
@@ -228,7 +266,7 @@ fn problem(refusal: &RefusalDetails<'_>) -> Body {
         status: refusal.verdict().http().as_u16(),
         detail: refusal.message(),
         violated_policies: refusal.violated().iter().map(|policy| policy.name()).collect(),
-        fields: RefusalFields::of(refusal),
+        limit: LimitFields::of(refusal),
     };
     serialized("application/problem+json", &problem)
 }

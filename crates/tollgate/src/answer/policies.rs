@@ -205,13 +205,18 @@ impl Policies {
     pub fn unavailable(&self, request: &HeaderMap) -> Response<Bytes> {
         let refusal = RefusalDetails::unavailable();
         let mut response = respond(&refusal, self.policies.first().map(|policy| policy.format()), request);
-        let headers = response.headers_mut();
+        self.write_unavailable_headers(response.headers_mut());
+        response
+    }
+
+    /// Writes the headers of [`Policies::unavailable`], without the content type.
+    pub(crate) fn write_unavailable_headers(&self, headers: &mut HeaderMap) {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        headers.insert(RETRY_AFTER, HeaderValue::from(refusal.retry_after_secs().unwrap_or(1)));
+        let retry_after = RefusalDetails::unavailable().retry_after_secs().unwrap_or(1);
+        headers.insert(RETRY_AFTER, HeaderValue::from(retry_after));
         if self.exposed.is_some() {
             headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("Retry-After"));
         }
-        response
     }
 
     /// Iterates over the policies, each with its limit status in `decision`, in the order of the check.

@@ -60,6 +60,23 @@ pub struct PolicyNameError {
     pub found: String,
 }
 
+/// The error for the name of a rule that is empty, has more than 64 bytes, or has characters other than letters, digits
+/// and `-`, `_` and `.`.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("invalid rule name {found:?}: expected 1 to 64 letters, digits or - _ . characters, for example api")]
+pub struct RuleNameError {
+    /// The rejected name.
+    pub found: String,
+}
+
+/// Returns whether a rule or a plan may have this name: 1 to 64 ASCII letters, digits or `-`, `_` and `.`.
+///
+/// None of these characters is escaped in a header, in JSON or in a key.
+pub(crate) fn is_rule_name(name: &str) -> bool {
+    let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=64).contains(&name.len()) && name.bytes().all(is_name_byte)
+}
+
 impl Policy {
     /// Creates a policy with a name that clients see in headers and in the bodies of refusals.
     ///
@@ -95,10 +112,16 @@ impl Policy {
     /// Sets the name of the rule that the limit belongs to. Defaults to none.
     ///
     /// It appears in the bodies of refusals, and as a prefix of the policy's name in headers if another policy of the
-    /// check has the same name. It is not checked, so it must not contain quotes, backslashes or control characters.
-    #[must_use]
-    pub fn with_rule(self, rule: impl Into<Arc<str>>) -> Policy {
-        Policy { rule: Some(rule.into()), ..self }
+    /// check has the same name.
+    ///
+    /// # Errors
+    /// If the name is not that of a rule in a configuration: 1 to 64 letters, digits or `-`, `_` and `.`.
+    pub fn with_rule(self, rule: impl Into<Arc<str>>) -> Result<Policy, RuleNameError> {
+        let rule = rule.into();
+        match is_rule_name(&rule) {
+            true => Ok(Policy { rule: Some(rule), ..self }),
+            false => Err(RuleNameError { found: rule.as_ref().into() }),
+        }
     }
 
     /// Sets the name of the plan that the limit belongs to. It appears in the bodies of refusals. Defaults to none.
@@ -266,6 +289,19 @@ mod tests {
         }
         for name in ["a", "-", "0", "per-minute", "x-2"] {
             assert_eq!(Policy::new(name, limit("1/s")).unwrap().name(), name);
+        }
+    }
+
+    #[test]
+    fn rule_names_that_would_need_escaping_are_rejected_with_what_is_accepted() {
+        let long = "a".repeat(65);
+        for name in ["", "two words", "a\"b", "a\\b", "a\n", "é", "\0", &long] {
+            let error = Policy::of(limit("1/s")).with_rule(name).unwrap_err();
+            assert_eq!(error.found, name);
+            assert!(error.to_string().contains("1 to 64 letters"), "{error}");
+        }
+        for name in ["a", "API_v2.search-1", &long[1..]] {
+            assert_eq!(Policy::of(limit("1/s")).with_rule(name).unwrap().rule(), Some(name));
         }
     }
 

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 use tollgate_core::{Decision, LimitStatus, Timestamp, Wait};
 
+use super::body::RefusalFields;
 use super::policy::Policy;
 use super::strictest::strictest;
 use super::verdict::Verdict;
@@ -104,6 +105,11 @@ impl<'a> RefusalDetails<'a> {
     /// Returns all policies that denied the request, in the order of the check. Empty if the store did not answer.
     pub fn violated(&self) -> &[&'a Policy] {
         &self.violated
+    }
+
+    /// Returns the fields of the body in the format `json`, which serialize to that body.
+    pub fn fields(&self) -> RefusalFields<'a> {
+        RefusalFields::of(self)
     }
 
     /// Returns a message in English: the limit that denied the request, and when to retry.

@@ -374,7 +374,7 @@ mod tests {
     fn policies(template: &str, content_type: &str, (rule, plan, url): (&str, &str, &str)) -> Policies {
         let format = BodyFormat::Template(BodyTemplate::new(template, content_type).unwrap());
         let policy = Policy::of("60/min".parse().unwrap()).with_format(format);
-        Policies::new([policy.with_rule(rule).with_plan(plan).with_upgrade_url(url)])
+        Policies::new([policy.with_rule(rule).unwrap().with_plan(plan).with_upgrade_url(url)])
     }
 
     /// Returns a denial by `60/min`, 30.2 s after all units were used.
@@ -490,22 +490,22 @@ mod tests {
     proptest! {
         /// Whatever names are, a body of JSON is JSON and contains them, as a value and inside a string.
         #[test]
-        fn names_are_escaped_in_json(rule in any::<String>(), plan in any::<String>()) {
-            let template = r#"{"a":{rule},"b":"\"<{plan}|{rule}>\\"}"#;
-            let text = body(template, JSON, (&rule, &plan, ""));
+        fn names_are_escaped_in_json(plan in any::<String>(), url in any::<String>()) {
+            let template = r#"{"a":{plan},"b":"\"<{upgrade_url}|{plan}>\\"}"#;
+            let text = body(template, JSON, ("a", &plan, &url));
             let read: serde_json::Value = serde_json::from_str(&text).unwrap();
-            prop_assert_eq!(read["a"].as_str().unwrap(), &rule);
-            prop_assert_eq!(read["b"].as_str().unwrap(), format!("\"<{plan}|{rule}>\\"));
+            prop_assert_eq!(read["a"].as_str().unwrap(), &plan);
+            prop_assert_eq!(read["b"].as_str().unwrap(), format!("\"<{url}|{plan}>\\"));
         }
 
         /// No name ends the text or the attribute in which it stands.
         #[test]
-        fn names_are_escaped_in_markup(rule in any::<String>()) {
+        fn names_are_escaped_in_markup(plan in any::<String>()) {
             for content_type in ["text/html; charset=utf-8", "application/xhtml+xml", "Application/XML"] {
-                let text = body("{rule}", content_type, (&rule, "", ""));
+                let text = body("{plan}", content_type, ("a", &plan, ""));
                 prop_assert!(!text.contains(['<', '>', '"', '\'']));
                 let unescaped = text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", "\"");
-                prop_assert_eq!(unescaped.replace("&#39;", "'").replace("&amp;", "&"), &*rule);
+                prop_assert_eq!(unescaped.replace("&#39;", "'").replace("&amp;", "&"), &*plan);
             }
         }
     }

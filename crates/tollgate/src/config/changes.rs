@@ -156,6 +156,9 @@ impl Changes {
             api_keys,
             anonymize,
             jwt,
+            receipt_secret,
+            receipt_secret_env,
+            receipt_secret_file,
             exempt,
             bans,
             plans,
@@ -189,6 +192,9 @@ impl Changes {
             self.note(lost(&before.issuer, &after.issuer), "issuer", "jwt");
             self.note(lost(&before.audience, &after.audience), "audience", "jwt");
         }
+        self.note(option(receipt_secret, &after.receipt_secret), "receipt_secret", "");
+        self.note(option(receipt_secret_env, &after.receipt_secret_env), "receipt_secret_env", "");
+        self.note(option(receipt_secret_file, &after.receipt_secret_file), "receipt_secret_file", "");
         self.exempt(exempt, &after.exempt);
         self.bans(bans, &after.bans);
         self.plans(plans, &after.plans);

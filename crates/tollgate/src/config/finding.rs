@@ -93,7 +93,7 @@ codes! {
     InvalidName "invalid-name" Error "The name of a rule, a limit, a plan or a Redis hash, or the prefix of keys, is empty, too long, or has characters that are not allowed.",
     InvalidSubject "invalid-subject" Error "`by` is empty, has a subject that does not exist, has one twice or more than 8, or combines `global` with others.",
     InvalidKey "invalid-key" Error "An entry for an API key has no key, has it twice, or has one that no request can carry.",
-    InvalidJwt "invalid-jwt" Error "The key for verifying JWTs cannot be used, or the program was built without JWT support.",
+    InvalidJwt "invalid-jwt" Error "The key for verifying JWTs is invalid, or the program was built without JWT support.",
     InvalidStore "invalid-store" Error "The URL of the store is invalid, or its scheme is unknown.",
     SecretMissing "secret-missing" Error "A required secret is missing or given in several ways, or its environment variable is not set.",
     // Values that do not fit together.
@@ -310,7 +310,7 @@ impl Diagnostic for Finding {
     }
 }
 
-/// The error of a configuration that cannot be used: its findings, at least one of which is an error.
+/// The error of an invalid configuration: its findings, at least one of which is an error.
 ///
 /// `Display` shows the first error. Warnings are included if the whole file could be read.
 #[derive(Clone)]
@@ -336,6 +336,13 @@ impl Report {
         self.findings
     }
 
+    /// Returns one line with the name of the configuration and the number of errors, such as `tollgate.toml is invalid: 2
+    /// errors`.
+    pub fn summary(&self) -> String {
+        let count = self.errors();
+        format!("{} is invalid: {count} error{}", self.name, if count == 1 { "" } else { "s" })
+    }
+
     /// Returns the number of errors among the findings, which is at least 1.
     pub fn errors(&self) -> usize {
         self.findings.iter().filter(|finding| finding.severity() == Severity::Error).count()
@@ -343,13 +350,11 @@ impl Report {
 }
 
 /// Shows one line with the number of errors and the first of them. A [`miette`] handler shows all findings with their
-/// places.
+/// places after that line; [`summary`](Report::summary) is the line without the first error.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.errors() {
-            1 => write!(f, "{} cannot be used: 1 error", self.name)?,
-            count => write!(f, "{} cannot be used: {count} errors, the first", self.name)?,
-        }
+        f.write_str(&self.summary())?;
+        f.write_str(if self.errors() == 1 { "" } else { ", the first" })?;
         match self.findings.iter().find(|finding| finding.severity() == Severity::Error) {
             Some(first) => write!(f, ": {first:?}"),
             None => Ok(()),

@@ -15,7 +15,7 @@ use super::source::Source;
 use super::span::Spanned;
 use super::toml;
 use super::tree::SyntaxError;
-use super::types::Config;
+use super::types::{Config, Exempt};
 #[cfg(feature = "yaml")]
 use super::yaml;
 use crate::__io_reason;
@@ -104,6 +104,26 @@ impl Loaded {
             return "the trusted proxy's header";
         }
         "the token's claim"
+    }
+
+    /// Returns the names of the settings of the file that are set, but have no effect on a check that names its key and
+    /// limit, in alphabetical order.
+    ///
+    /// Such a check has no address, API key or path that could be exempt, banned by the file, replaced by a pseudonym
+    /// or too long; its response body is the decision; and no rule decides it that could be in shadow mode. Settings that
+    /// identify callers, such as `plans` and `trusted_proxies`, are not listed, since such a check has no caller.
+    pub fn settings_for_requests_only(&self) -> Vec<&'static str> {
+        let Config { anonymize, bans, body, exempt, path_bytes_max, shadow, .. } = &self.config;
+        let Exempt { addresses, keys, paths } = exempt;
+        let settings = [
+            ("anonymize", matches!(**anonymize, AnonymizeEntry::On(_))),
+            ("bans", !bans.is_empty()),
+            ("body", body.is_some()),
+            ("exempt", !(addresses.is_empty() && keys.is_empty() && paths.is_empty())),
+            ("path_bytes_max", path_bytes_max.is_some()),
+            ("shadow", **shadow),
+        ];
+        settings.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
     }
 }
 

@@ -74,6 +74,13 @@ pub struct Config {
     /// The settings for verifying users' tokens (JWT). Without them, tokens are ignored.
     pub(crate) jwt: Option<Spanned<Jwt>>,
 
+    /// The secret under which `tollgate serve` encrypts receipts, of at least 16 bytes. All instances share it.
+    pub(crate) receipt_secret: Option<Spanned<Secret>>,
+    /// The name of the environment variable that holds the receipt secret.
+    pub(crate) receipt_secret_env: Option<Spanned<Secret>>,
+    /// The name of the file that holds the receipt secret.
+    pub(crate) receipt_secret_file: Option<Spanned<String>>,
+
     /// Requests that are never limited. The bans of this file still apply to them.
     pub(crate) exempt: Exempt,
     /// Networks, API keys and users whose requests are refused with 403.
@@ -340,7 +347,7 @@ tables! {
     Config {
         expect, store, prefix, instances, deadline, on_failure, headers, body, expose_headers, shadow, kill_switch,
         path_bytes_max, method_override_headers, trusted_proxies, forwarding_header, ipv6_prefix, api_key_header,
-        api_keys, anonymize, jwt, exempt, bans, plans, keys, keys_file, key_sources, plan_sources, rules,
+        api_keys, anonymize, jwt, receipt_secret, receipt_secret_env, receipt_secret_file, exempt, bans, plans, keys, keys_file, key_sources, plan_sources, rules,
     }
     Expect { rules, keys }
     RuleTable { name, matches as "match", by, limits, mode, on_failure, charge, cost, headers, body, store }

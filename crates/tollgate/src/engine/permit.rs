@@ -9,15 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, Response, StatusCode};
-use tollgate_core::{Check, Decision};
+use tollgate_core::{Check, Decision, Demand, LimitStatus, ReceiptId};
 
 use super::Engine;
 #[cfg(feature = "tower")]
 use super::check_plan::refund_status;
-use super::check_plan::{CheckPlan, Demands, LimitGroup};
+use super::check_plan::{CheckPlan, Demands, LimitGroup, PlannedLimit};
 use super::request::RequestContext;
 use crate::answer::{Policies, grpc};
 use crate::limiter::EachDecision;
+use crate::receipt::{Receipt, ReceiptPart};
 use crate::rules::Charge;
 
 /// How a request ended, by its response: with a success or a failure.
@@ -150,6 +151,16 @@ impl Permit {
         group.policies.write_headers(&decision, response.headers_mut());
     }
 
+    /// Returns the receipt of the charges, with which another caller can report how the request ended. `id` must be
+    /// random and used for nothing else.
+    ///
+    /// `None` if nothing was charged, or if the [options](super::RequestOptions) of the request did not ask for a
+    /// receipt. The permit must then be [kept](Permit::keep), not finished: a charge is refunded by one of them only.
+    pub fn receipt(&self, id: ReceiptId) -> Option<Receipt> {
+        let charges = self.0.as_ref()?.charges.as_ref().filter(|charges| charges.context.options.keeps_receipt)?;
+        Receipt::new(id, charges.receipt_parts(), charges.engine.limiter())
+    }
+
     /// Keeps every charge, as dropping the permit does. For callers that will not learn how the request ends.
     pub fn keep(self) {}
 
@@ -236,20 +247,46 @@ impl Charges {
         }
     }
 
+    /// Returns the parts of a receipt: one for each group that was charged by a counter.
+    fn receipt_parts(&self) -> Vec<ReceiptPart> {
+        let part = |(id, decided): &(GroupId, EachDecision)| {
+            let group = self.plan.group(*id)?;
+            let decision = decided.decision();
+            let charged = group.charged(decided, &self.context);
+            let charged = charged.map(|(limit, demand, status)| (demand, status, limit.charge));
+            ReceiptPart::new(group.is_shield, decision, charged)
+        };
+        self.list.iter().filter_map(part).collect()
+    }
+
     async fn refund_each(&self, reason: RefundReason) {
         for (id, decided) in &self.list {
             let Some(group) = self.plan.group(*id) else { continue };
-            let all = group.limits.iter().zip(group.demands(&self.context)).enumerate();
             let decision = decided.decision();
-            let charged = all.filter(|(index, _)| decided.covers(*index)).map(|(_, limit)| limit).zip(&decision.limits);
-            let due = charged.filter(|((limit, _), _)| reason.refunds(limit.charge));
-            let (demands, limits): (Demands<'_>, _) = due.map(|((_, demand), status)| (demand, *status)).unzip();
+            let charged = group.charged(decided, &self.context);
+            let due = charged.filter(|(limit, ..)| reason.refunds(limit.charge));
+            let (demands, limits): (Demands<'_>, _) = due.map(|(_, demand, status)| (demand, *status)).unzip();
             // Nothing is due from this group if the check is empty.
             let Ok(check) = Check::new(&demands) else { continue };
             if let Err(error) = self.engine.refund(group, &check, &Decision { limits, ..*decision }).await {
                 tracing::debug!(kind = error.kind().as_str(), "a refund failed; the request stays charged");
             }
         }
+    }
+}
+
+impl LimitGroup {
+    /// Iterates over the limits that were decided, each with the demand of the request and its status.
+    ///
+    /// `decided` must be the decision on the limits of this group for the request with this context.
+    fn charged<'a>(
+        &'a self,
+        decided: &'a EachDecision,
+        context: &'a RequestContext,
+    ) -> impl Iterator<Item = (&'a PlannedLimit, Demand<'a>, &'a LimitStatus)> {
+        let all = self.limits.iter().zip(self.demands(context)).enumerate();
+        let decided_limits = all.filter(|(index, _)| decided.covers(*index)).map(|(_, limit)| limit);
+        decided_limits.zip(&decided.decision().limits).map(|((limit, demand), status)| (limit, demand, status))
     }
 }
 

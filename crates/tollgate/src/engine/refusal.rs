@@ -7,9 +7,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response};
 use tollgate_core::{Decision, Source, Wait};
 
-#[cfg(feature = "tower")]
-use crate::answer::Body;
-use crate::answer::{Policies, RefusalDetails, Verdict, grpc};
+use crate::answer::{Body, Policies, RefusalDetails, RefusalFields, Verdict, grpc};
 
 const BANNED: &str = "this caller is banned";
 const PATH_TOO_LONG: &str = "the path of this request is too long";
@@ -57,6 +55,18 @@ impl Refusal {
         decision.ban.map(|remaining| Refusal::Banned { remaining, source: decision.source })
     }
 
+    /// Creates the refusal of a decision that is not an admission: by a ban if the decision has one, else by its limits.
+    ///
+    /// `policies` must be those of the decision's limits, in the same order.
+    pub fn by_decision(decision: Decision, policies: Arc<Policies>) -> Refusal {
+        Refusal::by_ban(&decision).unwrap_or(Refusal::Denied { decision, policies })
+    }
+
+    /// Creates the refusal of a check whose store did not answer. `policies` must be those of the check's limits.
+    pub fn unavailable(policies: Arc<Policies>) -> Refusal {
+        Refusal::Unavailable { policies }
+    }
+
     /// Returns the verdict, which determines status codes and error names.
     pub fn verdict(&self) -> Verdict {
         match self {
@@ -85,6 +95,49 @@ impl Refusal {
         }
     }
 
+    /// Returns the fields of the body in the format `json`, which serialize to that body.
+    pub fn fields(&self) -> RefusalFields<'_> {
+        match self {
+            Refusal::Denied { decision, policies } => policies.refusal(decision).fields(),
+            Refusal::Unavailable { .. } => RefusalDetails::unavailable().fields(),
+            Refusal::Banned { remaining, .. } => {
+                RefusalFields::without_limit(self.verdict(), BANNED.to_owned(), *remaining)
+            }
+            Refusal::PathTooLong { max_bytes } => {
+                let message = format!("{PATH_TOO_LONG}; at most {max_bytes} bytes are accepted");
+                RefusalFields::without_limit(self.verdict(), message, Wait::NEVER)
+            }
+        }
+    }
+
+    /// Writes the headers of [`Refusal::response`], without the content type.
+    ///
+    /// Only a denial has rate-limit headers.
+    pub fn write_headers(&self, headers: &mut HeaderMap) {
+        match self {
+            Refusal::Denied { decision, policies } => policies.write_headers(decision, headers),
+            Refusal::Unavailable { policies } => policies.write_unavailable_headers(headers),
+            Refusal::Banned { remaining, .. } => {
+                headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+                if let Some(seconds) = remaining.as_secs_ceil() {
+                    headers.insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+                }
+            }
+            Refusal::PathTooLong { .. } => {
+                headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+            }
+        }
+    }
+
+    /// Builds the response of a service behind the layer: [`Refusal::grpc_response`] if the request is gRPC, else
+    /// [`Refusal::response`]. `request` holds the request's headers.
+    pub fn response_to(&self, request: &HeaderMap) -> Response<Bytes> {
+        match grpc::content_type(request) {
+            Some(content_type) => self.grpc_response(content_type),
+            None => self.response(request),
+        }
+    }
+
     /// Builds the HTTP response: status (429, 503, 403 or 414, in the order of the variants), headers and body.
     ///
     /// Only a denial has rate-limit headers. `request` holds the request's headers; its `Accept` header may change the
@@ -93,23 +146,14 @@ impl Refusal {
         match self {
             Refusal::Denied { decision, policies } => policies.refuse(decision, request),
             Refusal::Unavailable { policies } => policies.unavailable(request),
-            Refusal::Banned { remaining, .. } => {
-                let seconds = remaining.as_secs_ceil().map(|seconds| seconds.max(1));
-                let mut response = self.without_limits(serde_json::json!({
-                    "error": self.verdict().error(),
-                    "message": BANNED,
-                    "retry_after": seconds,
-                    "retry_after_ms": remaining.as_millis_ceil().map(|ms| ms.max(1)),
-                }));
-                if let Some(seconds) = seconds {
-                    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
-                }
+            Refusal::Banned { .. } | Refusal::PathTooLong { .. } => {
+                let Body { content_type, bytes } = self.fields().body();
+                let mut response = Response::new(bytes);
+                *response.status_mut() = self.verdict().http();
+                response.headers_mut().insert(CONTENT_TYPE, content_type);
+                self.write_headers(response.headers_mut());
                 response
             }
-            Refusal::PathTooLong { max_bytes } => self.without_limits(serde_json::json!({
-                "error": self.verdict().error(),
-                "message": format!("{PATH_TOO_LONG}; at most {max_bytes} bytes are accepted"),
-            })),
         }
     }
 
@@ -150,16 +194,5 @@ impl Refusal {
             Refusal::Unavailable { .. } => Some(RefusalDetails::unavailable()),
             Refusal::Banned { .. } | Refusal::PathTooLong { .. } => None,
         }
-    }
-
-    /// Builds a response with this JSON body and the status of the verdict, without rate-limit headers, not to be
-    /// cached.
-    fn without_limits(&self, body: serde_json::Value) -> Response<Bytes> {
-        let mut response = Response::new(Bytes::from(body.to_string()));
-        *response.status_mut() = self.verdict().http();
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        response
     }
 }

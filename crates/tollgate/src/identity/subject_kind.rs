@@ -86,7 +86,7 @@ impl FromStr for Subject {
     fn from_str(text: &str) -> Result<Subject, SubjectError> {
         if text.len() > TEXT_BYTES_MAX {
             return Err(error(format!(
-                "a kind of subject can have at most {TEXT_BYTES_MAX} bytes, this one has {}",
+                "a kind of subject can have at most {TEXT_BYTES_MAX} bytes; this one has {}",
                 text.len()
             )));
         }
@@ -156,7 +156,7 @@ impl Subjects {
             return Err(error("expected at least one kind of subject".to_owned()));
         }
         if kinds.len() > KINDS_MAX {
-            return Err(error(format!("a subject can have at most {KINDS_MAX} kinds, this one has {}", kinds.len())));
+            return Err(error(format!("a subject can have at most {KINDS_MAX} kinds; this one has {}", kinds.len())));
         }
         for (at, kind) in kinds.iter().enumerate() {
             if kinds[..at].contains(kind) {

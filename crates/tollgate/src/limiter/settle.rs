@@ -19,11 +19,20 @@
 //! **Once.** The caller settles an admitted decision once. Settling a denial has no effect. A failed call is not
 //! repeated, since it is unknown whether it was executed. A lost refund leaves too many units charged until their
 //! window ends. A lost overrun leaves too few units charged, by the amount of that one underestimate.
+//!
+//! **Exactly once.** [`Limiter::redeem`] makes the same correction under an id that the store marks as used. Any node
+//! may call it any number of times, so a failed call can be repeated.
 
 use smallvec::SmallVec;
-use tollgate_core::{Check, Cost, Decision, Demand, LimitStatus, LimitStatuses, StoreError};
+use tollgate_core::{
+    Check, Cost, Decision, Demand, LimitStatus, LimitStatuses, MemoryStore, ReceiptId, Redeemed, Redemption,
+    StoreError, Timestamp,
+};
 
 use super::{Backend, Limiter, catch_panic, has_status_per_limit, panicked};
+
+/// The time for which a receipt can be redeemed after the last unit of its decision has come back: 10 minutes.
+const REDEEM_GRACE_US: u64 = 10 * 60 * 1_000_000;
 
 impl Limiter {
     /// Corrects the charge of an admitted decision to the cost actually used, on every limit of its check.
@@ -75,15 +84,9 @@ impl Limiter {
     /// If the store does not answer. Refunds and charges are two calls; both are made, and the first error is returned.
     /// If both calls were needed, the error [`is_unexecuted`](StoreError::is_unexecuted) only if neither was executed.
     pub async fn settle_each(&self, check: &Check<'_>, decision: &Decision, actual: &[Cost]) -> Result<(), StoreError> {
-        if !decision.allowed() || !has_status_per_limit(decision, check) {
-            return Ok(());
-        }
-        let difference = Difference::between(check, decision, actual);
+        let Some(difference) = Difference::between(check, decision, actual) else { return Ok(()) };
         let refunded = match Check::new(&difference.unused) {
-            Ok(unused) => {
-                let Decision { at, source, .. } = *decision;
-                self.refund(&unused, &Decision { at, source, ban: None, limits: difference.unused_statuses }).await
-            }
+            Ok(unused) => self.refund(&unused, &difference.refund).await,
             Err(_nothing) => Ok(()),
         };
         let charged = match (Check::new(&difference.overrun), &self.0.backend) {
@@ -95,6 +98,74 @@ impl Limiter {
             true => refunded.and(charged),
             false => both(refunded, charged),
         }
+    }
+
+    /// Corrects the charge of an admitted decision to the costs in `actual`, once for all calls with this `id`.
+    ///
+    /// The correction is that of [`settle_each`](Limiter::settle_each). Of any number of calls with one id, on all nodes
+    /// that share the store and also at the same time, exactly one corrects the charge and returns [`Redeemed::Done`].
+    /// The others return [`Redeemed::AlreadyUsed`] and change nothing, also if their `actual` differs. After an error the
+    /// caller may call again with the same id.
+    ///
+    /// The id must belong to this decision alone, such as 128 random bits. It can be redeemed until 10 minutes after the
+    /// longest `reset_after` of the decision, so that a late overrun still counts. From then on the result is
+    /// [`Redeemed::Expired`], and nothing changes. The store remembers a used id until then.
+    ///
+    /// ```
+    /// use tollgate::{Check, CheckOptions, Cost, Demand, Key, Limiter, ReceiptId, Redeemed};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::memory();
+    /// let tokens = Demand::new("1000/min".parse()?, Key::new("api-key:7")?).cost(500);
+    /// let check = Check::one(&tokens);
+    /// let options = CheckOptions { refundable: true, ..CheckOptions::default() };
+    /// let reserved = limiter.check_with(&check, options).await?;
+    ///
+    /// let id = ReceiptId::from_bytes(*b"unique 16 bytes!");
+    /// assert_eq!(limiter.redeem(id, &check, &reserved, &[Cost::new(320)]).await?, Redeemed::Done);
+    /// assert_eq!(limiter.redeem(id, &check, &reserved, &[Cost::new(320)]).await?, Redeemed::AlreadyUsed);
+    /// assert_eq!(limiter.inspect(&tokens).await?.remaining, 680);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A decision of [`Source::Local`](crate::Source::Local) is corrected on the local counters, and its id is marked
+    /// there, so it must be redeemed on the node that made it. For a denial and for a decision of
+    /// [`Source::None`](crate::Source::None), which charged nothing, each call returns `Done` and changes nothing. The
+    /// same holds if the numbers of limits of `check` and `decision` differ.
+    ///
+    /// # Errors
+    /// If the store does not answer, or at once while the circuit breaker is open. In process memory, if the store
+    /// already remembers 1,000,000 used ids.
+    pub async fn redeem(
+        &self,
+        id: ReceiptId,
+        check: &Check<'_>,
+        decision: &Decision,
+        actual: &[Cost],
+    ) -> Result<Redeemed, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => redeem_in_memory(store, id, check, decision, actual),
+            Backend::Shared(shared) => Box::pin(shared.redeem(id, check, decision, actual)).await,
+        }
+    }
+}
+
+/// Corrects the charge of a decision of this store as [`Limiter::redeem`] does.
+///
+/// # Errors
+/// Returns an error if the store has no room for another used id, or if it panics.
+pub(crate) fn redeem_in_memory(
+    store: &MemoryStore,
+    id: ReceiptId,
+    check: &Check<'_>,
+    decision: &Decision,
+    actual: &[Cost],
+) -> Result<Redeemed, StoreError> {
+    match Difference::between(check, decision, actual) {
+        Some(difference) => catch_panic(|| store.redeem(&difference.redemption(id))).ok_or_else(panicked)?,
+        None => Ok(Redeemed::Done),
     }
 }
 
@@ -108,32 +179,63 @@ fn both(one: Result<(), StoreError>, other: Result<(), StoreError>) -> Result<()
     }
 }
 
-/// The differences between reserved and used units, by limit. Limits without a difference are left out.
-#[derive(Default)]
-struct Difference<'a> {
+/// The differences between the reserved and the used units of an admission, by limit. Limits without a difference are
+/// left out.
+pub(super) struct Difference<'a> {
     /// Limits of which less was used than reserved.
     unused: SmallVec<[Demand<'a>; 2]>,
-    /// The limit statuses of `unused`, in the same order, with the unused units as their cost.
-    unused_statuses: LimitStatuses,
+    /// The decision about `unused`: a status for each limit, in the same order, with the unused units as its cost.
+    refund: Decision,
     /// Limits of which more was used than reserved, with the difference as their cost.
     overrun: SmallVec<[Demand<'a>; 2]>,
+    /// The subject of the first limit of the check.
+    subject: &'a [u8],
+    /// The time until which the difference can be redeemed.
+    redeemable_until: Timestamp,
 }
 
 impl<'a> Difference<'a> {
-    fn between(check: &Check<'a>, decision: &Decision, actual: &[Cost]) -> Difference<'a> {
-        let mut difference = Difference::default();
+    /// Compares the charge of `decision` with the costs in `actual`, which are in the order of the check and may be fewer.
+    ///
+    /// Returns `None` if nothing was charged or the decision is not that of the check: it is a denial, or does not have a
+    /// status for each limit.
+    pub(super) fn between(check: &Check<'a>, decision: &Decision, actual: &[Cost]) -> Option<Difference<'a>> {
+        if !decision.allowed() || !has_status_per_limit(decision, check) {
+            return None;
+        }
+        let Decision { at, source, .. } = *decision;
+        let resets_us = decision.limits.iter().filter_map(|status| status.reset_after.as_micros());
+        let mut difference = Difference {
+            unused: SmallVec::new(),
+            refund: Decision { at, source, ban: None, limits: LimitStatuses::new() },
+            overrun: SmallVec::new(),
+            subject: check.demands().first()?.key.subject(),
+            redeemable_until: at.plus_micros(resets_us.max().unwrap_or(0).saturating_add(REDEEM_GRACE_US)),
+        };
         for ((demand, status), actual) in check.demands().iter().zip(&decision.limits).zip(actual) {
             let (reserved, used) = (status.cost, actual.units());
             if used < reserved {
                 difference.unused.push(*demand);
-                difference.unused_statuses.push(LimitStatus { cost: reserved - used, ..*status });
+                difference.refund.limits.push(LimitStatus { cost: reserved - used, ..*status });
             } else if used > reserved {
                 // `count_denied` does not change the counter. It makes a denial charge, too.
                 let limit = demand.limit.with_count_denied(true);
                 difference.overrun.push(Demand { limit, ..*demand }.cost(used - reserved));
             }
         }
-        difference
+        Some(difference)
+    }
+
+    /// Returns the redemption that corrects the difference. Without a difference, it only marks the id as used.
+    pub(super) fn redemption(&self, id: ReceiptId) -> Redemption<'_> {
+        let mut redemption = Redemption::new(id, self.subject, self.redeemable_until);
+        if let Ok(unused) = Check::new(&self.unused) {
+            redemption = redemption.refund(unused, &self.refund);
+        }
+        if let Ok(overrun) = Check::new(&self.overrun) {
+            redemption = redemption.charge(overrun);
+        }
+        redemption
     }
 }
 

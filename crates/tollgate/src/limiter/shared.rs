@@ -10,12 +10,13 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 use tollgate_core::{
-    Check, Clock, Decision, Demand, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind,
-    Timestamp, Wait,
+    Check, Clock, Cost, Decision, Demand, LimitStatus, MemoryStore, ReceiptId, Redeemed, Source, Store, StoreError,
+    StoreErrorKind as Kind, Timestamp, Wait,
 };
 
+use super::settle::Difference;
 use super::stats::{Counters, add};
-use super::{EachDecision, catch_panic, has_status_per_limit, panicked, probing};
+use super::{EachDecision, catch_panic, has_status_per_limit, panicked, probing, redeem_in_memory};
 use crate::breaker::{Breaker, Phase};
 use crate::deadline::{LATENESS_MAX, answer_by, timer};
 use crate::deny_cache::{CallSpan, DenyCache};
@@ -190,6 +191,36 @@ impl Shared {
                 _ => Err(panicked()),
             },
             _ => Ok(()),
+        }
+    }
+
+    /// Corrects the charge of a decision in the store or, for [`Source::Local`], in the local share, once for all calls
+    /// with this `id`. Other sources charged nothing.
+    ///
+    /// The deny cache and the breaker are used as in [`Shared::refund`].
+    pub(super) async fn redeem(
+        self: &Arc<Self>,
+        id: ReceiptId,
+        check: &Check<'_>,
+        decision: &Decision,
+        actual: &[Cost],
+    ) -> Result<Redeemed, StoreError> {
+        match decision.source {
+            Source::Store => {
+                let Some(difference) = Difference::between(check, decision, actual) else { return Ok(Redeemed::Done) };
+                let redemption = difference.redemption(id);
+                self.forget(check);
+                self.fail_if_open()?;
+                let redeemed = self.call(Call::Settle, 1, async { self.store.redeem(&redemption).await }).await;
+                // Forgets a denial that was cached during the redemption.
+                self.forget(check);
+                redeemed
+            }
+            Source::Local => match Check::new(&self.local_demands(check)) {
+                Ok(check) => redeem_in_memory(&self.local, id, &check, decision, actual),
+                Err(_) => Ok(Redeemed::Done),
+            },
+            _ => Ok(Redeemed::Done),
         }
     }
 

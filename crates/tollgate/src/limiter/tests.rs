@@ -284,6 +284,9 @@ async fn refund_and_settlement_fail_at_once_while_the_breaker_is_open() {
         let lost = bench.limiter.settle(&check, &admitted, actual.into()).await.unwrap_err();
         assert!(lost.is_unexecuted(), "{actual}");
     }
+    let id = tollgate_core::ReceiptId::from_bytes([1; 16]);
+    let lost = bench.limiter.redeem(id, &check, &admitted, &[1.into()]).await.unwrap_err();
+    assert_eq!(lost.kind(), StoreErrorKind::Unreachable);
     assert_eq!(before.elapsed(), Duration::ZERO);
     assert_eq!(bench.limiter.inspect(&demand).await.unwrap().remaining, 5, "nothing was refunded or settled");
 }

@@ -18,8 +18,11 @@ pub type KeyFuture<'a> = Pin<Box<dyn Future<Output = Result<Option<KnownKey>, Lo
 /// unknown, so only a small part of the requests calls this; see [`Lookups`](super::Lookups) for the bounds.
 ///
 /// If a lookup fails, panics or does not answer in time, the last cached answer about the key is used, even if it has
-/// expired; without one, the key is unknown. The error is logged, at most every ten seconds, and the source is not
-/// asked about any key for 250 ms. So return `Ok(None)` for a malformed record, which concerns one key only.
+/// expired; without one, the key is unknown. The error is logged, at most every ten seconds.
+///
+/// After an error or a panic, the source is not asked about any key for 250 ms. So return `Ok(None)` for a malformed
+/// record, which concerns one key only. After a timeout, it is not asked about this key for 250 ms. If a second key
+/// times out and no lookup has answered in between, it is not asked about any key.
 ///
 /// In a tokio runtime, a lookup whose request no longer waits continues in the background. It is dropped after five
 /// seconds.

@@ -6,7 +6,7 @@
 //! ```text
 //!   name ──▶ found?    ──▶ value                                10,000 names at most
 //!       └──▶ missing?  ──▶ none                                 10,000 names at most, apart from those that were found
-//!       └──▶ paused?   ──▶ the last value, however old          for 250 ms after a failure
+//!       └──▶ paused?   ──▶ the last value, however old          for 250 ms after a failure or a timeout
 //!       └──▶ running?  ──▶ wait for that lookup                 one lookup per name
 //!       └──▶ a permit  ──▶ the source ──▶ cached for the TTL    a bounded number of lookups at once
 //! ```
@@ -16,6 +16,11 @@
 //!
 //! **Runs to completion.** A lookup that its request stops waiting for continues in the background, at most for five
 //! seconds, and its answer is cached.
+//!
+//! **Pauses.** An error or a panic concerns the source, so no name is looked up for 250 ms. A timeout may concern one name:
+//! the others are looked up as before, until a second name times out and no lookup has answered in between. So a client
+//! whose key takes long to find does not make the keys of other clients unknown, and a source that hangs holds few
+//! requests.
 //!
 //! **Full caches.** Entries that have not expired are never evicted (`ttl_cache.rs`). If there is no room, the source
 //! is asked for each request, within the bound of lookups at once. A request that finds no permit waits for one within
@@ -117,6 +122,9 @@ struct Inner<V> {
     permits: Arc<Semaphore>,
     /// Until when the source is not asked after a failure, in microseconds since the epoch.
     paused_until_us: AtomicU64,
+    /// The last name whose lookup timed out, and until when it is not looked up, in microseconds since the epoch. `None`
+    /// after an answer of the source.
+    timed_out: Mutex<Option<(Id, u64)>>,
     warnings: WarningGate,
     has_warned: AtomicBool,
     calls: AtomicU64,
@@ -190,6 +198,7 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
             running: Mutex::default(),
             permits: Arc::new(Semaphore::new(options.lookups_max.clamp(1, Semaphore::MAX_PERMITS))),
             paused_until_us: AtomicU64::new(0),
+            timed_out: Mutex::new(None),
             warnings: WarningGate::default(),
             has_warned: AtomicBool::new(false),
             calls: AtomicU64::new(0),
@@ -212,7 +221,7 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
     pub(crate) fn cached(&self, name: impl Hash, load: impl FnOnce() -> Loading<V>) -> Option<Option<V>> {
         let (ids, now) = (self.ids(name), self.0.options.clock.now());
         let cached = self.recall(ids).filter(|cached| !cached.is_expired(now))?;
-        let is_due = !cached.is_younger(cached.ttl_us / 2, now) && !self.is_paused(now);
+        let is_due = !cached.is_younger(cached.ttl_us / 2, now) && !self.is_paused(ids.found, now);
         if is_due
             && self.running(ids.found).is_none()
             && Handle::try_current().is_ok()
@@ -225,7 +234,7 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
 
     /// Returns the value under this name: from the cache, else from the source by `load`.
     ///
-    /// If the source fails, does not answer in time or is paused after a failure, returns the last cached value,
+    /// If the source fails, does not answer in time, or lookups of this name are paused, returns the last cached value,
     /// however old. `None` if the source has no value under this name, or if there is no cached answer to fall back on.
     ///
     /// Ready at its first poll if `load` is. Outside a tokio runtime with a timer there is no timeout.
@@ -235,7 +244,7 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
         }
         let ids = self.ids(&name);
         let last = self.recall(ids).and_then(|cached| cached.value);
-        if self.is_paused(self.0.options.clock.now()) {
+        if self.is_paused(ids.found, self.0.options.clock.now()) {
             return last;
         }
         let has_permit = AtomicBool::new(false);
@@ -252,7 +261,7 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
             Some(Ok(value)) => value,
             Some(Err(Failed)) => last,
             None if has_permit.load(Ordering::Relaxed) => {
-                self.0.record_failure("no answer within the timeout");
+                self.0.record_timeout(ids.found, "no answer within the timeout");
                 last
             }
             None => {
@@ -332,11 +341,13 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
         self.0.running.lock().get(&id).and_then(WeakShared::upgrade)
     }
 
-    /// Returns whether a lookup has failed within the last [`PAUSE_US`], so that the source is not to be asked.
-    fn is_paused(&self, now: Timestamp) -> bool {
-        let until_us = self.0.paused_until_us.load(Ordering::Relaxed);
+    /// Returns whether the source is not to be asked about the name with this id, because a lookup has failed, or a
+    /// lookup of this name has timed out, within the last [`PAUSE_US`].
+    fn is_paused(&self, id: Id, now: Timestamp) -> bool {
         // A later time means that the clock was set back.
-        (now.as_micros()..=now.plus_micros(PAUSE_US).as_micros()).contains(&until_us)
+        let is_ahead = |until_us| (now.as_micros()..=now.plus_micros(PAUSE_US).as_micros()).contains(&until_us);
+        is_ahead(self.0.paused_until_us.load(Ordering::Relaxed))
+            || self.0.timed_out.lock().is_some_and(|(slow, until_us)| slow == id && is_ahead(until_us))
     }
 }
 
@@ -349,8 +360,9 @@ impl<V: Clone + Send + Sync + 'static> Inner<V> {
             Some(Ok(Ok(value))) => value,
             Some(Ok(Err(error))) => return Err(self.record_failure(error)),
             Some(Err(_panic)) => return Err(self.record_failure("the lookup panicked")),
-            None => return Err(self.record_failure(format_args!("no answer within {LOOKUP_MAX:?}"))),
+            None => return Err(self.record_timeout(ids.found, format_args!("no answer within {LOOKUP_MAX:?}"))),
         };
+        *self.timed_out.lock() = None;
         let ttl_us = u64::try_from(self.options.ttl.as_micros()).unwrap_or(u64::MAX);
         let (cached, now) = (Cached { value: value.clone(), sent, ttl_us }, self.options.clock.now());
         match value {
@@ -374,6 +386,17 @@ impl<V: Clone + Send + Sync + 'static> Inner<V> {
         let until = self.options.clock.now().plus_micros(PAUSE_US);
         self.paused_until_us.store(until.as_micros(), Ordering::Relaxed);
         self.count_failure(reason)
+    }
+
+    /// Counts a lookup of the name with this id that took too long, and pauses lookups of this name for [`PAUSE_US`].
+    ///
+    /// Pauses all lookups if the last timeout was that of another name and the source has not answered since.
+    fn record_timeout(&self, id: Id, reason: impl Display) -> Failed {
+        let until = self.options.clock.now().plus_micros(PAUSE_US);
+        match self.timed_out.lock().replace((id, until.as_micros())) {
+            Some((other, _)) if other != id => self.record_failure(reason),
+            _ => self.count_failure(reason),
+        }
     }
 
     /// Counts a failure, and logs a warning unless one was logged in the last ten seconds.

@@ -80,7 +80,7 @@ pub struct Lookups {
     deadline: Option<Duration>,
     /// The settings of the caches of keys.
     key_cache: CacheOptions,
-    timeouts: Arc<Timeouts>,
+    plan_failures: Arc<PlanFailures>,
 }
 
 /// A source of keys, with its cache.
@@ -90,9 +90,9 @@ struct CachedKeys {
     cache: LookupCache<KnownKey>,
 }
 
-/// Plan lookups that did not answer within the deadline.
+/// Plan lookups that panicked or did not answer within the deadline.
 #[derive(Default)]
-struct Timeouts {
+struct PlanFailures {
     count: AtomicU64,
     warnings: WarningGate,
 }
@@ -106,8 +106,8 @@ impl Default for Lookups {
             failing: "cannot look up API keys; cached keys are used as they are, all others are treated as unknown",
             recovered: "API keys can be looked up again",
         };
-        let timeouts = Arc::default();
-        Lookups { plans: Vec::new(), keys: Vec::new(), deadline: None, key_cache, timeouts }
+        let plan_failures = Arc::default();
+        Lookups { plans: Vec::new(), keys: Vec::new(), deadline: None, key_cache, plan_failures }
     }
 }
 
@@ -206,11 +206,11 @@ impl Lookups {
 
     /// Returns the sum of the statistics of all sources of plans.
     ///
-    /// Includes a failure for each request whose deadline passed before its plan was found. A source without statistics
-    /// of its own (see [`PlanLookup::stats`]) adds nothing else.
+    /// Includes a failure for each lookup that panicked, and for each request whose deadline passed before its plan was
+    /// found. A source without statistics of its own (see [`PlanLookup::stats`]) adds nothing else.
     pub fn plan_stats(&self) -> LookupStats {
-        let timeouts = LookupStats { calls: 0, failures: self.timeouts.count.load(Ordering::Relaxed) };
-        self.plans.iter().map(|lookup| lookup.stats()).fold(timeouts, LookupStats::plus)
+        let failures = LookupStats { calls: 0, failures: self.plan_failures.count.load(Ordering::Relaxed) };
+        self.plans.iter().map(|lookup| lookup.stats()).fold(failures, LookupStats::plus)
     }
 
     /// Returns the sum of the statistics of all sources of API keys.
@@ -263,17 +263,23 @@ impl Lookups {
         question: &PlanQuestion,
     ) -> LimitSetId {
         let deadline = self.deadline.unwrap_or(DEADLINE_DEFAULT);
-        let lookup = rules.look_up_limit_set(question, &self.plans);
+        let on_panic = || self.record_plan_failure("the lookup panicked");
+        let lookup = rules.look_up_limit_set_with(question, &self.plans, on_panic);
         within(deadline.saturating_sub(spent), lookup).await.unwrap_or_else(|| {
-            self.timeouts.count.fetch_add(1, Ordering::Relaxed);
-            if self.timeouts.warnings.opens_at(self.key_cache.clock.now()) {
-                tracing::warn!(
-                    ?deadline,
-                    "a plan lookup did not answer within the deadline; its caller gets `default`"
-                );
-            }
+            self.record_plan_failure("no answer within the deadline");
             rules.default_limit_set(question.is_identified())
         })
+    }
+
+    /// Counts a failed plan lookup, and logs a warning unless one was logged in the last ten seconds.
+    fn record_plan_failure(&self, reason: &str) {
+        self.plan_failures.count.fetch_add(1, Ordering::Relaxed);
+        if self.plan_failures.warnings.opens_at(self.key_cache.clock.now()) {
+            tracing::warn!(
+                reason,
+                "a plan lookup failed; the plan of its caller is that of the next source, or default"
+            );
+        }
     }
 
     /// Returns the time that key lookups may take. The rest of the deadline is left to the check.

@@ -149,7 +149,7 @@ pub type PlanFuture<'a> = Pin<Box<dyn Future<Output = Option<Arc<str>>> + Send +
 /// limits from plans and neither API key, address, trusted header nor token determines the caller's plan. The time that
 /// it takes counts against the deadline of the decision. If it does not answer within the
 /// [deadline of lookups](super::Lookups::deadline), its future is dropped, and the plan is `default` or `anonymous`.
-/// Answers are not cached, and panics are not caught.
+/// Answers are not cached. A panic is logged, counts as a failure, and is treated like an answer of `None`.
 ///
 /// It should resolve to `None` on errors, too. The plan is then that of the next lookup, else `default` or `anonymous`.
 ///

@@ -20,9 +20,9 @@
 //!   check              ├───── what is left ───────────┤
 //! ```
 //!
-//! A lookup that times out continues in the background, and its reply is cached. After a failure or a timeout no
-//! request reads the hash for 250 ms, so that few requests wait for the timeout. Meanwhile the last reply for a caller
-//! is used, even if it has expired. For a caller without a cached reply the lookup resolves to `None`. So callers keep
+//! A lookup that times out continues in the background, and its reply is cached. After a failure, or after timeouts for
+//! two callers, no request reads the hash for 250 ms, so that few requests wait for the timeout. Meanwhile the last
+//! reply for a caller is used, even if it has expired. For a caller without a cached reply the lookup resolves to `None`. So callers keep
 //! their plans during an outage, as long as they are in the cache. Failures are logged as a warning, at most every ten
 //! seconds.
 //!

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use http::HeaderName;
 use tollgate_core::Timestamp;
 
@@ -383,13 +385,28 @@ impl RuleSet {
     /// Calls the lookups, one after the other, until one returns an existing plan, and returns its limit set.
     ///
     /// If none does, returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller. For callers for which
-    /// [`limit_set`](RuleSet::limit_set) returns `None`. Has no timeout;
-    /// [`Lookups::limit_set`](super::Lookups::limit_set) has one.
+    /// [`limit_set`](RuleSet::limit_set) returns `None`. A lookup that panics is treated like one that returns `None`,
+    /// and an error is logged. Has no timeout; [`Lookups::limit_set`](super::Lookups::limit_set) has one.
     pub async fn look_up_limit_set(&self, question: &PlanQuestion, lookups: &[Arc<dyn PlanLookup>]) -> LimitSetId {
+        self.look_up_limit_set_with(question, lookups, || tracing::error!("a plan lookup panicked")).await
+    }
+
+    /// Looks up a limit set like [`look_up_limit_set`](RuleSet::look_up_limit_set), and calls `on_panic` for each lookup
+    /// that panicked.
+    pub(crate) async fn look_up_limit_set_with(
+        &self,
+        question: &PlanQuestion,
+        lookups: &[Arc<dyn PlanLookup>],
+        on_panic: impl Fn(),
+    ) -> LimitSetId {
         for lookup in lookups {
-            if let Some(plan) = lookup.plan(question).await
-                && let Some(limit_set) = self.limit_set_named(&plan)
-            {
+            // In an async block, so that a panic while the future is created is caught, too.
+            let plan = AssertUnwindSafe(async { lookup.plan(question).await }).catch_unwind().await;
+            let plan = plan.unwrap_or_else(|_panic| {
+                on_panic();
+                None
+            });
+            if let Some(limit_set) = plan.and_then(|plan| self.limit_set_named(&plan)) {
                 return limit_set;
             }
         }

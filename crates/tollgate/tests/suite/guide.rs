@@ -2,8 +2,12 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use tollgate::config::{Format, Loader};
+use tollgate::config::{Config, Format, Loader};
+use tollgate::engine::{Engine, Outcome, RequestOptions};
+use tollgate::rules::RequestView;
+use tollgate::{Limiter, ManualClock};
 
 /// Returns the name and text of each page, sorted by name.
 fn pages() -> Vec<(String, String)> {
@@ -73,5 +77,36 @@ fn every_link_is_an_existing_file() {
             let file = link.split('#').next().unwrap();
             assert!(guide().join(file).exists(), "{name} links to {link}, which does not exist");
         }
+    }
+}
+
+/// The table of templates on page 6: each gives the body beside it, to a caller who has to wait 30 seconds.
+#[tokio::test]
+async fn templates_of_the_guide_give_the_bodies_beside_them() {
+    let (_, page) = pages().into_iter().find(|(name, _)| name.starts_with("06-")).unwrap();
+    let (_, table) = page.split_once("| body | template |\n|---|---|\n").unwrap();
+    let rows: Vec<&str> = table.lines().take_while(|line| line.starts_with('|')).collect();
+    assert!(rows.len() >= 5, "{rows:?}");
+    for row in rows {
+        // The code spans: the body, the template, and the content type if it is not JSON.
+        let spans: Vec<&str> = row.split('`').skip(1).step_by(2).collect();
+        let content_type = spans.get(2).map(|span| format!(", {span}")).unwrap_or_default();
+        let text = format!(
+            "body = {{ template = '{}'{content_type} }}\n[plans.default]\nlimits = ['1/s']\n[plans.free]\nlimits = ['1/30s']\n\
+             upgrade_url = 'https://example.com/plans'\n[[keys]]\nkey = 'planted'\nplan = 'free'\n\
+             [[rules]]\nname = 'api'\nlimits = 'plan'\n",
+            spans[1]
+        );
+        let clock = Arc::new(ManualClock::default());
+        let limiter = Limiter::builder().clock(clock.clone()).build();
+        let rules = Config::from_text(&text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}")).rules;
+        let engine = Engine::on_clock(limiter, rules, Vec::new(), clock);
+        let request = http::Request::get("/").header("x-api-key", "planted").body(()).unwrap();
+        let view = RequestView::of(&request);
+        let check = || engine.check(&view, [203, 0, 113, 9].into(), RequestOptions::default());
+        assert!(matches!(check().await, Outcome::Admitted(_)));
+        let Outcome::Refused(refusal) = check().await else { panic!("{row} is not refused") };
+        let response = refusal.response_to(request.headers());
+        assert_eq!(std::str::from_utf8(response.body()).unwrap(), spans[0]);
     }
 }

@@ -14,3 +14,4 @@ mod plan_hash;
 mod round_trips;
 mod settings;
 mod settle;
+mod vectors;

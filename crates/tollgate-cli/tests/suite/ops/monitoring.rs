@@ -214,10 +214,10 @@ fn labels_in_grouping(expression: &str) -> Vec<&str> {
 #[test]
 fn selectors_and_labels_of_expressions_are_found() {
     let expression =
-        r#"sum by (le, door) (rate(tollgate_x_total{a="b (c)",d=~"up"}[5m])) / up unless rule:x:rate5m > 1"#;
+        r#"sum by (le, listener) (rate(tollgate_x_total{a="b (c)",d=~"up"}[5m])) / up unless rule:x:rate5m > 1"#;
     assert_eq!(selectors(expression), [r#"tollgate_x_total{a="b (c)",d=~"up"}"#, "up", "rule:x:rate5m"]);
-    assert_eq!(labels_in_grouping(expression), ["door"]);
-    assert_eq!(labels_in_legend("{{door}} of {{ kind }}"), ["door", "kind"]);
+    assert_eq!(labels_in_grouping(expression), ["listener"]);
+    assert_eq!(labels_in_legend("{{listener}} of {{ kind }}"), ["listener", "kind"]);
 }
 
 #[test]

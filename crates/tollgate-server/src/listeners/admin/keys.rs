@@ -18,7 +18,7 @@
 
 mod client;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -392,7 +392,7 @@ impl CounterQuery {
         };
         let mut seen = HashSet::new();
         let mut counters = Vec::new();
-        for policy in policies {
+        for policy in &policies {
             let is_selected =
                 self.limit.as_ref().is_none_or(|name| policy.name() == name || policy.limit_name() == name);
             let limit = *policy.limit();
@@ -402,7 +402,11 @@ impl CounterQuery {
             }
         }
         match counters.is_empty() {
-            true => Err("the rule has no limit with this name".to_owned()),
+            true => {
+                let names: BTreeSet<&str> = policies.iter().map(|policy| policy.name()).collect();
+                let names = names.into_iter().collect::<Vec<_>>().join(", ");
+                Err(format!("the rule has no limit with this name; expected one of {names}"))
+            }
             false => {
                 let banned =
                     client.identity(rules, now).and_then(|identity| banned_in_configuration(rules, &identity, now));

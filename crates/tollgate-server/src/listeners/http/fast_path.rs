@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   read ─▶ is the first request complete? ─ yes ─▶ is it plain? ─ yes ─▶ decide ─▶ write ─▶ read …
-//!             │ not yet ─▶ read …                      └ no ─▶ hyper answers it ─▶ read …
+//!             │ not yet ─▶ read …                      └ no, or it waits ─▶ hyper answers it ─▶ read …
 //!             └ its end is unknown ─▶ hyper, which gets what was read, and the connection until it ends
 //! ```
 //!
@@ -16,6 +16,9 @@
 //! left to [hyper](super::general), unchanged: other paths and versions, chunked bodies, malformed requests. So one
 //! place implements HTTP, and this is not it; the fast path only recognises a single form, and finds the end of
 //! requests whose framing is simple.
+//!
+//! **Waits.** A check with `wait_ms` may be answered a minute later. It is left to hyper, too, because only
+//! [`exchange`](super::general::exchange) notices meanwhile that the client disconnects, which ends the wait.
 //!
 //! **Incomplete requests.** hyper costs a connection some 16 KiB and as much time as several responses. A client that
 //! has sent half a head, or a head and half of a body, does not get that yet: its bytes wait here, in a buffer that
@@ -51,7 +54,8 @@ const RESPONSE_BYTES_MAX: usize = 64 * 1024;
 
 /// Serves a connection as long as the ends of its requests can be found.
 ///
-/// Plain checks are answered by `listener`, if there is one, and all other requests by `handler` through hyper.
+/// Plain checks without `wait_ms` are answered by `listener`, if there is one, and all other requests by `handler` through
+/// hyper.
 ///
 /// `idle` is the longest time without bytes from the client, from the first byte of a request to the end of its head,
 /// and for the client to accept what is written. A body has 10 s from the end of its head.
@@ -135,8 +139,11 @@ where
                     break;
                 }
             };
-            if let Some(listener) = listener.filter(|_| request.start > 0) {
-                let response = listener.check(&buffer[request.clone()]).await;
+            let response = match listener.filter(|_| request.start > 0) {
+                Some(listener) => listener.check_at_once(&buffer[request.clone()]).await,
+                None => None,
+            };
+            if let Some(response) = response {
                 buffer.advance(request.end);
                 is_last = closes_after(context, stream, &mut buffer).await?;
                 responses.add(&response, is_last, context);

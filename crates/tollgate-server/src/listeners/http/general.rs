@@ -180,7 +180,8 @@ where
 /// `begin` is the part of the request that was read already. Its head must be complete `idle` after this call.
 ///
 /// hyper answers a malformed request itself, with 4xx. If the connection's slot or the bytes of the request are
-/// evicted, ends the connection at once, even within a response; the slot is protected while the handler runs.
+/// evicted, ends the connection at once, even within a response; the slot is protected while the handler runs. A client
+/// that disconnects does not cancel the handler, unlike in [`exchange`].
 ///
 /// # Errors
 /// If the request is malformed or late, the receive budget has no room for it, the connection breaks, or the client

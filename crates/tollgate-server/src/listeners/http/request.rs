@@ -2,29 +2,38 @@
 //!
 //! ```json
 //! {"key": "user:42", "limit": "10/min", "cost": 1}
+//! {"key": "hooks.example.com", "limit": "10/s", "wait_ms": 5000}
+//! {"key": "user:42", "limit": "1000/min", "cost": 500, "receipt": true}
 //! {"checks": [{"key": "user:42", "limit": "10/min"}, {"key": "user:42", "limit": "1000/day"}]}
 //! {"request": {"method": "POST", "path": "/shorten", "headers": {"x-api-key": "…"}, "peer": "203.0.113.9"}}
 //! {"request": {"method": "GET", "path": "/", "headers": [["cookie", "a=1"], ["cookie", "b=2"]], "peer": "203.0.113.9"}}
 //! ```
 //!
-//! The checks of the second form are decided together: all limits pass, or none is charged. The third form is decided
-//! by the rules. Anything else is rejected with what is expected; a misspelt field must never mean "no limit".
+//! Checks in `checks` are decided together: all limits pass, or none is charged. A described `request` is decided by the
+//! rules. With `wait_ms`, the answer is held until there is room; that is for outgoing work, so a `request` must not have
+//! it. With `receipt`, an admission has a receipt, with which its units can be refunded. Anything else is rejected with what is expected; a misspelt field must never mean "no limit".
 
-pub(crate) mod headers;
-mod whole_number;
+mod headers;
+pub(super) mod whole_number;
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
+use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::json;
 use tollgate::{CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
 
-use self::headers::{Headers, JsonString};
-use self::whole_number::WholeNumber;
+use self::headers::{Headers, JsonString, field_error};
+use crate::listeners::described::{self, DescriptionError};
 use crate::openapi::schemas as field_schemas;
+use crate::receipts::ReceiptUnavailable;
+
+/// The longest wait that a check may ask for: as long as HTTP clients commonly wait for a response.
+pub(crate) const WAIT_MS_MAX: u32 = 60_000;
 
 /// The fields of a body, before it is clear which of the three forms it has. Unknown fields and null are errors.
 #[derive(Deserialize)]
@@ -34,12 +43,16 @@ pub(crate) struct CheckBody<'b> {
     key: Option<Cow<'b, str>>,
     #[serde(borrow, default, deserialize_with = "present_text")]
     limit: Option<Cow<'b, str>>,
-    #[serde(default, deserialize_with = "present")]
-    cost: Option<WholeNumber>,
+    #[serde(default, deserialize_with = "present_cost")]
+    cost: Option<u64>,
     #[serde(borrow, default, deserialize_with = "present")]
     checks: Option<CheckList<'b>>,
     #[serde(borrow, default, deserialize_with = "present")]
     request: Option<Object<DescribedRequest<'b>>>,
+    #[serde(default, deserialize_with = "present_wait")]
+    wait_ms: Option<u64>,
+    #[serde(default)]
+    receipt: bool,
 }
 
 /// The schema has one alternative per form.
@@ -49,24 +62,34 @@ impl JsonSchema for CheckBody<'_> {
     }
 
     fn json_schema(schemas: &mut SchemaGenerator) -> Schema {
-        let one = schemas.subschema_for::<CheckEntry<'_>>();
+        let entry = schemas.subschema_for::<CheckEntry<'_>>();
         let request = schemas.subschema_for::<DescribedRequest<'_>>();
         let checks = json_schema!({
             "type": "array",
             "description": "Checks that are decided together: all limits pass, or none is charged. No two of them may use the same counter.",
-            "items": one,
+            "items": entry,
             "minItems": 1,
             "maxItems": DEMANDS_MAX,
         });
-        let form = |field: &str, schema: Schema| {
+        let (key, limit) = (field_schemas::key(schemas), field_schemas::limit(schemas));
+        let (cost, wait) = (field_schemas::cost(schemas), field_schemas::wait_ms(schemas));
+        let receipt = field_schemas::receipt(schemas);
+        let form = |properties: serde_json::Value, required: &[&str]| {
             json_schema!({
                 "type": "object",
-                "properties": { field: schema },
-                "required": [field],
+                "properties": properties,
+                "required": required,
                 "additionalProperties": false,
             })
         };
-        json_schema!({ "oneOf": [one, form("checks", checks), form("request", request)] })
+        json_schema!({ "oneOf": [
+            form(
+                json!({ "key": key, "limit": limit, "cost": cost, "wait_ms": wait, "receipt": receipt }),
+                &["key", "limit"]
+            ),
+            form(json!({ "checks": checks, "wait_ms": wait, "receipt": receipt }), &["checks"]),
+            form(json!({ "request": request, "receipt": receipt }), &["request"]),
+        ] })
     }
 }
 
@@ -92,11 +115,11 @@ struct DescribedRequest<'b> {
 /// Deserializes an IP address. The error names the field.
 fn peer_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<std::net::IpAddr, D::Error> {
     let text = Cow::<str>::deserialize(deserializer)?;
-    text.parse().map_err(|_| D::Error::custom("request.peer: expected an IP address such as 203.0.113.9"))
+    described::peer_address(text.as_bytes()).map_err(field_error)
 }
 
 /// Deserializes a field that is present. Unlike for a plain `Option`, null is an error.
-fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+pub(super) fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
 
@@ -107,11 +130,21 @@ fn present_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Cow
     JsonString::deserialize(deserializer).map(|JsonString(text)| Some(text))
 }
 
+/// Deserializes a `cost` that is present. Null is an error.
+fn present_cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    whole_number::deserialize(deserializer, "cost", u32::MAX).map(Some)
+}
+
+/// Deserializes a `wait_ms` that is present. Null is an error.
+fn present_wait<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    whole_number::deserialize(deserializer, "wait_ms", WAIT_MS_MAX).map(Some)
+}
+
 /// A value that is read from a JSON object only. A plain struct would also accept an array of its fields.
-struct Object<T>(T);
+pub(super) struct Object<T>(pub(super) T);
 
 /// Describes an [`Object`] in the error message for other JSON values.
-trait Describe {
+pub(super) trait Describe {
     const DESCRIPTION: &'static str;
 }
 
@@ -188,17 +221,25 @@ struct CheckEntry<'b> {
     #[serde(borrow)]
     #[schemars(schema_with = "field_schemas::limit")]
     limit: Cow<'b, str>,
-    #[serde(default, deserialize_with = "present")]
+    #[serde(default, deserialize_with = "present_cost")]
     #[schemars(schema_with = "field_schemas::cost")]
-    cost: Option<WholeNumber>,
+    cost: Option<u64>,
 }
 
 /// A parsed body of `POST /v1/check`.
 pub(crate) enum CheckRequest<'b> {
     /// One or several checks that name their limits.
     Explicit(ExplicitCheck<'b>),
-    /// A described request and the address of its peer, to be decided by the rules.
-    ByRules(Box<http::Request<()>>, std::net::IpAddr),
+    /// A described request, to be decided by the rules.
+    ByRules(RequestCheck),
+}
+
+/// A described request, with the address of its peer.
+pub(crate) struct RequestCheck {
+    pub(crate) request: Box<http::Request<()>>,
+    pub(crate) peer: std::net::IpAddr,
+    /// Whether an admission gets a receipt.
+    pub(crate) has_receipt: bool,
 }
 
 /// The checks of a body that names its limits, in the order of the body. They are decided together.
@@ -206,6 +247,10 @@ pub(crate) struct ExplicitCheck<'b> {
     entries: Vec<(Cow<'b, str>, Limit, Cost)>,
     /// Whether the body has the form with `checks`, whose errors name the entry.
     is_list: bool,
+    /// The longest time to wait for room, or `None` if the checks are decided at once.
+    wait_max: Option<Duration>,
+    /// Whether an admission gets a receipt.
+    has_receipt: bool,
 }
 
 /// The reason why a body is rejected. The message says what is expected.
@@ -222,12 +267,8 @@ pub(crate) enum CheckRequestError {
          {{\"request\": {{\"method\": …, \"path\": …, \"peer\": …}}}}"
     )]
     Form,
-    #[error("request: {0}")]
-    Request(#[from] http::Error),
-    #[error(
-        "request.path: expected a path such as /shorten?x=1, which begins with / and contains no # and no control character"
-    )]
-    Path,
+    #[error("request.{0}")]
+    Request(#[from] DescriptionError),
     #[error("checks must have 1 to {DEMANDS_MAX} entries, found none")]
     NoChecks,
     #[error("{entry}limit: {error}")]
@@ -236,8 +277,19 @@ pub(crate) enum CheckRequestError {
     Key { entry: String, error: tollgate::KeyError },
     #[error("{entry}cost must be a whole number from 0 to {}, found {found}", u32::MAX)]
     Cost { entry: String, found: u64 },
+    #[error("wait_ms must be a whole number from 0 to {WAIT_MS_MAX}, found {0}")]
+    Wait(u64),
+    #[error(
+        "wait_ms is for checks that name their key and limit; a request is decided at once, so leave wait_ms out and \
+         follow retry_after_ms"
+    )]
+    WaitByRules,
     #[error("{0}")]
     Check(#[from] CheckError),
+    #[error("receipt: {0}")]
+    Receipt(#[from] ReceiptUnavailable),
+    #[error("this instance has no rules; start it with --config FILE, or send key and limit")]
+    NoRules,
 }
 
 impl From<serde_json::Error> for CheckRequestError {
@@ -250,32 +302,45 @@ impl From<serde_json::Error> for CheckRequestError {
 }
 
 impl<'b> CheckRequest<'b> {
+    /// Returns whether the answer may be held until there is room.
+    pub(crate) fn waits(&self) -> bool {
+        matches!(self, CheckRequest::Explicit(explicit) if explicit.wait_max.is_some())
+    }
+
     /// Parses a body. Does not check the lengths of keys, nor whether two checks use the same counter.
     ///
     /// # Errors
     /// If the body has none of the three forms, or a field is malformed.
     pub(crate) fn parse(body: &'b [u8]) -> Result<CheckRequest<'b>, CheckRequestError> {
         let Object(body): Object<CheckBody<'b>> = serde_json::from_slice(body)?;
-        match body {
-            CheckBody { key: None, limit: None, cost: None, checks: None, request: Some(Object(described)) } => {
-                described.into_check_request()
-            }
-            CheckBody { key: Some(key), limit: Some(limit), cost, checks: None, request: None } => {
+        let CheckBody { key, limit, cost, checks, request, wait_ms, receipt: has_receipt } = body;
+        let wait_max = wait_ms.map(parse_wait).transpose()?;
+        match (key, limit, cost, checks, request) {
+            (None, None, None, None, Some(Object(described))) => match wait_max {
+                None => described.into_check_request(has_receipt),
+                Some(_) => Err(CheckRequestError::WaitByRules),
+            },
+            (Some(key), Some(limit), cost, None, None) => {
                 let entries = vec![CheckEntry { key, limit, cost }.parse(String::new)?];
-                Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: false }))
+                Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: false, wait_max, has_receipt }))
             }
-            CheckBody { key: None, limit: None, cost: None, checks: Some(CheckList(checks)), request: None } => {
+            (None, None, None, Some(CheckList(checks)), None) => {
                 if checks.is_empty() {
                     return Err(CheckRequestError::NoChecks);
                 }
                 let parse =
                     |(index, Object(entry)): (usize, Object<CheckEntry<'b>>)| entry.parse(|| entry_prefix(index));
                 let entries = checks.into_iter().enumerate().map(parse).collect::<Result<_, _>>()?;
-                Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: true }))
+                Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: true, wait_max, has_receipt }))
             }
             _ => Err(CheckRequestError::Form),
         }
     }
+}
+
+fn parse_wait(wait_ms: u64) -> Result<Duration, CheckRequestError> {
+    let is_allowed = wait_ms <= u64::from(WAIT_MS_MAX);
+    is_allowed.then(|| Duration::from_millis(wait_ms)).ok_or(CheckRequestError::Wait(wait_ms))
 }
 
 /// Returns the prefix of error messages about an entry of `checks`, such as `checks[1].`.
@@ -284,18 +349,24 @@ fn entry_prefix(index: usize) -> String {
 }
 
 impl DescribedRequest<'_> {
-    fn into_check_request<'b>(self) -> Result<CheckRequest<'b>, CheckRequestError> {
-        if !self.path.starts_with('/') || self.path.bytes().any(|byte| byte == b'#' || byte == 0x7f) {
-            return Err(CheckRequestError::Path);
-        }
-        let mut request = http::Request::builder().method(&*self.method).uri(&*self.path).body(())?;
+    fn into_check_request<'b>(self, has_receipt: bool) -> Result<CheckRequest<'b>, CheckRequestError> {
         let Headers(headers) = self.headers;
-        *request.headers_mut() = headers;
-        Ok(CheckRequest::ByRules(Box::new(request), self.peer))
+        let request = described::described_request(self.method.as_bytes(), self.path.as_bytes(), headers)?;
+        Ok(CheckRequest::ByRules(RequestCheck { request: Box::new(request), peer: self.peer, has_receipt }))
     }
 }
 
 impl ExplicitCheck<'_> {
+    /// Returns the longest time to wait for room, or `None` if the checks are decided at once.
+    pub(crate) fn wait_max(&self) -> Option<Duration> {
+        self.wait_max
+    }
+
+    /// Returns whether an admission gets a receipt.
+    pub(crate) fn has_receipt(&self) -> bool {
+        self.has_receipt
+    }
+
     /// Returns one demand per check, in the same order.
     ///
     /// # Errors
@@ -322,7 +393,7 @@ impl<'b> CheckEntry<'b> {
     /// If the limit is malformed, or the cost exceeds `u32::MAX`.
     fn parse(self, entry: impl Fn() -> String) -> Result<(Cow<'b, str>, Limit, Cost), CheckRequestError> {
         let limit = self.limit.parse().map_err(|error| CheckRequestError::Limit { entry: entry(), error })?;
-        let cost = self.cost.map_or(1, |WholeNumber(units)| units);
+        let cost = self.cost.unwrap_or(1);
         let units = u32::try_from(cost).map_err(|_| CheckRequestError::Cost { entry: entry(), found: cost })?;
         Ok((self.key, limit, Cost::new(units)))
     }
@@ -342,7 +413,7 @@ mod tests {
                 Check::new(&demands)?;
                 Ok(demands.iter().map(|demand| demand.cost.units()).collect())
             }
-            CheckRequest::ByRules(..) => Ok(Vec::new()),
+            CheckRequest::ByRules(_) => Ok(Vec::new()),
         }
     }
 
@@ -354,7 +425,9 @@ mod tests {
         assert_eq!(costs_of(r#"{"checks":[{"key":"a","limit":"9/s","cost":3.0}]}"#).unwrap(), [3]);
         let described =
             br#"{"request":{"method":"POST","path":"/shorten","headers":{"x-a":"b"},"peer":"203.0.113.9"}}"#;
-        let CheckRequest::ByRules(request, peer) = CheckRequest::parse(described).unwrap() else { panic!("by rules") };
+        let CheckRequest::ByRules(RequestCheck { request, peer, .. }) = CheckRequest::parse(described).unwrap() else {
+            panic!("by rules")
+        };
         assert_eq!(
             (request.uri().path(), request.headers()["x-a"].as_bytes(), peer),
             ("/shorten", &b"b"[..], [203, 0, 113, 9].into())
@@ -379,12 +452,12 @@ mod tests {
             ),
             (
                 r#"{"key":"a","limit":"1/s","cots":1}"#,
-                "unknown field `cots`, expected one of `key`, `limit`, `cost`, `checks`, `request`",
+                "unknown field `cots`, expected one of `key`, `limit`, `cost`, `checks`, `request`, `wait_ms`, `receipt`",
             ),
             (r#"{"key":"a","limit":"1/s","cost":-1}"#, "found -1"),
             (r#"{"key":"a","limit":"1/s","cost":4294967296}"#, "cost must be a whole number from 0 to 4294967295"),
             (r#"{"request":{"method":"GET","path":"/"}}"#, "missing field `peer`"),
-            (r#"{"request":{"method":"G T","path":"/","peer":"::1"}}"#, "request: invalid HTTP method"),
+            (r#"{"request":{"method":"G T","path":"/","peer":"::1"}}"#, "request.method: invalid HTTP method"),
             (
                 r#"{"request":{"method":"GET","path":"/","peer":"somewhere"}}"#,
                 "request.peer: expected an IP address such as 203.0.113.9",
@@ -405,6 +478,18 @@ mod tests {
             ),
             (r#"{"key":"a","limit":"1/s","cost":1.5}"#, "cost must be a whole number from 0 to 4294967295, found 1.5"),
             (r#"{"key":"a","limit":"1/s","cost":null}"#, "found null"),
+            (
+                r#"{"key":"a","limit":"1/s","wait_ms":60001}"#,
+                "wait_ms must be a whole number from 0 to 60000, found 60001",
+            ),
+            (r#"{"key":"a","limit":"1/s","wait_ms":-1}"#, "wait_ms must be a whole number from 0 to 60000, found -1"),
+            (r#"{"key":"a","limit":"1/s","wait_ms":"1s"}"#, r#"from 0 to 60000, found "1s""#),
+            (r#"{"wait_ms":1}"#, "expected one of {\"key\""),
+            (
+                r#"{"request":{"method":"GET","path":"/","peer":"::1"},"wait_ms":0}"#,
+                "wait_ms is for checks that name their key and limit; a request is decided at once",
+            ),
+            (r#"{"key":"a","limit":"1/s","receipt":"yes"}"#, "invalid type: string \"yes\", expected a boolean"),
             (r#"{"key":"a","limit":"1/s","request":null}"#, "invalid type: null"),
             (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"2/s"}]}"#, "same counter"),
         ] {

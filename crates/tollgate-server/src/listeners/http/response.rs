@@ -2,22 +2,113 @@
 //! JSON directly. A test of the document compares the two.
 #![allow(dead_code)] // only the schema reads the fields
 
+use std::collections::BTreeMap;
+
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
 
 use crate::metrics::SOURCES;
 
-/// The decision on a check.
+/// The decision on an admitted check.
 #[derive(JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Decision")]
 pub(crate) struct DecisionBody {
-    /// Whether every limit allows the request.
+    /// Always true.
     pub(crate) allowed: bool,
     #[schemars(schema_with = "source_schema")]
     pub(crate) source: String,
     /// One entry per limit, in the order of the check. Empty if no limit applies to the request, or the request was
     /// allowed without a store.
     pub(crate) limits: Vec<LimitBody>,
+    /// The headers to add to the response to the described request. Absent in checks of a key and a limit.
+    #[serde(default)]
+    #[schemars(transform = not_null)]
+    pub(crate) response: Option<AddedHeaders>,
+    /// The receipt, with which the charged units can be refunded. Absent if none was asked for, or nothing was charged.
+    #[serde(default)]
+    #[schemars(transform = not_null)]
+    pub(crate) receipt: Option<String>,
+    /// The outcomes of the described request after which a refund with its `status` gives units back. Absent without a
+    /// receipt, and in checks of a key and a limit.
+    #[serde(default)]
+    #[schemars(transform = not_null)]
+    pub(crate) refund_on: Option<Vec<RefundOn>>,
+}
+
+/// An outcome of a request: a status below 400, or from 400.
+#[derive(JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RefundOn {
+    Success,
+    Failure,
+}
+
+/// The headers to add to the response to an admitted request.
+#[derive(JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AddedHeaders {
+    /// Values by lower-case name. Several values of one name are joined by a comma.
+    pub(crate) headers: BTreeMap<String, String>,
+}
+
+/// The refusal of a check: a limit denied it, a ban applies, the store did not answer, or the path is too long.
+#[derive(JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Refusal")]
+pub(crate) struct RefusalBody {
+    /// Always false.
+    pub(crate) allowed: bool,
+    #[schemars(schema_with = "source_schema")]
+    pub(crate) source: String,
+    /// One entry per limit, in the order of the check. Empty if no limit denied the request.
+    pub(crate) limits: Vec<LimitBody>,
+    /// A code for programs: `rate_limited`, `banned`, `unavailable` or `path_too_long`.
+    pub(crate) error: String,
+    /// What refused the request, and when to retry.
+    pub(crate) message: String,
+    /// The quota of the limit that denied the request.
+    #[serde(default)]
+    #[schemars(transform = not_null)]
+    pub(crate) limit: Option<u32>,
+    /// Seconds until the request would pass, rounded up, at least 1; null if it never would.
+    #[schemars(required, transform = or_null)]
+    pub(crate) retry_after: Option<u64>,
+    /// Milliseconds until the request would pass, rounded up; null if it never would.
+    #[schemars(required, transform = or_null)]
+    pub(crate) retry_after_ms: Option<u64>,
+    /// The name of the limit that denied the request, as in the headers.
+    #[serde(default)]
+    #[schemars(transform = not_null)]
+    pub(crate) policy: Option<String>,
+    /// The rule of that limit. Absent in checks of a key and a limit.
+    #[serde(default)]
+    #[schemars(transform = not_null)]
+    pub(crate) rule: Option<String>,
+    /// The plan of the caller, if the limit belongs to one.
+    #[serde(default)]
+    #[schemars(transform = not_null)]
+    pub(crate) plan: Option<String>,
+    /// Where the caller can get a larger plan, if the plan has such an address.
+    #[serde(default)]
+    #[schemars(transform = not_null)]
+    pub(crate) upgrade_url: Option<String>,
+    /// The response to the described request, to be relayed. Absent in checks of a key and a limit.
+    #[serde(default)]
+    #[schemars(transform = not_null)]
+    pub(crate) response: Option<RefusedResponse>,
+}
+
+/// The response to a refused request, in the body format of its rule.
+#[derive(JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RefusedResponse {
+    /// The HTTP status; 200 for a gRPC request, whose status is in the headers.
+    pub(crate) status: u16,
+    /// Values by lower-case name, with the content type. Several values of one name are joined by a comma.
+    pub(crate) headers: BTreeMap<String, String>,
+    /// The body; empty for a gRPC request.
+    pub(crate) body: String,
 }
 
 fn source_schema(_: &mut SchemaGenerator) -> Schema {
@@ -64,12 +155,20 @@ pub(crate) struct LimitBody {
 ///
 /// `required` alone would exclude null.
 fn or_null(schema: &mut Schema) {
-    schema.insert("type".to_owned(), serde_json::json!(["integer", "null"]));
+    schema.insert("type".to_owned(), json!(["integer", "null"]));
 }
 
-/// Changes the schema of an optional string to exclude null, for a field that is absent without a value.
+/// Changes the schema of an optional field to exclude null, for a field that is absent without a value.
 fn not_null(schema: &mut Schema) {
-    schema.insert("type".to_owned(), serde_json::json!("string"));
+    let is_null = |alternative: &Value| *alternative == json!("null") || *alternative == json!({ "type": "null" });
+    for keyword in ["type", "anyOf"] {
+        let Some(Value::Array(alternatives)) = schema.get_mut(keyword) else { continue };
+        alternatives.retain(|alternative| !is_null(alternative));
+        if let ("type", [only]) = (keyword, &alternatives[..]) {
+            let only = only.clone();
+            schema.insert(keyword.to_owned(), only);
+        }
+    }
 }
 
 /// The reason why there is no decision.
@@ -81,23 +180,6 @@ pub(crate) struct ErrorBody {
     pub(crate) error: String,
     /// What is wrong, and what would be accepted.
     pub(crate) message: String,
-}
-
-/// The refusal of a banned caller.
-#[derive(JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "Ban")]
-pub(crate) struct BanBody {
-    /// Always `banned`.
-    pub(crate) error: String,
-    /// What is wrong.
-    pub(crate) message: String,
-    /// Seconds until the ban ends, rounded up; null if it has no end.
-    #[schemars(required, transform = or_null)]
-    pub(crate) retry_after: Option<u64>,
-    /// Milliseconds until the ban ends; null if it has no end.
-    #[schemars(required, transform = or_null)]
-    pub(crate) retry_after_ms: Option<u64>,
 }
 
 #[cfg(test)]
@@ -142,10 +224,10 @@ mod tests {
             };
             let limits: Vec<Value> = policies.policies().zip(&decision.limits).map(entry).collect();
             let expected = json!({"allowed": decision.allowed(), "source": source.as_str(), "limits": limits});
-            let body = decision_body(&decision, Some(&policies));
+            let body = decision_body(&decision, Some(&policies), None, None);
             assert_eq!(serde_json::from_slice::<Value>(&body).unwrap(), expected);
         }
-        let unlimited = decision_body(&Decision::uncounted(Timestamp::ZERO), None);
+        let unlimited = decision_body(&Decision::uncounted(Timestamp::ZERO), None, None, None);
         assert_eq!(&*unlimited, br#"{"allowed":true,"source":"none","limits":[]}"#);
     }
 }

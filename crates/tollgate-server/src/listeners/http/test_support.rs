@@ -6,10 +6,8 @@ use std::time::Duration;
 
 use tollgate::config::{Config, Format};
 use tollgate::engine::Engine;
-use tollgate::{
-    Check, Decision, Demand, LimitStatus, Limiter, ManualClock, Store, StoreError, StoreErrorKind, StoreFuture,
-    Timestamp,
-};
+use tollgate::{Limiter, ManualClock, Store, Timestamp};
+pub(crate) use tollgate_testkit::unreachable::UnreachableStore;
 
 use super::HttpListener;
 
@@ -20,31 +18,6 @@ pub(crate) const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9));
 /// Returns a clock that stands still, at a time in 2023.
 pub(crate) fn clock() -> Arc<ManualClock> {
     Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)))
-}
-
-/// A store whose every call fails with [`StoreErrorKind::Unreachable`].
-pub(crate) struct UnreachableStore;
-
-fn unreachable<'a, T: Send + 'a>() -> StoreFuture<'a, T> {
-    Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "planted")) })
-}
-
-impl Store for UnreachableStore {
-    fn decide<'a>(&'a self, _: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
-        unreachable()
-    }
-
-    fn refund<'a>(&'a self, _: &'a Check<'a>, _: &'a Decision) -> StoreFuture<'a, ()> {
-        unreachable()
-    }
-
-    fn reset<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, ()> {
-        unreachable()
-    }
-
-    fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
-        unreachable()
-    }
 }
 
 /// Every kind of answer that rules can give: bans with and without an end, exemptions, plans, costs, shields, shadow
@@ -136,6 +109,13 @@ pub(crate) fn listener_with_rules(store: Option<Arc<dyn Store>>) -> Arc<HttpList
 /// Returns a listener with the rules of a configuration in TOML, whose clock stands still. Counters are in memory if
 /// there is no store.
 pub(crate) fn listener_with_config(text: &str, store: Option<Arc<dyn Store>>) -> Arc<HttpListener> {
+    let (limiter, engine) = engine_with_config(text, store);
+    Arc::new(HttpListener::new(limiter, IDLE).with_rules(engine))
+}
+
+/// Returns an engine with the rules of a configuration in TOML, and its limiter. Their clock stands still. Counters are in
+/// memory if there is no store.
+pub(crate) fn engine_with_config(text: &str, store: Option<Arc<dyn Store>>) -> (Limiter, Engine) {
     let clock = clock();
     let builder = Limiter::builder().clock(clock.clone());
     let limiter = match store {
@@ -145,7 +125,7 @@ pub(crate) fn listener_with_config(text: &str, store: Option<Arc<dyn Store>>) ->
     let limiter = limiter.build();
     let loaded = Config::from_text(text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
     let engine = Engine::on_clock(limiter.clone(), loaded.rules, Vec::new(), clock);
-    Arc::new(HttpListener::new(limiter, IDLE).with_rules(engine))
+    (limiter, engine)
 }
 
 /// Returns a request body that describes a GET request, to be decided by rules. `headers` is JSON.

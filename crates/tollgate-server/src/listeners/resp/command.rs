@@ -1,52 +1,56 @@
-//! Parses commands: checks, resets, and commands about the connection.
+//! Parses commands: checks, resets, described requests, and commands about the connection.
 //!
 //! | command | effect |
 //! |---|---|
-//! | `TOLLGATE.CHECK key limit [COST n]` | a check; replies allowed, quota, remaining, retry_after_ms, reset_after_ms |
+//! | `TOLLGATE.CHECK key limit [key limit ...] [COST n] [RECEIPT]` | a check; replies allowed, quota, remaining, retry_after_ms, reset_after_ms |
+//! | `TOLLGATE.REFUND receipt [USED n \| STATUS n]` | corrects the charge of an admitted check, once |
+//! | `TOLLGATE.WAIT key limit [key limit ...] TIMEOUT ms [COST n] [RECEIPT]` | a check that waits until it is admitted |
 //! | `TOLLGATE.PEEK key limit` | a check of cost 0 |
 //! | `TOLLGATE.RESET key limit` | deletes the counter |
+//! | `TOLLGATE.REQUEST method path peer [name value ...]` | decides a request by the rules; replies what the client is to be sent |
 //! | `CL.THROTTLE key max_burst count period [quantity]` | a check of a token bucket; replies as redis-cell does: limited, limit, remaining, retry_after, reset_after in seconds |
 //! | `PING` `ECHO` `HELLO` `AUTH` `SELECT 0` `CLIENT` `COMMAND` `INFO` `QUIT` | connection setup, which clients send by themselves |
 //!
 //! redis-cell counts `max_burst` beyond the first request, so the capacity is `max_burst + 1`. Seconds are rounded up:
 //! a client that waits 0 s would be denied again. `docs/cl-throttle.md` has examples of the replies.
 
+use std::net::IpAddr;
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use tollgate::{Algorithm, Cost, Decision, Demand, Key, Limit, LimitStatus, Scope, ScopeName};
+use http::StatusCode;
+use tollgate::engine::Ending;
+use tollgate::receipt::Settlement;
+use tollgate::{Cost, Demand};
 
+use super::check::{LimitCache, PendingCheck, ReplyFormat, explicit, parse_check, parse_throttle, parse_wait};
 use super::frame::Args;
-use super::reply::Replies;
-
-/// The scope of `CL.THROTTLE`: like redis-cell, it has one counter per key, whatever the limit.
-const THROTTLE: ScopeName = ScopeName::new("throttle");
+use super::request::parse_request;
 
 /// A parsed command. Keys and texts are borrowed from the buffer in which it arrived.
-#[derive(Clone, Copy, Debug)]
 pub(crate) enum RespCommand<'b> {
-    Check {
-        demand: Demand<'b>,
-        format: ReplyFormat,
+    /// Its demands were appended to the list that the caller passed.
+    Check(PendingCheck),
+    /// Waits until the check is admitted. Its demands were appended to the list that the caller passed.
+    Wait {
+        check: PendingCheck,
+        timeout: Duration,
     },
     Reset {
         demand: Demand<'b>,
     },
+    /// A receipt, and how its charge is corrected.
+    Refund {
+        receipt: &'b [u8],
+        settlement: Settlement,
+    },
+    /// A described request and the address of its peer, to be decided by the rules.
+    Request(Box<http::Request<()>>, IpAddr),
     Connection(ConnectionCommand<'b>),
     /// A blank line or an empty array, which gets no reply.
     Nothing,
     /// Not a command of this listener.
     Unknown,
-}
-
-/// The format of the reply to a check, which is an array of five numbers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ReplyFormat {
-    /// `TOLLGATE.*`: allowed (1 or 0), quota, remaining, `retry_after` and `reset_after` in milliseconds, rounded up.
-    /// -1 means never.
-    Tollgate,
-    /// `CL.THROTTLE`: limited (1 or 0), capacity, remaining, `retry_after` and `reset_after` in seconds, rounded up, as
-    /// redis-cell. A `retry_after` of -1 means that the check was allowed, or never will be.
-    RedisCell,
 }
 
 /// Commands about the connection itself.
@@ -67,106 +71,78 @@ pub(crate) enum ConnectionCommand<'b> {
     Quit,
 }
 
-/// The last limit of each kind that a connection used: as text, and of `CL.THROTTLE`.
-///
-/// A client that repeats it does not cause it to be parsed again.
-#[derive(Debug, Default)]
-pub(crate) struct LimitCache {
-    text: Vec<u8>,
-    limit: Option<Limit>,
-    throttle: Option<(Throttle, Limit)>,
-}
-
-/// The most bytes of a limit text that is cached. It stays allocated as long as the connection.
-const CACHED_TEXT_BYTES_MAX: usize = 256;
-
-/// The arguments of `CL.THROTTLE` that define its limit.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Throttle {
-    max_burst: u32,
-    count: u32,
-    period_s: u32,
-}
-
-impl Throttle {
-    fn limit(self) -> Result<Limit, String> {
-        let limit = Limit::new(self.count.into(), Duration::from_secs(self.period_s.into()));
-        limit
-            .and_then(|limit| limit.with_algorithm(Algorithm::TokenBucket))
-            .and_then(|limit| limit.with_burst(u64::from(self.max_burst) + 1))
-            .map_err(|error| format!("ERR {THROTTLE_USAGE}: {error}"))
-    }
-}
-
-impl LimitCache {
-    fn throttle(&mut self, numbers: Throttle) -> Result<Limit, String> {
-        match self.throttle {
-            Some((known, limit)) if known == numbers => Ok(limit),
-            _ => {
-                let limit = numbers.limit()?;
-                self.throttle = Some((numbers, limit));
-                Ok(limit)
-            }
-        }
-    }
-
-    fn parse(&mut self, text: &[u8]) -> Result<Limit, String> {
-        if let Some(limit) = self.limit.filter(|_| self.text == text) {
-            return Ok(limit);
-        }
-        let readable = std::str::from_utf8(text).map_err(|_| "ERR limit: expected text such as 10/min".to_owned())?;
-        let limit: Limit = readable.parse().map_err(|error| format!("ERR limit: {error}"))?;
-        if text.len() > CACHED_TEXT_BYTES_MAX {
-            return Ok(limit);
-        }
-        self.text.clear();
-        self.text.extend_from_slice(text);
-        self.limit = Some(limit);
-        Ok(limit)
-    }
-}
-
 /// Parses the command in `buffer` whose arguments [`parse`](super::frame::parse) has found. `Err` is the error reply.
 ///
 /// `buffer` must be the one that was parsed into `args`. A command without arguments is [`RespCommand::Nothing`], and
 /// one with an unknown name [`RespCommand::Unknown`], not an error. Limits are taken from the cache `limits`, or parsed
-/// and stored there.
+/// and stored there. The demands of a check are appended to `demands`, which is otherwise unchanged.
 pub(crate) fn parse_command<'b>(
     buffer: &'b [u8],
     args: &Args,
     limits: &mut LimitCache,
+    demands: &mut Vec<Demand<'b>>,
 ) -> Result<RespCommand<'b>, String> {
     let Some(name) = args.get(buffer, 0) else { return Ok(RespCommand::Nothing) };
-    let arg = |index| args.get(buffer, index);
     // Clients send upper case, so the exact comparison mostly succeeds.
     let is = |expected: &str| name == expected.as_bytes() || name.eq_ignore_ascii_case(expected.as_bytes());
+    let one = |format| RespCommand::Check(PendingCheck { limits: 1, format, has_receipt: false });
     if is("TOLLGATE.CHECK") {
-        let (Some(key), Some(limit)) = (arg(1), arg(2)) else { return Err(usage(CHECK_USAGE)) };
-        let cost = match (arg(3), arg(4), args.len()) {
-            (None, ..) => Cost::ONE,
-            (Some(word), Some(cost), 5) if word.eq_ignore_ascii_case(b"COST") => Cost::new(number(cost, "cost")?),
-            _ => return Err(usage(CHECK_USAGE)),
-        };
-        let demand = explicit(key, limits.parse(limit)?)?.cost(cost);
-        return Ok(RespCommand::Check { demand, format: ReplyFormat::Tollgate });
+        return parse_check(buffer, args, limits, demands).map(RespCommand::Check);
     }
     if is("CL.THROTTLE") {
-        return throttle(buffer, args, limits);
+        demands.push(parse_throttle(buffer, args, limits)?);
+        return Ok(one(ReplyFormat::RedisCell));
     }
     if is("TOLLGATE.PEEK") {
-        let (Some(key), Some(limit), 3) = (arg(1), arg(2), args.len()) else {
-            return Err(usage("TOLLGATE.PEEK key limit"));
-        };
-        let demand = explicit(key, limits.parse(limit)?)?.cost(Cost::PEEK);
-        return Ok(RespCommand::Check { demand, format: ReplyFormat::Tollgate });
+        demands.push(key_and_limit(buffer, args, limits, "TOLLGATE.PEEK key limit")?.cost(Cost::PEEK));
+        return Ok(one(ReplyFormat::Tollgate));
+    }
+    if is("TOLLGATE.WAIT") {
+        let (check, timeout) = parse_wait(buffer, args, limits, demands)?;
+        return Ok(RespCommand::Wait { check, timeout });
+    }
+    if is("TOLLGATE.REFUND") {
+        return parse_refund(buffer, args);
+    }
+    if is("TOLLGATE.REQUEST") {
+        let (request, peer) = parse_request(buffer, args)?;
+        return Ok(RespCommand::Request(Box::new(request), peer));
     }
     if is("TOLLGATE.RESET") {
-        let (Some(key), Some(limit), 3) = (arg(1), arg(2), args.len()) else {
-            return Err(usage("TOLLGATE.RESET key limit"));
-        };
-        return Ok(RespCommand::Reset { demand: explicit(key, limits.parse(limit)?)? });
+        let demand = key_and_limit(buffer, args, limits, "TOLLGATE.RESET key limit")?;
+        return Ok(RespCommand::Reset { demand });
     }
     connection_command(name, buffer, args).map(|command| command.map_or(RespCommand::Unknown, RespCommand::Connection))
+}
+
+/// Parses `TOLLGATE.REFUND receipt [USED n | STATUS n]`. `Err` is the error reply.
+fn parse_refund<'b>(buffer: &'b [u8], args: &Args) -> Result<RespCommand<'b>, String> {
+    let arg = |index| args.get(buffer, index);
+    let word = arg(2).map(<[u8]>::to_ascii_uppercase);
+    let (Some(receipt), 2 | 4) = (arg(1), args.len()) else { return Err(usage(REFUND_USAGE)) };
+    let settlement = match (word.as_deref(), arg(3)) {
+        (None, _) => Settlement::Refund,
+        (Some(b"USED"), Some(used)) => Settlement::Used(Cost::new(number(used, "USED", u32::MAX)?)),
+        (Some(b"STATUS"), Some(status)) => {
+            let status = StatusCode::from_bytes(status).ok().filter(|status| status.as_u16() < 600);
+            Settlement::Ended(Ending::of(status.ok_or("ERR STATUS must be an HTTP status from 100 to 599")?))
+        }
+        _ => return Err(usage(REFUND_USAGE)),
+    };
+    Ok(RespCommand::Refund { receipt, settlement })
+}
+
+/// Parses the arguments of a command that has exactly a key and a limit. `Err` is the error reply.
+fn key_and_limit<'b>(
+    buffer: &'b [u8],
+    args: &Args,
+    limits: &mut LimitCache,
+    expected: &str,
+) -> Result<Demand<'b>, String> {
+    let (Some(key), Some(limit), 3) = (args.get(buffer, 1), args.get(buffer, 2), args.len()) else {
+        return Err(usage(expected));
+    };
+    explicit(key, limits.parse_one(limit)?)
 }
 
 /// Returns whether an unknown inline command is the request line of an HTTP request, or its `Host` header.
@@ -183,43 +159,47 @@ pub(crate) fn is_http(buffer: &[u8], args: &Args) -> bool {
         || last.starts_with(b"HTTP/")
 }
 
-/// The error reply to [`RespCommand::Unknown`].
-pub(crate) const UNKNOWN: &str = "ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, SELECT, CLIENT, COMMAND, INFO or QUIT";
-const CHECK_USAGE: &str = "TOLLGATE.CHECK key limit [COST n]";
-const THROTTLE_USAGE: &str = "CL.THROTTLE key max_burst count period [quantity]";
+/// The names of all commands.
+pub(crate) const COMMANDS: [&str; 16] = [
+    "TOLLGATE.CHECK",
+    "TOLLGATE.REFUND",
+    "TOLLGATE.WAIT",
+    "TOLLGATE.REQUEST",
+    "TOLLGATE.PEEK",
+    "TOLLGATE.RESET",
+    "CL.THROTTLE",
+    "PING",
+    "ECHO",
+    "HELLO",
+    "AUTH",
+    "SELECT",
+    "CLIENT",
+    "COMMAND",
+    "INFO",
+    "QUIT",
+];
 
-fn usage(usage: &str) -> String {
+const REFUND_USAGE: &str = "TOLLGATE.REFUND receipt [USED n | STATUS n]";
+
+/// The error reply to [`RespCommand::Unknown`].
+pub(crate) static UNKNOWN: LazyLock<String> =
+    LazyLock::new(|| format!("ERR unknown command; expected one of {}", COMMANDS.join(", ")));
+
+/// Returns the error reply to a command with missing or surplus arguments.
+pub(super) fn usage(usage: &str) -> String {
     format!("ERR wrong arguments, expected {usage}")
 }
 
-fn explicit(key: &[u8], limit: Limit) -> Result<Demand<'_>, String> {
-    let key = Key::new(key).map_err(|error| format!("ERR {error}"))?;
-    Ok(Demand::new(limit, key))
-}
-
-fn throttle<'b>(buffer: &'b [u8], args: &Args, limits: &mut LimitCache) -> Result<RespCommand<'b>, String> {
-    let arg = |index| args.get(buffer, index);
-    let (Some(key), Some(max_burst), Some(count), Some(period), 5..=6) = (arg(1), arg(2), arg(3), arg(4), args.len())
-    else {
-        return Err(usage(THROTTLE_USAGE));
-    };
-    let max_burst = number(max_burst, "max_burst")?;
-    let count = number(count, "count")?;
-    let period_s = number(period, "period")?;
-    let quantity = arg(5).map_or(Ok(1), |quantity| number(quantity, "quantity"))?;
-    let limit = limits.throttle(Throttle { max_burst, count, period_s })?;
-    let key = Key::scoped(key, Scope::Named(THROTTLE)).map_err(|error| format!("ERR {error}"))?;
-    Ok(RespCommand::Check { demand: Demand::new(limit, key).cost(quantity), format: ReplyFormat::RedisCell })
-}
-
-fn number(text: &[u8], what: &str) -> Result<u32, String> {
+/// Parses a whole number from 0 to `max`. `Err` is the error reply, in which `what` names the number.
+pub(super) fn number(text: &[u8], what: &str, max: u32) -> Result<u32, String> {
     let digit = |value: u64, byte: &u8| byte.is_ascii_digit().then(|| value * 10 + u64::from(byte - b'0'));
     let value = match text.len() {
         // Ten digits fit into 64 bits.
         1..=10 => text.iter().try_fold(0, digit).and_then(|value| u32::try_from(value).ok()),
         _ => None,
     };
-    value.ok_or_else(|| format!("ERR {what} must be a whole number from 0 to {}", u32::MAX))
+    let value = value.filter(|value| *value <= max);
+    value.ok_or_else(|| format!("ERR {what} must be a whole number from 0 to {max}"))
 }
 
 /// Parses a command about the connection. Returns `None` if there is no such command.
@@ -287,40 +267,4 @@ fn hello<'b>(buffer: &'b [u8], args: &Args) -> Result<ConnectionCommand<'b>, Str
         index += taken;
     }
     Ok(ConnectionCommand::Hello { protocol: arg(1), password })
-}
-
-/// Appends the reply to a check with the single demand `demand`: five numbers in this format.
-///
-/// Appends an `UNAVAILABLE` error if the decision has no limit status, because no counter was read.
-pub(crate) fn reply(decision: &Decision, demand: &Demand<'_>, format: ReplyFormat, replies: &mut Replies) {
-    let Some(status) = decision.limits.first() else {
-        replies.error("UNAVAILABLE the store did not answer");
-        return;
-    };
-    replies.decision(match format {
-        ReplyFormat::Tollgate => tollgate_numbers(status),
-        ReplyFormat::RedisCell => redis_cell_numbers(status, demand),
-    });
-}
-
-fn tollgate_numbers(status: &LimitStatus) -> [i64; 5] {
-    let ms = |wait: tollgate::Wait| wait.as_millis_ceil().map_or(-1, saturating);
-    [
-        i64::from(status.allowed),
-        status.quota.into(),
-        status.remaining.into(),
-        ms(status.retry_after),
-        ms(status.reset_after),
-    ]
-}
-
-fn redis_cell_numbers(status: &LimitStatus, demand: &Demand<'_>) -> [i64; 5] {
-    let secs = |wait: tollgate::Wait| wait.as_secs_ceil().map_or(-1, saturating);
-    let retry_after = if status.allowed { -1 } else { secs(status.retry_after) };
-    let capacity = demand.limit.cost_max().into();
-    [i64::from(!status.allowed), capacity, status.remaining.into(), retry_after, secs(status.reset_after)]
-}
-
-fn saturating(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
 }

@@ -14,13 +14,16 @@ use std::ops::Range;
 
 use memchr::memchr;
 
-/// The most arguments of a command, including its name. Commands of Tollgate have at most eight; `HELLO` and `CLIENT` a
-/// few more.
-pub(crate) const ARGS_MAX: usize = 64;
-/// The most bytes of one argument, which is the longest key.
-pub(crate) const ARG_BYTES_MAX: usize = 64 * 1024;
+/// The most arguments of a command, including its name. A request with 256 headers has 516. A command with a few more than
+/// it accepts gets an error that says so, and its connection stays open.
+pub(crate) const ARGS_MAX: usize = 1024;
+/// The most bytes of one argument: twice the longest key. A key that is somewhat too long gets an error that says so, and
+/// its connection stays open.
+pub(crate) const ARG_BYTES_MAX: usize = 128 * 1024;
 /// The most bytes of a command.
 pub(crate) const COMMAND_BYTES_MAX: usize = 256 * 1024;
+/// The arguments for which a connection keeps room between batches: those of a check with 32 limits, and its options.
+const KEPT_ARGS_MAX: usize = 72;
 /// The most bytes of an inline command.
 const LINE_BYTES_MAX: usize = 64 * 1024;
 /// The most bytes of a line with a length.
@@ -33,6 +36,12 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// Removes all positions, and frees the capacity that only few commands need.
+    pub(crate) fn clear(&mut self) {
+        self.ranges.clear();
+        self.ranges.shrink_to(KEPT_ARGS_MAX);
+    }
+
     /// Returns the number of arguments, including the command's name.
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()

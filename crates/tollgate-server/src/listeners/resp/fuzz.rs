@@ -1,6 +1,9 @@
 //! Properties that hold for any bytes that arrive on the RESP listener.
 
-use super::command::{LimitCache, parse_command};
+use tollgate::Check;
+
+use super::check::LimitCache;
+use super::command::{RespCommand, parse_command};
 use super::frame::{ARG_BYTES_MAX, ARGS_MAX, Args, COMMAND_BYTES_MAX, parse};
 
 /// The most bytes of an error, whatever the command contains.
@@ -9,10 +12,10 @@ const ERROR_BYTES_MAX: usize = 1_000;
 /// Runs a fuzz target on the bytes of one connection.
 ///
 /// # Panics
-/// If a bound is exceeded, if a command is parsed differently after more bytes have arrived, or if an error grows with
-/// its input.
+/// If a bound is exceeded, if a command is parsed differently after more bytes have arrived, if an error grows with its
+/// input, or if the demands of a check are not a valid check.
 pub fn any_bytes(bytes: &[u8]) {
-    let (mut args, mut limits) = (Args::default(), LimitCache::default());
+    let (mut args, mut limits, mut demands) = (Args::default(), LimitCache::default(), Vec::new());
     let mut rest = bytes;
     loop {
         match parse(rest, &mut args) {
@@ -20,9 +23,18 @@ pub fn any_bytes(bytes: &[u8]) {
                 assert!((1..=rest.len().min(COMMAND_BYTES_MAX)).contains(&consumed), "{consumed} of {}", rest.len());
                 assert!(args.len() <= ARGS_MAX);
                 assert!((0..args.len()).all(|n| args.get(rest, n).is_some_and(|arg| arg.len() <= ARG_BYTES_MAX)));
-                if let Err(error) = parse_command(rest, &args, &mut limits) {
-                    assert!(error.len() <= ERROR_BYTES_MAX, "{} bytes: {error}", error.len());
+                match parse_command(rest, &args, &mut limits, &mut demands) {
+                    Ok(RespCommand::Check(check) | RespCommand::Wait { check, .. }) => {
+                        assert_eq!(demands.len(), check.limits);
+                        assert!(Check::new(&demands).is_ok());
+                    }
+                    Ok(_) => assert!(demands.is_empty()),
+                    Err(error) => {
+                        assert!(demands.is_empty());
+                        assert!(error.len() <= ERROR_BYTES_MAX, "{} bytes: {error}", error.len());
+                    }
                 }
+                demands.clear();
                 assert_prefixes_are_incomplete(&rest[..consumed]);
                 rest = &rest[consumed..];
             }

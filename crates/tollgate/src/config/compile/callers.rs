@@ -212,7 +212,8 @@ pub(super) struct SecretFields<'c> {
 }
 
 impl SecretFields<'_> {
-    fn are_all_absent(&self) -> bool {
+    /// Returns whether the secret is given in none of the fields.
+    pub(super) fn are_all_absent(&self) -> bool {
         self.text.is_none() && self.variable.is_none() && self.file.is_none()
     }
 }

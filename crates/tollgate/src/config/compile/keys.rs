@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::Compiler;
 use super::limits::NamedLimit;
+use crate::answer::is_rule_name;
 use crate::config::finding::{Code, Finding};
 use crate::config::forms::{Limits, Secret};
 use crate::config::load;
@@ -123,8 +124,7 @@ impl Compiler<'_> {
         let mut limit_sets = LimitSets::default();
         // The map is sorted by name, so plans are found by binary search.
         for (place, (name, table)) in config.plans.iter().enumerate() {
-            let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-            if name.is_empty() || name.len() > 64 || !name.bytes().all(is_name_byte) {
+            if !is_rule_name(name) {
                 let message = "the name of a plan must be 1 to 64 letters, digits or - _ .";
                 self.note(Finding::new(Code::InvalidName, message).at(name.span()));
             }

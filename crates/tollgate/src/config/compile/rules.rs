@@ -10,7 +10,7 @@ use super::Compiler;
 use super::keys::LimitSets;
 use super::limits::NamedLimit;
 use super::policy_names;
-use crate::answer::{BodyFormat, Policy, Styles};
+use crate::answer::{BodyFormat, Policy, Styles, is_rule_name};
 use crate::config::finding::{Code, Finding};
 use crate::config::forms::Limits;
 use crate::config::span::Spanned;
@@ -85,10 +85,9 @@ impl Compiler<'_> {
 
     fn check_rule_names(&mut self, rules: &[Spanned<RuleTable>]) {
         let mut seen: HashMap<&str, ()> = HashMap::new();
-        let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         for rule in rules {
             let name = &rule.name;
-            if name.is_empty() || name.len() > 64 || !name.bytes().all(is_name_byte) {
+            if !is_rule_name(name) {
                 let message = "the name of a rule must be 1 to 64 letters, digits or - _ .";
                 self.note(Finding::new(Code::InvalidName, message).at(name.span()));
             }
@@ -244,9 +243,11 @@ impl AnswerFormat {
         plan: Option<&str>,
         upgrade_url: Option<&str>,
     ) -> Arc<Policy> {
-        // An invalid name was noted as an error, so this policy is never used.
-        let policy = Policy::new(&limit.name, limit.limit).unwrap_or_else(|_| Policy::of(limit.limit));
-        let policy = policy.with_rule(rule.clone()).with_styles(self.styles).with_format(self.format.clone());
+        // An invalid name was noted as an error, so a policy without it is never used.
+        let unnamed = || Policy::of(limit.limit);
+        let policy = Policy::new(&limit.name, limit.limit).unwrap_or_else(|_| unnamed());
+        let policy = policy.with_rule(rule.clone()).unwrap_or_else(|_| unnamed());
+        let policy = policy.with_styles(self.styles).with_format(self.format.clone());
         let policy = match plan {
             Some(plan) => policy.with_plan(plan),
             None => policy,

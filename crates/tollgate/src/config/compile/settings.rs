@@ -6,11 +6,12 @@ use std::time::Duration;
 use tollgate_core::Limit;
 
 use super::Compiler;
+use super::callers::SecretFields;
 use crate::answer::{Style, Styles};
 use crate::config::finding::{Code, Finding};
 use crate::config::forms::{Secret, StoreUrl};
 use crate::config::source::Source;
-use crate::config::span::Spanned;
+use crate::config::span::{Span, Spanned};
 use crate::config::types::Config;
 use crate::failure::OnFailure;
 #[cfg(feature = "redis")]
@@ -23,6 +24,8 @@ use tollgate_redis::RedisStore;
 const MEMORY: &str = "memory";
 const PREFIX_BYTES_MAX: usize = 64;
 const HASH_NAME_BYTES_MAX: usize = 512;
+/// Minimum length of the receipt secret in bytes. All values of 16 random bytes cannot be tried.
+const RECEIPT_SECRET_BYTES_MIN: usize = 16;
 
 /// The settings of the store and the limiter. They are used once, at the start.
 ///
@@ -45,6 +48,8 @@ pub struct Settings {
     pub plan_hash: Option<String>,
     /// The name of the Redis hash with API keys, or `None` if there is none.
     pub key_hash: Option<String>,
+    /// The secret under which `tollgate serve` encrypts receipts, or `None` if there is none.
+    pub receipt_secret: Option<Secret>,
 }
 
 impl Settings {
@@ -154,7 +159,32 @@ impl Compiler<'_> {
             on_failure: config.on_failure,
             plan_hash: config.plan_sources.redis_hash.as_ref().map(|name| self.hash_name(name)),
             key_hash: config.key_sources.redis_hash.as_ref().map(|name| self.hash_name(name)),
+            receipt_secret: self.receipt_secret(config),
         }
+    }
+
+    /// Returns the receipt secret, or `None` if the configuration has none.
+    ///
+    /// Adds an error and returns `None` if it is given twice, cannot be read, or is shorter than 16 bytes.
+    fn receipt_secret(&mut self, config: &Config) -> Option<Secret> {
+        let fields = SecretFields {
+            text: &config.receipt_secret,
+            variable: &config.receipt_secret_env,
+            file: &config.receipt_secret_file,
+        };
+        if fields.are_all_absent() {
+            return None;
+        }
+        let names = ["receipt_secret", "receipt_secret_env", "receipt_secret_file"];
+        let (secret, span) = self.secret("a receipt secret", names, fields, Span::default())?;
+        let bytes = secret.reveal().len();
+        if bytes < RECEIPT_SECRET_BYTES_MIN {
+            let message =
+                format!("the receipt secret must have at least {RECEIPT_SECRET_BYTES_MIN} bytes, this one has {bytes}");
+            self.note(Finding::new(Code::InvalidValue, message).help("for example `openssl rand -hex 32`").at(span));
+            return None;
+        }
+        Some(secret)
     }
 
     fn check_store(&mut self, store: &Spanned<StoreUrl>) {

@@ -76,13 +76,13 @@ fn all_errors_of_reading_and_of_checking_are_in_one_report() {
     let report = load("deadline = \"soon\"\n[[rules]]\nname = \"a\"\nlimits = [10]\n").unwrap_err();
     let shown = report.to_string();
     assert!(
-        shown.starts_with("tollgate.toml cannot be used: 2 errors, the first: invalid-time: expected a time"),
+        shown.starts_with("tollgate.toml is invalid: 2 errors, the first: invalid-time: expected a time"),
         "{shown}"
     );
     assert!(shown.ends_with(" (tollgate.toml:1:12)") && !shown.contains('\n'), "{shown}");
     let report = load("[[rules]]\nname = \"a\"\nlimits = [10]\n").unwrap_err();
     let shown = report.to_string();
-    assert!(shown.starts_with("tollgate.toml cannot be used: 1 error: wrong-type: expected a limit: "), "{shown}");
+    assert!(shown.starts_with("tollgate.toml is invalid: 1 error: wrong-type: expected a limit: "), "{shown}");
     assert!(shown.ends_with(", found a number (tollgate.toml:3:11)"), "{shown}");
     let report = load("deadline = \"soon\"\n[[rules]]\nname = \"a\"\nlimits = [\"10\"]\n").unwrap_err();
     let mut text = String::new();
@@ -453,9 +453,12 @@ fn mistakes_in_templates_are_reported_with_what_is_expected() {
             assert!(report.findings()[0].to_string().contains(phrase), "{body}: {report}");
         }
     }
-    for (template, phrase) in
-        [("x".repeat(500_000), "at most 16384 bytes"), ("{plan}".repeat(101), "at most 100 placeholders")]
-    {
+    for (template, phrase) in [
+        ("x".repeat(500_000), "at most 16384 bytes"),
+        ("{plan}".repeat(101), "at most 100 placeholders"),
+        ("x".repeat(1 << 20), "at most 16384 bytes"),
+        ("{plan}".repeat(10_000), "at most 16384 bytes"),
+    ] {
         let text = format!("body = {{ template = '{template}', content_type = 'text/plain' }}\n");
         let report = load(&format!("{text}[[rules]]\nname = 'a'\nlimits = ['1/s']\n")).unwrap_err();
         assert!(report.findings()[0].to_string().contains(phrase), "{phrase}: {}", report.findings()[0]);

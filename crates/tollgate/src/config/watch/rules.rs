@@ -80,7 +80,7 @@ impl RulesSource {
         };
         let loaded = Arc::new(loaded?);
         for setting in changed_settings(&self.loaded.load().settings, &loaded.settings) {
-            tracing::warn!(setting, "this setting has changed; it takes effect at the next start");
+            tracing::warn!(setting, "this setting has changed; it takes effect after a restart");
         }
         for finding in &loaded.findings {
             tracing::warn!(code = finding.code().as_str(), "{}", finding.message());
@@ -107,6 +107,7 @@ fn changed_settings(before: &Settings, after: &Settings) -> impl Iterator<Item =
         ("deadline", before.deadline != after.deadline),
         ("plan_sources.redis_hash", before.plan_hash != after.plan_hash),
         ("key_sources.redis_hash", before.key_hash != after.key_hash),
+        ("receipt_secret", before.receipt_secret != after.receipt_secret),
     ];
     changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(name, _)| name)
 }

@@ -171,6 +171,9 @@ impl Store for Shared {
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
         self.or_down(|| Store::refund(&self.inner, check, decision))
     }
+    fn redeem<'a>(&'a self, redemption: &'a Redemption<'a>) -> StoreFuture<'a, Redeemed> {
+        self.or_down(|| Store::redeem(&self.inner, redemption))
+    }
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
         self.or_down(|| Store::reset(&self.inner, demand))
     }
@@ -179,12 +182,18 @@ impl Store for Shared {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn settlement_while_the_store_does_not_answer_is_lost_and_returns_an_error() {
+/// Creates a shared store, and one of two nodes that use it.
+fn one_of_two_nodes() -> (Arc<Shared>, Limiter) {
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(START));
     let memory = || MemoryStore::builder().clock(clock.clone()).build();
     let store = Arc::new(Shared { inner: memory(), is_down: AtomicBool::new(false) });
     let limiter = Limiter::builder().store(store.clone()).memory(memory()).clock(clock.clone()).instances(2).build();
+    (store, limiter)
+}
+
+#[tokio::test(start_paused = true)]
+async fn settlement_while_the_store_does_not_answer_is_lost_and_returns_an_error() {
+    let (store, limiter) = one_of_two_nodes();
     let demand = Demand::new("100/min".parse::<Limit>().unwrap(), Key::new("a").unwrap()).cost(40);
     let check = Check::one(&demand);
     let by_store = limiter.check_with(&check, REFUNDABLE).await.unwrap();
@@ -261,4 +270,119 @@ async fn error_of_a_half_executed_settlement_is_not_unexecuted() {
         let settled = limiter.settle_each(&check, &reserved, &used).await;
         assert_eq!(settled.err().map(|error| error.kind()), expected, "{refund_fails:?}, {charge_fails:?}");
     }
+}
+
+fn id(number: u8) -> ReceiptId {
+    ReceiptId::from_bytes([number; 16])
+}
+
+#[tokio::test]
+async fn redemption_corrects_once_and_marks_its_id_even_without_a_difference() {
+    for algorithm in Algorithm::ALL {
+        for actual in [0, 20, 50, 70, 1_000_000] {
+            let (bench, [redeemed, settled]) = (bench(), pair(algorithm));
+            let [redeemed, settled] = [redeemed.cost(50), settled.cost(50)];
+            let reserved = bench.take(&redeemed, 50).await;
+            let reserved_too = bench.take(&settled, 50).await;
+            bench.pass(150);
+            bench.settle(&settled, &reserved_too, actual).await;
+            let check = Check::one(&redeemed);
+            for (actual, expected) in
+                [(actual, Redeemed::Done), (actual, Redeemed::AlreadyUsed), (7, Redeemed::AlreadyUsed)]
+            {
+                let got = bench.limiter.redeem(id(1), &check, &reserved, &[Cost::new(actual)]).await.unwrap();
+                assert_eq!(got, expected, "{}", algorithm.as_str());
+                let [redeemed, settled] = [bench.line(&redeemed).await, bench.line(&settled).await];
+                assert_eq!(redeemed, settled, "{}, {actual} used", algorithm.as_str());
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn receipt_expires_ten_minutes_after_the_longest_reset() {
+    let bench = bench();
+    let demand = |limit: &str| Demand::new(limit.parse::<Limit>().unwrap(), Key::new("a").unwrap());
+    let demands = [demand("100/min"), demand("100/h")];
+    let check = Check::new(&demands).unwrap();
+    let reserved = bench.limiter.check_with(&check, REFUNDABLE).await.unwrap();
+    let redeem = async |number, used| {
+        let actual = [Cost::ONE, Cost::new(used)];
+        bench.limiter.redeem(id(number), &check, &reserved, &actual).await.unwrap()
+    };
+    let until = START.plus_micros((3_600 + 600) * 1_000_000);
+    bench.clock.set(until.minus_micros(1));
+    assert_eq!(redeem(1, 31).await, Redeemed::Done);
+    assert_eq!(bench.line(&demands[1]).await.remaining, 70, "a late overrun still counts");
+    bench.clock.set(until);
+    assert_eq!((redeem(1, 31).await, redeem(2, 31).await), (Redeemed::Expired, Redeemed::Expired));
+    assert_eq!(bench.line(&demands[1]).await.remaining, 70);
+}
+
+#[tokio::test]
+async fn redemption_of_what_was_not_charged_changes_nothing() {
+    let (bench, [demand, _]) = (bench(), pair(Algorithm::Sliding));
+    bench.take(&demand, 90).await;
+    let denied = bench.take(&demand, 20).await;
+    let uncounted = Decision::uncounted(START);
+    for decision in [&denied, &uncounted] {
+        for _ in 0..2 {
+            let redeemed = bench.limiter.redeem(id(1), &Check::one(&demand), decision, &[Cost::new(50)]).await;
+            assert_eq!(redeemed.unwrap(), Redeemed::Done);
+        }
+    }
+    assert_eq!(bench.line(&demand).await.remaining, 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn redemption_that_failed_is_repeated_and_a_local_decision_is_redeemed_in_the_local_share() {
+    let (store, limiter) = one_of_two_nodes();
+    let demand = Demand::new("100/min".parse::<Limit>().unwrap(), Key::new("a").unwrap()).cost(40);
+    let check = Check::one(&demand);
+    let by_store = limiter.check_with(&check, REFUNDABLE).await.unwrap();
+    let redeem = async |decision, used| limiter.redeem(id(1), &check, decision, &[Cost::new(used)]).await;
+
+    store.is_down.store(true, Ordering::SeqCst);
+    assert_eq!(redeem(&by_store, 10).await.unwrap_err().kind(), StoreErrorKind::Unreachable);
+
+    // The same id, in the local share: half of 100 less 30.
+    let by_node = limiter.check_with(&check, REFUNDABLE).await.unwrap();
+    assert_eq!((by_node.source, by_node.limits[0].remaining), (Source::Local, 10));
+    let peek = demand.cost(Cost::PEEK);
+    for expected in [Redeemed::Done, Redeemed::AlreadyUsed] {
+        assert_eq!(redeem(&by_node, 30).await.unwrap(), expected);
+        assert_eq!(limiter.check_local(&Check::one(&peek)).limits[0].remaining, 20);
+    }
+
+    store.is_down.store(false, Ordering::SeqCst);
+    for expected in [Redeemed::Done, Redeemed::AlreadyUsed] {
+        let redeemed = Store::redeem(
+            &*store,
+            &Difference::between(&check, &by_store, &[Cost::new(10)]).unwrap().redemption(id(1)),
+        )
+        .await;
+        assert_eq!(redeemed.unwrap(), expected);
+        assert_eq!(limiter.inspect(&demand).await.unwrap().remaining, 90);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn redemption_ends_a_cached_denial_and_a_store_without_receipts_refuses_it() {
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(START));
+    let memory = || MemoryStore::builder().clock(clock.clone()).build();
+    let demand = Demand::new("100/min".parse::<Limit>().unwrap(), Key::new("a").unwrap()).cost(60);
+    let check = Check::one(&demand);
+    let store = Arc::new(Shared { inner: memory(), is_down: AtomicBool::new(false) });
+    let limiter = Limiter::builder().store(store).clock(clock.clone()).build();
+    let reserved = limiter.check(&check).await.unwrap();
+    assert!(!limiter.check(&check).await.unwrap().allowed(), "this denial is cached");
+    assert_eq!(limiter.redeem(id(1), &check, &reserved, &[Cost::new(10)]).await.unwrap(), Redeemed::Done);
+    assert!(limiter.check(&check).await.unwrap().allowed());
+
+    let store = Arc::new(Halves { inner: memory(), refund_fails: None, charge_fails: None });
+    let limiter = Limiter::builder().store(store).clock(clock.clone()).build();
+    let reserved = limiter.check(&check).await.unwrap();
+    let refused = limiter.redeem(id(1), &check, &reserved, &[Cost::new(10)]).await.unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::Forbidden);
+    assert_eq!(limiter.inspect(&demand).await.unwrap().remaining, 40);
 }

@@ -64,6 +64,9 @@ pub(super) fn to_config(rules: Rules) -> (Config, Vec<String>) {
         api_keys: rules.api_keys,
         anonymize: anonymize(rules.anonymize, names),
         jwt: rules.jwt.map(|settings| jwt(settings, names)),
+        receipt_secret: None,
+        receipt_secret_env: None,
+        receipt_secret_file: None,
         exempt: Exempt {
             addresses: names.spanned_texts("exempt address", rules.exempt_addresses),
             keys: rules.exempt_keys.into_iter().map(|key| names.spanned("exempt key", key)).collect(),

@@ -177,6 +177,51 @@ async fn lookups_that_hang_return_their_permits_after_five_seconds() {
     assert_eq!(bench.get("e", Duration::from_millis(1), Ok(Some(7))).await, Some(7));
 }
 
+#[tokio::test(start_paused = true)]
+async fn slow_lookup_of_one_name_does_not_pause_the_others() {
+    let bench = bench(8);
+    let slow = Duration::from_secs(4);
+    let start = Instant::now();
+    assert_eq!(bench.get("slow", slow, Ok(Some(7))).await, None);
+    assert_eq!(bench.get("a", Duration::ZERO, Ok(Some(8))).await, Some(8));
+    assert_eq!(bench.get("b", Duration::from_millis(1), Ok(Some(9))).await, Some(9));
+    assert_eq!(start.elapsed(), TIMEOUT + Duration::from_millis(1));
+    assert_eq!(bench.get("slow", slow, Ok(Some(7))).await, None);
+    assert_eq!(bench.calls(), 3, "the slow lookup is still running");
+    assert_eq!(bench.get("c", Duration::ZERO, Ok(Some(10))).await, Some(10), "other names were answered in between");
+}
+
+#[tokio::test(start_paused = true)]
+async fn name_whose_lookup_timed_out_is_paused() {
+    let bench = bench(8);
+    let slow = Duration::from_secs(4);
+    let start = Instant::now();
+    for _ in 0..3 {
+        assert_eq!(bench.get("slow", slow, Ok(Some(7))).await, None);
+    }
+    assert_eq!(start.elapsed(), TIMEOUT, "only the first request waits");
+    bench.clock.advance(Duration::from_micros(PAUSE_US + 1));
+    assert_eq!(bench.get("slow", slow, Ok(Some(7))).await, None);
+    assert_eq!(start.elapsed(), 2 * TIMEOUT);
+    assert_eq!(bench.get("a", Duration::ZERO, Ok(Some(8))).await, Some(8), "the same name timed out twice");
+}
+
+#[tokio::test(start_paused = true)]
+async fn second_name_that_times_out_without_an_answer_in_between_pauses_all_lookups() {
+    let bench = bench(8);
+    let slow = Duration::from_secs(4);
+    let start = Instant::now();
+    for (name, waited) in [("a", 1), ("b", 2), ("c", 2), ("d", 2)] {
+        assert_eq!(bench.get(name, slow, Ok(Some(7))).await, None);
+        assert_eq!(start.elapsed(), waited * TIMEOUT, "{name}");
+    }
+    bench.clock.advance(Duration::from_micros(PAUSE_US + 1));
+    for (name, waited) in [("e", 3), ("f", 3)] {
+        assert_eq!(bench.get(name, slow, Ok(Some(7))).await, None);
+        assert_eq!(start.elapsed(), waited * TIMEOUT, "{name}");
+    }
+}
+
 #[test]
 fn lookup_whose_runtime_ended_is_started_again() {
     let bench = bench(1);

@@ -9,7 +9,7 @@ use super::*;
 use crate::Limiter;
 use crate::config::{Config, Format};
 use crate::engine::{Engine, Outcome, RequestOptions};
-use crate::rules::RequestView;
+use crate::rules::{LookupError, RequestView};
 
 const RULES: &str = r#"
 keys = [{ key = "listed", name = "config", plan = "pro" }]
@@ -186,6 +186,41 @@ async fn plan_lookup_that_hangs_ends_at_the_deadline_with_the_default_plan() {
         assert_eq!(ask(&engine, "hang-1").await, Some((5, 4)));
         assert_eq!(start.elapsed(), deadline, "key and plan lookups share the deadline");
     }
+}
+
+/// A plan lookup that panics: in the call, or when its future is polled.
+enum Panicking {
+    InCall,
+    InFuture,
+}
+
+impl PlanLookup for Panicking {
+    fn plan<'a>(&'a self, _: &'a PlanQuestion) -> crate::rules::PlanFuture<'a> {
+        match self {
+            Panicking::InCall => panic!("a bug in a lookup"),
+            Panicking::InFuture => Box::pin(std::future::poll_fn(|_| panic!("a bug in a lookup"))),
+        }
+    }
+}
+
+#[tokio::test]
+async fn plan_lookup_that_panics_is_a_failure_and_the_next_one_is_asked() {
+    for panicking in [Panicking::InCall, Panicking::InFuture] {
+        let pro = |_: &PlanQuestion| Some(Arc::from("pro"));
+        let engine = engine_of(RULES, Lookups::new().plan(panicking).plan(pro));
+        assert_eq!(ask(&engine, "invented-1").await, Some((100, 99)));
+        assert_eq!(engine.lookups().plan_stats(), LookupStats { calls: 0, failures: 1 });
+    }
+    let engine = engine_of(RULES, Lookups::new().plan(Panicking::InFuture));
+    assert_eq!(ask(&engine, "invented-1").await, Some((5, 4)), "without another lookup, the default applies");
+}
+
+#[tokio::test]
+async fn key_lookup_that_panics_makes_the_key_unknown() {
+    let panicking = |_: KeyDigest| -> std::future::Ready<Result<Option<KnownKey>, LookupError>> { panic!("a bug") };
+    let engine = engine_of(RULES, Lookups::new().key(panicking));
+    assert_eq!(ask(&engine, "db-pro").await, Some((5, 4)));
+    assert_eq!(engine.lookups().key_stats(), LookupStats { calls: 1, failures: 1 });
 }
 
 #[test]

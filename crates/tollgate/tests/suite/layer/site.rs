@@ -11,10 +11,8 @@ use tollgate::config::{Config, Format};
 use tollgate::engine::Engine;
 use tollgate::layer::{RateLimit, RateLimitLayer};
 use tollgate::rules::{PlanLookup, RuleSet};
-use tollgate::{
-    Check, Decision, Demand, LimitStatus, Limiter, ManualClock, MemoryStore, Store, StoreError, StoreErrorKind,
-    StoreFuture, Timestamp,
-};
+use tollgate::{Decision, Limiter, ManualClock, MemoryStore, Timestamp};
+pub(crate) use tollgate_testkit::unreachable::UnreachableStore;
 use tower::{Layer, ServiceExt, service_fn};
 
 /// The address of the client, unless a test passes another one.
@@ -104,26 +102,4 @@ pub(crate) fn parse_ratelimit(ratelimit: &str) -> Vec<PolicyStatus> {
 /// Parses the `RateLimit` header of a response.
 pub(crate) fn policies_of(response: &Response<Bytes>) -> Vec<PolicyStatus> {
     parse_ratelimit(response.headers()["ratelimit"].to_str().unwrap())
-}
-
-/// A store that fails every call at once.
-pub(crate) struct UnreachableStore;
-
-fn unreachable<'a, T: Send + 'a>() -> StoreFuture<'a, T> {
-    Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "no server")) })
-}
-
-impl Store for UnreachableStore {
-    fn decide<'a>(&'a self, _: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
-        unreachable()
-    }
-    fn refund<'a>(&'a self, _: &'a Check<'a>, _: &'a Decision) -> StoreFuture<'a, ()> {
-        unreachable()
-    }
-    fn reset<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, ()> {
-        unreachable()
-    }
-    fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
-        unreachable()
-    }
 }

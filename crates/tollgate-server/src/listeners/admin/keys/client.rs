@@ -20,6 +20,8 @@ use tollgate::Timestamp;
 use tollgate::identity::{API_KEY_BYTES_MAX, ApiKeys, Identity, KeyDigest, KnownKey, Origin, Subject, SubjectKey};
 use tollgate::rules::{CompiledRule, Lookups, RuleSet};
 
+use crate::explain::is_masked_subject;
+
 static NO_HEADERS: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
 
 /// The identity of a client, as far as the text of the operator reveals it.
@@ -54,7 +56,7 @@ impl Client {
                 .to_owned()
         };
         let text = std::str::from_utf8(text).map_err(|_| unknown())?;
-        if text.split('&').any(|part| part.ends_with(":***")) {
+        if is_masked_subject(text) {
             return Err(
                 "the subject is masked (***), so it does not identify a client; `tollgate explain --reveal` shows it \
                         in full"

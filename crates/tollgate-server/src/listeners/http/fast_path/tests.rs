@@ -136,6 +136,26 @@ async fn both_paths_give_the_same_responses_without_a_store() {
     assert_eq!(statuses, ["503", "503", "503", "200", "429", "200", "200", "200", "429", "403", "200"]);
 }
 
+/// The settings of the configuration, for checks that name their key and limit, with and without a store.
+#[tokio::test]
+async fn both_paths_follow_the_settings_for_explicit_checks() {
+    let bodies = [r#"{"key":"a","limit":"1/h"}"#, r#"{"key":"a","limit":"1/h"}"#, GOOD].map(str::to_owned);
+    for (config, with_store, without_store) in [
+        ("", ["200", "429", "200"], ["200", "429", "200"]),
+        ("on_failure = \"allow\"", ["200", "429", "200"], ["200"; 3]),
+        ("on_failure = \"deny\"", ["200", "429", "200"], ["503"; 3]),
+        ("on_failure = \"deny\"\nexpose_headers = true", ["200", "429", "200"], ["503"; 3]),
+        ("kill_switch = true", ["200"; 3], ["200"; 3]),
+        ("headers = [\"draft-6\"]\nexpose_headers = true", ["200", "429", "200"], ["200", "429", "200"]),
+        ("headers = []", ["200", "429", "200"], ["200", "429", "200"]),
+    ] {
+        let listeners = [(); 2].map(|()| listener_with_config(config, None));
+        assert_eq!(assert_paths_agree(listeners, &bodies).await, with_store, "{config}");
+        let listeners = [(); 2].map(|()| listener_with_config(config, Some(Arc::new(UnreachableStore))));
+        assert_eq!(assert_paths_agree(listeners, &bodies).await, without_store, "{config}");
+    }
+}
+
 /// Scripts of other origins may read the rate-limit headers, of admissions and of every kind of refusal.
 #[tokio::test]
 async fn both_paths_expose_the_same_headers_to_other_origins() {

@@ -13,16 +13,11 @@
 
 use std::fmt;
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::HeaderMap;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// The most headers of a described request. Servers accept 100 (Apache, Envoy) to some hundreds.
-pub(crate) const HEADERS_MAX: usize = 256;
-/// The most bytes of a header name.
-pub(crate) const HEADER_NAME_BYTES_MAX: usize = 256;
-/// The most bytes of all names and values together: as many as this listener reads of its own headers.
-pub(crate) const HEADERS_BYTES_MAX: usize = 64 * 1024;
+use crate::listeners::described::{DescriptionError, HeaderLines};
 
 /// The headers of a described request, deserialized from an object or a list of pairs.
 #[derive(Default)]
@@ -45,64 +40,33 @@ impl<'de> Visitor<'de> for HeadersVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Headers, A::Error> {
         let mut lines = HeaderLines::default();
-        while let Some(name) = map.next_key()? {
-            let name = lines.name(name)?;
+        while let Some(name) = map.next_key::<JsonString<'_>>()? {
+            let name = lines.name(name.as_bytes()).map_err(field_error)?;
             if lines.headers.contains_key(&name) {
                 return Err(A::Error::custom(format_args!(
                     "request.headers: duplicate name `{name}` (names are case-insensitive); to send several headers \
                      with the same name, use a list of pairs [[\"name\", \"value\"], …]"
                 )));
             }
-            lines.add(name, map.next_value()?)?;
+            let value: JsonString<'_> = map.next_value()?;
+            lines.add(name, value.as_bytes()).map_err(field_error)?;
         }
         Ok(Headers(lines.headers))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Headers, A::Error> {
         let mut lines = HeaderLines::default();
-        while let Some((name, value)) = list.next_element()? {
-            let name = lines.name(name)?;
-            lines.add(name, value)?;
+        while let Some((name, value)) = list.next_element::<(JsonString<'_>, JsonString<'_>)>()? {
+            let name = lines.name(name.as_bytes()).map_err(field_error)?;
+            lines.add(name, value.as_bytes()).map_err(field_error)?;
         }
         Ok(Headers(lines.headers))
     }
 }
 
-/// The headers read so far. Adding one fails if it is invalid or exceeds a bound.
-#[derive(Default)]
-struct HeaderLines {
-    headers: HeaderMap,
-    bytes: usize,
-}
-
-impl HeaderLines {
-    fn name<E: Error>(&mut self, name: JsonString<'_>) -> Result<HeaderName, E> {
-        if self.headers.len() == HEADERS_MAX {
-            return Err(E::custom(format_args!("request.headers can have at most {HEADERS_MAX} entries")));
-        }
-        self.count(&name)?;
-        let parsed = HeaderName::from_bytes(name.as_bytes()).ok().filter(|_| name.len() <= HEADER_NAME_BYTES_MAX);
-        parsed.ok_or_else(|| E::custom(format_args!("request.headers: `{}` is not a header name", shown(&name))))
-    }
-
-    fn add<E: Error>(&mut self, name: HeaderName, value: JsonString<'_>) -> Result<(), E> {
-        self.count(&value)?;
-        let value = HeaderValue::from_str(&value).map_err(|_| {
-            E::custom(format_args!("request.headers: the value of `{name}` contains a control character"))
-        })?;
-        self.headers.append(name, value);
-        Ok(())
-    }
-
-    fn count<E: Error>(&mut self, text: &str) -> Result<(), E> {
-        self.bytes += text.len();
-        match self.bytes <= HEADERS_BYTES_MAX {
-            true => Ok(()),
-            false => {
-                Err(E::custom(format_args!("request.headers can have at most {HEADERS_BYTES_MAX} bytes in total")))
-            }
-        }
-    }
+/// Returns the error of a field of `request`.
+pub(super) fn field_error<E: Error>(error: DescriptionError) -> E {
+    E::custom(format_args!("request.{error}"))
 }
 
 /// A JSON string, borrowed from the body if it contains no escapes.
@@ -117,13 +81,10 @@ impl std::ops::Deref for JsonString<'_> {
     }
 }
 
-fn shown(text: &str) -> String {
-    text.chars().take(64).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listeners::described::{HEADERS_BYTES_MAX, HEADERS_MAX};
 
     fn read(text: &str) -> Result<HeaderMap, String> {
         serde_json::from_str::<Headers>(text).map(|Headers(headers)| headers).map_err(|error| error.to_string())

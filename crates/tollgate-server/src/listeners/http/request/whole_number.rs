@@ -13,20 +13,20 @@ use serde_json::value::RawValue;
 /// The most characters of a value that an error shows.
 const SHOWN_CHARS_MAX: usize = 32;
 
-/// A whole number from 0 on, deserialized from a JSON number without a fraction.
+/// Deserializes a field that is present: a JSON number without a fraction, from 0 on.
 ///
-/// One that does not fit into 64 bits becomes `u64::MAX`, which every field rejects as too large.
-#[derive(Clone, Copy)]
-pub(super) struct WholeNumber(pub(super) u64);
-
-impl<'de> Deserialize<'de> for WholeNumber {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<WholeNumber, D::Error> {
-        let text = <&RawValue>::deserialize(deserializer)?.get();
-        parse(text).map(WholeNumber).ok_or_else(|| {
-            let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
-            D::Error::custom(format_args!("cost must be a whole number from 0 to {}, found {shown}", u32::MAX))
-        })
-    }
+/// A number that does not fit into 64 bits becomes `u64::MAX`, which every field rejects as too large. The error names
+/// `field` and its largest value `max`.
+pub(in crate::listeners::http) fn deserialize<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    field: &str,
+    max: u32,
+) -> Result<u64, D::Error> {
+    let text = <&RawValue>::deserialize(deserializer)?.get();
+    parse(text).ok_or_else(|| {
+        let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
+        D::Error::custom(format_args!("{field} must be a whole number from 0 to {max}, found {shown}"))
+    })
 }
 
 /// Returns the value of a JSON number, at most `u64::MAX`.
@@ -68,6 +68,10 @@ fn parse(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
+    fn read(text: &str) -> Result<u64, serde_json::Error> {
+        deserialize(&mut serde_json::Deserializer::from_str(text), "cost", u32::MAX)
+    }
+
     #[test]
     fn a_number_without_a_fraction_is_whole_however_it_is_written() {
         for (text, number) in [
@@ -89,7 +93,7 @@ mod tests {
             ("0.0003e4", 3),
             ("1.5e1", 15),
         ] {
-            assert_eq!(serde_json::from_str::<WholeNumber>(text).expect(text).0, number, "{text}");
+            assert_eq!(read(text).expect(text), number, "{text}");
         }
     }
 
@@ -114,7 +118,7 @@ mod tests {
             "[3]",
             "{}",
         ] {
-            let error = serde_json::from_str::<WholeNumber>(text).err().expect(text).to_string();
+            let error = read(text).expect_err(text).to_string();
             assert!(error.contains("must be a whole number from 0 to 4294967295"), "{text}: {error}");
         }
     }

@@ -1,0 +1,111 @@
+//! Issues receipts for admitted checks and requests, and redeems them.
+//!
+//! ```text
+//!   POST /v1/check {…, "receipt": true}      ─▶ {"allowed": true, …, "receipt": "AQx…"}
+//!   POST /v1/refund {"receipt": "AQx…"}      ─▶ {"applied": true}    the first time, on any instance
+//!                                            ─▶ {"applied": false, "reason": "already_used"}
+//! ```
+//!
+//! A client may repeat a refund whose response it did not get: it is applied once. With counters in memory, the secret
+//! is generated at the start, and receipts are valid until the process ends, as the counters are. On a shared store the
+//! operator sets it, so that every instance can redeem the receipts of the others.
+
+use tollgate::engine::{Ending, Permit};
+use tollgate::receipt::{ReceiptTooLarge, RedeemError, Settlement};
+use tollgate::{Check, Decision, Demand, ReceiptId, Redeemed, StoreErrorKind};
+
+use crate::decider::Decider;
+use crate::receipt_secret::{InvalidReceiptText, random};
+
+/// A receipt as a client gets it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct IssuedReceipt {
+    /// The encrypted receipt.
+    pub(crate) text: String,
+    /// The endings after which rules give units back. Empty for explicit checks, and if all rules always charge.
+    pub(crate) refund_on: Vec<Ending>,
+}
+
+/// The reason why a check with a receipt is rejected, before it is decided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum ReceiptUnavailable {
+    #[error("{}", NO_SECRET)]
+    NoSecret,
+    #[error(transparent)]
+    TooLarge(#[from] ReceiptTooLarge),
+}
+
+/// The reason why a receipt is not redeemed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum RefundError {
+    #[error("{}", NO_SECRET)]
+    NoSecret,
+    #[error(transparent)]
+    Invalid(#[from] InvalidReceiptText),
+    /// The counters are in the memory of another instance.
+    #[error(
+        "another instance issued this receipt, and its counters are in that instance's memory: send the receipt to the \
+         instance that issued it"
+    )]
+    OtherInstance,
+    /// The store did not answer. The client may repeat the refund.
+    #[error("the store did not answer ({}); try again: a receipt is applied once", .0.as_str())]
+    Store(StoreErrorKind),
+}
+
+const NO_SECRET: &str = "receipts need a secret that all instances share: set `receipt_secret_env` or \
+    `receipt_secret_file` in the configuration, or TOLLGATE_RECEIPT_SECRET";
+
+impl Decider {
+    /// Checks that this instance can issue receipts, and that the keys of these demands are short enough for one.
+    ///
+    /// # Errors
+    /// Returns the reason. The check must then be rejected, because its charge could not be refunded.
+    pub(crate) fn check_receipt(&self, demands: &[Demand<'_>]) -> Result<(), ReceiptUnavailable> {
+        self.receipt_secret().ok_or(ReceiptUnavailable::NoSecret)?;
+        Ok(ReceiptTooLarge::check(demands)?)
+    }
+
+    /// Issues the receipt of an explicit check that was decided as refundable. Returns `None` if nothing was charged.
+    pub(crate) fn receipt(&self, check: &Check<'_>, decision: &Decision) -> Option<IssuedReceipt> {
+        let receipt = self.limiter().receipt(new_id()?, check, decision)?;
+        Some(IssuedReceipt { text: self.receipt_secret()?.seal(&receipt)?, refund_on: Vec::new() })
+    }
+
+    /// Issues the receipt of an admitted request that was decided with `keeps_receipt`. Returns `None` if nothing was
+    /// charged.
+    pub(crate) fn receipt_of(&self, permit: &Permit) -> Option<IssuedReceipt> {
+        let receipt = permit.receipt(new_id()?)?;
+        let endings = [Ending::Success, Ending::Failure].into_iter();
+        let refund_on = endings.filter(|ending| receipt.is_refunded_on(*ending)).collect();
+        Some(IssuedReceipt { text: self.receipt_secret()?.seal(&receipt)?, refund_on })
+    }
+
+    /// Corrects the charges of a receipt. It is applied once, however often it is redeemed.
+    ///
+    /// # Errors
+    /// Returns an error if the text is not a receipt of this deployment, if another instance has to redeem it, or if the
+    /// store does not answer.
+    pub(crate) async fn redeem(&self, text: &[u8], settlement: Settlement) -> Result<Redeemed, RefundError> {
+        let receipt = self.receipt_secret().ok_or(RefundError::NoSecret)?.open(text)?;
+        let redeemed = match self.engine() {
+            Some(engine) => engine.redeem(&receipt, settlement).await,
+            None => self.limiter().redeem_receipt(&receipt, settlement).await,
+        };
+        redeemed.map_err(|error| match error {
+            RedeemError::Store(error) => RefundError::Store(error.kind()),
+            _ => RefundError::OtherInstance,
+        })
+    }
+}
+
+/// Returns a random id. Logs an error and returns `None` if the operating system provides no random numbers.
+fn new_id() -> Option<ReceiptId> {
+    match random() {
+        Ok(bytes) => Some(ReceiptId::from_bytes(bytes)),
+        Err(error) => {
+            tracing::error!(%error, "cannot issue a receipt");
+            None
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! One request, one answer: every endpoint that decides by rules sends the client the same status, headers and body, for
+//! every body format, plan, failure policy, ban and exemption.
+
+use std::collections::BTreeSet;
+
+use tollgate::config::Loader;
+
+use crate::deployment::{ClientRequest, Deployment, RULE_ENDPOINTS, StoreKind, load};
+
+/// The body formats, as the value of `body`.
+const FORMATS: [(&str, &str); 4] = [
+    ("json", "\"json\""),
+    ("problem", "\"problem\""),
+    ("text", "\"text\""),
+    ("template", r#"{ template = '{"code":"slow_down","plan":{plan},"wait":{retry_after},"text":"{message}"}' }"#),
+];
+const POLICIES: [&str; 3] = ["local", "allow", "deny"];
+const API_KEY: &str = "x-api-key";
+
+/// Returns a configuration with one rule per body format and failure policy, at `/FORMAT/POLICY`.
+fn configuration() -> String {
+    let mut text = r#"
+expose_headers = true
+path_bytes_max = 64
+[exempt]
+addresses = ["192.0.2.0/24"]
+keys = ["planted-exempt"]
+paths = ["/health"]
+[[bans]]
+by = "ip"
+value = "198.51.100.7"
+[[bans]]
+by = "ip"
+value = "198.51.100.8"
+until = 2023-11-15T00:00:00Z
+[[bans]]
+by = "api_key"
+value = "planted-banned"
+[plans.anonymous]
+limits = ["1/h"]
+[plans.default]
+limits = ["1/min"]
+[plans.pro]
+limits = ["1/s", "5/day sliding-log"]
+upgrade_url = "https://example.com/upgrade"
+[[keys]]
+key = "planted-default"
+[[keys]]
+key = "planted-pro"
+plan = "pro"
+[[rules]]
+name = "shield"
+match = { path = "/shielded" }
+store = "memory"
+by = ["ip"]
+limits = ["1/s"]
+[[rules]]
+name = "shadow"
+match = { path = "/shadow" }
+limits = ["1/s"]
+mode = "shadow"
+"#
+    .to_owned();
+    for (format, body) in FORMATS {
+        for policy in POLICIES {
+            text += &format!(
+                "[[rules]]\nname = \"{format}-{policy}\"\nmatch = {{ path = \"/{format}/{policy}\" }}\nlimits = \"plan\"\n\
+                 on_failure = \"{policy}\"\nbody = {body}\n"
+            );
+        }
+    }
+    text
+}
+
+/// Every combination of path, caller and accepted format, twice in a row, so that the second one is denied.
+fn requests() -> Vec<ClientRequest> {
+    let formats = FORMATS.iter().flat_map(|(format, _)| POLICIES.map(|policy| format!("/{format}/{policy}")));
+    let others = ["/shielded", "/shadow", "/health", "/unmatched", &"/long".repeat(20)].map(str::to_owned);
+    let callers: [fn(ClientRequest) -> ClientRequest; 8] = [
+        |request| request,
+        |request| request.header(API_KEY, "planted-default"),
+        |request| request.header(API_KEY, "planted-pro"),
+        |request| request.header(API_KEY, "planted-exempt"),
+        |request| request.header(API_KEY, "planted-banned"),
+        |request| request.peer("192.0.2.1"),
+        |request| request.peer("198.51.100.7"),
+        |request| request.peer("198.51.100.8"),
+    ];
+    let accepted: [fn(ClientRequest) -> ClientRequest; 3] = [
+        |request| request,
+        |request| request.header("accept", "application/problem+json"),
+        |request| request.header("content-type", "application/grpc"),
+    ];
+    let mut requests = Vec::new();
+    for path in formats.chain(others) {
+        for caller in callers {
+            for accepted in accepted {
+                let request = accepted(caller(ClientRequest::get(path.clone())));
+                requests.extend([request.clone(), request]);
+            }
+        }
+    }
+    requests
+}
+
+#[test]
+fn every_endpoint_that_decides_by_rules_gives_the_same_answer() {
+    let requests = requests();
+    for kind in [StoreKind::Memory, StoreKind::Unreachable] {
+        let deployments: Vec<Deployment> =
+            RULE_ENDPOINTS.iter().map(|_| Deployment::start(load(&Loader::new(), &configuration()), kind)).collect();
+        let mut seen = BTreeSet::new();
+        for request in &requests {
+            let answers: Vec<_> =
+                RULE_ENDPOINTS.iter().zip(&deployments).map(|(endpoint, at)| (endpoint.ask)(at, request)).collect();
+            for (endpoint, answer) in RULE_ENDPOINTS.iter().zip(&answers) {
+                assert_eq!(answer, &answers[0], "{} and {}: {request:?}", RULE_ENDPOINTS[0].name, endpoint.name);
+            }
+            let content_type = answers[0].headers.get("content-type").cloned().unwrap_or_default();
+            seen.insert((answers[0].status, content_type));
+        }
+        // The combinations reach every kind of answer.
+        let refusals: &[u16] = if kind == StoreKind::Memory { &[429, 403, 414] } else { &[429, 403, 414, 503] };
+        let json = |status: &u16| (*status, "application/json".to_owned());
+        assert!(refusals.iter().all(|status| seen.contains(&json(status))), "{seen:?}");
+        for (status, content_type) in [
+            (200, ""),
+            (200, "application/grpc"),
+            (429, "application/problem+json"),
+            (429, "text/plain; charset=utf-8"),
+        ] {
+            assert!(seen.contains(&(status, content_type.to_owned())), "{status} {content_type}: {seen:?}");
+        }
+    }
+}
