@@ -71,7 +71,8 @@ function gateByRules<Request>(tollgate: Tollgate, describe: (request: Request) =
   if (typeof tollgate?.checkRequest !== "function") throw new InvalidInputError("tollgate must be a Tollgate");
   return async (request: Request): Promise<Outcome> => {
     const { method, path, headers, peer } = describe(request);
-    const decision = await tollgate.checkRequest({ method, path, headers, peer: requirePeer(peer) }, { receipt: true });
+    const described = { method, path: originForm(path), headers, peer: requirePeer(peer) };
+    const decision = await tollgate.checkRequest(described, { receipt: true });
     return outcomeOf(decision, (status) => {
       if (decision.refundOn?.includes(endingOf(status))) void ignoreErrors(tollgate.refund(decision, { status }));
     });
@@ -125,6 +126,12 @@ function requirePeer(peer: string | undefined): string {
   }
   // A zone names an interface of this machine.
   return peer.replace(/%.*$/s, "");
+}
+
+/** Returns the path and query of a request target, which a client may also send as a URL, with a fragment, or as `*`. */
+function originForm(target: string): string {
+  const path = target.replace(/^[a-z][a-z0-9+.-]*:\/\/[^/?#]*/i, "").replace(/#.*$/s, "");
+  return path.startsWith("/") ? path : `/${path.replace(/^\*$/, "")}`;
 }
 
 function endingOf(status: number): Ending {

@@ -43,9 +43,9 @@ function classify(text: string, cause: unknown): readonly [FailureCode, string] 
   // The message depends on the version of Redis or Valkey.
   if (/ACL failure in script|The user executing the script can't/.test(text)) return REPLIES["NOPERM"]!;
   if (/max number of clients/.test(text)) return ["unavailable", "the server has reached its connection limit"];
-  if (word !== undefined && text.startsWith(`${word} `) && !/^E[A-Z]+$/.test(word.replace(/^ERR$/, "_"))) {
-    return ["protocol", "the server returned an unknown error"];
-  }
   const system = (cause as NodeJS.ErrnoException | null)?.code;
-  return ["unreachable", typeof system === "string" ? system : "the connection is closed"];
+  if (typeof system === "string") return ["unreachable", system];
+  // An error reply begins with a code in upper case, an error of a client with a sentence.
+  if (word !== undefined) return ["protocol", "the server returned an unknown error"];
+  return ["unreachable", "the connection is closed"];
 }

@@ -52,6 +52,45 @@ for (const [form, tollgate] of Object.entries(FORMS)) {
       await rejects(limiters[0].checkAll([null]), /expected \{key, limit, cost\}/);
     });
 
+    test("replies of a server that does not decide are typed errors without their text", async () => {
+      const replies = {
+        "TOLLGATE_ARGUMENT a step is a limit line": "script",
+        "TOLLGATE_INTERNAL user_script:12: oops": "script",
+        "TOLLGATE_FOREIGN the key holds another type": "foreign",
+        "TOLLGATE_PARTLY TOLLGATE_FOREIGN the key holds another type": "foreign",
+        "NOPERM this user has no permissions to access secret-key": "forbidden",
+        "ERR The user executing the script can't access at least one of the keys": "forbidden",
+        "WRONGPASS invalid username-password pair": "forbidden",
+        "CROSSSLOT Keys in request don't hash to the same slot": "forbidden",
+        "OOM command not allowed when used memory > 'maxmemory'.": "unavailable",
+        "LOADING Redis is loading the dataset in memory": "unavailable",
+        "READONLY You can't write against a read only replica.": "unavailable",
+        "ERR max number of clients reached": "unavailable",
+        "ERR secret-key is unknown": "protocol",
+        "WHATEVER secret-key": "protocol",
+        "Connection is closed.": "unreachable",
+        "connect ECONNREFUSED 127.0.0.1:6379": "unreachable",
+      };
+      for (const [reply, code] of Object.entries(replies)) {
+        const client = { isOpen: true, isReady: true, evalSha: () => Promise.reject(new Error(reply)) };
+        await assert.rejects(new RedisLimiter(client, { onError: "throw" }).check("secret-key", "1/s"), (error) => {
+          assert.deepEqual([error.name, error.code], ["UnavailableError", code], reply);
+          assert.doesNotMatch(error.message, /secret-key/);
+          return error.cause.message === reply;
+        });
+      }
+    });
+
+    test("replies that are not those of the script are typed errors", async () => {
+      const replies = [null, "OK", [], [1], [1, 1], [1, 2, 1, 1, 1, 1, 1], [1, 1, 2, 9, 0, 0, 0], [1, 1, 1, -1, 0, 0, 0]];
+      replies.push([1, 1, 1, 9, -2, 0, 0], [1, 1, 1, "x", 0, 0, 0], [1, 1, 1, 9, 0, 0], [1, 0], [1, 0, 1, 1]);
+      for (const reply of replies) {
+        const client = { isOpen: true, isReady: true, evalSha: async () => reply };
+        const limiter = new RedisLimiter(client, { onError: "throw" });
+        await assert.rejects(limiter.check("a", "1/s"), { code: "protocol" }, JSON.stringify(reply));
+      }
+    });
+
     test("invalid options are rejected at the start", () => {
       throws(() => new Tollgate("127.0.0.1:8080"), /such as http:\/\/127.0.0.1:8080/);
       throws(() => new Tollgate("ftp://127.0.0.1"), /such as http/);

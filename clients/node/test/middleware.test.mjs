@@ -98,6 +98,21 @@ function freshLimiter() {
   return new RedisLimiter(redis, { ...PATIENT, prefix: `test-${prefixes++}` });
 }
 
+test("by rules, a request target in another form is described by its path", async () => {
+  const fake = await fakeService((_, response) => json(response, 200, ADMITTED));
+  const app = await FRAMEWORKS.express(expressEsm.rateLimit)({ tollgate: new Tollgate(fake.url, PATIENT) });
+  for (const target of ["http://other.example/x?a=b", "/x?a=b#c", "/x?a=b"]) {
+    const socket = connect(app.port, "127.0.0.1");
+    socket.write(`GET ${target} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n`);
+    const [answer] = await once(socket, "data");
+    assert.match(answer.toString(), /^HTTP\/1.1 200/, target);
+    assert.equal(fake.requests.at(-1).body.request.path, "/x?a=b", target);
+    socket.destroy();
+  }
+  app.close();
+  fake.close();
+});
+
 for (const [name, framework] of Object.entries(FRAMEWORKS)) {
   for (const [form, module] of Object.entries(FORMS_OF[name])) {
     describe(`${name}, ${form}`, () => {
