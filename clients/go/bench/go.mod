@@ -1,0 +1,20 @@
+module tollgate/bench
+
+go 1.22
+
+require (
+	github.com/go-redis/redis_rate/v10 v10.0.1
+	github.com/redis/go-redis/v9 v9.7.3
+	tollgate v0.0.0
+	tollgate/redislimiter v0.0.0
+)
+
+require (
+	github.com/cespare/xxhash/v2 v2.2.0 // indirect
+	github.com/dgryski/go-rendezvous v0.0.0-20200823014737-9f7001d12a5f // indirect
+)
+
+replace (
+	tollgate => ../
+	tollgate/redislimiter => ../redislimiter
+)

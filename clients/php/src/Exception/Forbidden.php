@@ -1,0 +1,10 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tollgate\Exception;
+
+/** The credentials are wrong, or lack a permission. */
+final class Forbidden extends TollgateException
+{
+}

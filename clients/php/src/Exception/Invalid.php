@@ -1,0 +1,10 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tollgate\Exception;
+
+/** An argument is not accepted: a limit, key, cost, URL or receipt. Always thrown, whatever on_error says. */
+final class Invalid extends TollgateException
+{
+}

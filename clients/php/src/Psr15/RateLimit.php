@@ -1,0 +1,153 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tollgate\Psr15;
+
+use Psr\Http\Message\ResponseFactoryInterface;
+use Psr\Http\Message\ResponseInterface;
+use Psr\Http\Message\ServerRequestInterface;
+use Psr\Http\Server\MiddlewareInterface;
+use Psr\Http\Server\RequestHandlerInterface;
+use Tollgate\Client;
+use Tollgate\Decision;
+use Tollgate\Exception\Invalid;
+use Tollgate\Exception\TollgateException;
+use Tollgate\Limit;
+use Tollgate\Limiter;
+use Tollgate\Response;
+use Tollgate\TrustedProxies;
+
+/**
+ * Checks each request, by default counted by the client's address. Denials are answered with 429, bans with 403, and
+ * failures by the limiter's on_error. Rate-limit headers are set on every response. The request attribute `tollgate` is
+ * the decision.
+ */
+final class RateLimit implements MiddlewareInterface
+{
+    public const ATTRIBUTE = 'tollgate';
+
+    private const FACTORIES = [
+        'Nyholm\Psr7\Factory\Psr17Factory',
+        'GuzzleHttp\Psr7\HttpFactory',
+        'Slim\Psr7\Factory\ResponseFactory',
+        'Laminas\Diactoros\ResponseFactory',
+        'HttpSoft\Message\ResponseFactory',
+    ];
+
+    private readonly TrustedProxies $proxies;
+    private readonly ResponseFactoryInterface $responses;
+    /** @var list<string> */
+    private readonly array $limits;
+
+    /**
+     * @param string|list<string> $limits that each request must pass; empty for the rules of the service (see byRules)
+     * @param ?\Closure(ServerRequestInterface): (string|int) $key the key that is counted; the client's address if it is
+     *     null or returns an empty string
+     * @param list<string> $trustedProxies networks of the proxies that report the client's address; none by default
+     * @param string $forwardingHeader the one header in which they do
+     * @param ?string $refundOn gives the units back if the response is a `success` (below 400) or a `failure`
+     * @param ?ResponseFactoryInterface $responses for refusals; null for that of an installed PSR-7 implementation
+     * @throws Invalid if an argument is not accepted, or there is no response factory
+     */
+    public function __construct(
+        private readonly Limiter $limiter,
+        string|array $limits,
+        private readonly ?\Closure $key = null,
+        array $trustedProxies = [],
+        string $forwardingHeader = 'X-Forwarded-For',
+        private readonly ?string $refundOn = null,
+        ?ResponseFactoryInterface $responses = null,
+    ) {
+        $this->limits = array_values((array) $limits);
+        if ($this->limits === [] && !$limiter instanceof Client) {
+            throw new Invalid('expected at least one limit; only the service has rules');
+        }
+        array_map(Limit::parse(...), $this->limits);
+        if (!in_array($refundOn, [null, 'success', 'failure'], true)) {
+            throw new Invalid('refundOn must be success, failure or null');
+        }
+        $this->proxies = new TrustedProxies($trustedProxies, $forwardingHeader);
+        $this->responses = $responses ?? self::installedFactory();
+    }
+
+    /** Creates middleware that checks requests by the rules of the service, and relays its refusals as they are. */
+    public static function byRules(Client $client, ?ResponseFactoryInterface $responses = null): self
+    {
+        return new self($client, [], responses: $responses);
+    }
+
+    public function process(ServerRequestInterface $request, RequestHandlerInterface $handler): ResponseInterface
+    {
+        try {
+            $decision = $this->decide($request);
+        } catch (Invalid) {
+            // A client must not be able to pass unchecked by a request that cannot be checked.
+            $decision = new Decision(false, 'none', 'bad_request', response: new Response(
+                400,
+                ['content-type' => 'application/json', 'cache-control' => 'no-store'],
+                '{"error":"bad_request","message":"the request cannot be checked"}',
+            ));
+        }
+        if (!$decision->allowed) {
+            $response = self::withHeaders($this->responses->createResponse($decision->statusCode()), $decision);
+            $response->getBody()->write($decision->body());
+            return $response;
+        }
+        $status = 500; // if the handler throws
+        try {
+            $response = $handler->handle($request->withAttribute(self::ATTRIBUTE, $decision));
+            $status = $response->getStatusCode();
+        } finally {
+            $this->refund($decision, $status);
+        }
+        return self::withHeaders($response, $decision);
+    }
+
+    private function decide(ServerRequestInterface $request): Decision
+    {
+        $peer = $request->getServerParams()['REMOTE_ADDR'] ?? '';
+        if ($this->limits === [] && $this->limiter instanceof Client) {
+            $path = $request->getUri()->getPath();
+            return $this->limiter->checkRequest($request->getMethod(), $path === '' ? '/' : $path, $request->getHeaders(), (string) $peer);
+        }
+        $key = $this->key === null ? '' : (string) ($this->key)($request);
+        if ($key === '') {
+            $lines = $request->getHeader($this->proxies->header());
+            $key = TrustedProxies::subject($this->proxies->clientAddress((string) $peer, $lines));
+        }
+        return $this->limiter->check($key, $this->limits, refundable: $this->refundOn !== null);
+    }
+
+    private function refund(Decision $decision, int $status): void
+    {
+        try {
+            if ($this->limits === [] && $this->limiter instanceof Client) {
+                $this->limiter->refundByStatus($decision, $status);
+            } elseif ($this->refundOn === ($status < 400 ? 'success' : 'failure')) {
+                $this->limiter->refund($decision);
+            }
+        } catch (TollgateException $failure) {
+            error_log('tollgate: units were not refunded: ' . $failure->getMessage());
+        }
+    }
+
+    private static function withHeaders(ResponseInterface $response, Decision $decision): ResponseInterface
+    {
+        foreach ($decision->headers() as $name => $value) {
+            $response = $response->withHeader($name, $value);
+        }
+        return $response;
+    }
+
+    private static function installedFactory(): ResponseFactoryInterface
+    {
+        foreach (self::FACTORIES as $class) {
+            if (class_exists($class)) {
+                /** @var ResponseFactoryInterface */
+                return new $class();
+            }
+        }
+        throw new Invalid('no PSR-17 response factory is installed; pass one as responses');
+    }
+}

@@ -1,0 +1,14 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tollgate\Redis;
+
+/**
+ * An error reply of Redis. Its message is the reply.
+ *
+ * @internal
+ */
+final class ErrorReply extends \Exception
+{
+}

@@ -1,0 +1,96 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tollgate\Redis;
+
+use Tollgate\Exception\Protocol;
+use Tollgate\Exception\Unavailable;
+
+/**
+ * phpredis. A read timeout leaves its connection open, and the late reply would be taken for the reply to the next
+ * command, so the connection is closed after every failure. phpredis does not open it again by itself.
+ *
+ * @internal
+ */
+final class PhpRedis implements Connection
+{
+    /** @var ?array{string, int, int, mixed} host, port, database and credentials of the last connection */
+    private ?array $parameters = null;
+
+    public function __construct(private readonly \Redis|\RedisCluster $redis)
+    {
+    }
+
+    public function send(string $key, array $command, float $seconds): mixed
+    {
+        $timeout = null;
+        try {
+            $timeout = (float) $this->redis->getOption(\Redis::OPT_READ_TIMEOUT);
+            $this->connect($seconds);
+            $this->redis->setOption(\Redis::OPT_READ_TIMEOUT, $seconds);
+            $this->redis->clearLastError();
+            try {
+                $reply = $this->redis instanceof \Redis
+                    ? $this->redis->rawCommand(...$command)
+                    : $this->redis->rawCommand($key, ...$command);
+                $error = $this->redis->getLastError();
+            } catch (\RedisException | \RedisClusterException $exception) {
+                // phpredis returns some error replies and throws others. A reply begins with a code.
+                if (preg_match('/^-?([A-Z][A-Z_]{2,} .*)$/Ds', $exception->getMessage(), $match) !== 1) {
+                    throw $exception;
+                }
+                [$reply, $error] = [false, $match[1]];
+            }
+        } catch (\RedisException | \RedisClusterException $exception) {
+            $this->close();
+            // The message is of phpredis and contains no key.
+            throw new Unavailable(sprintf('Redis did not answer within %g ms: %s', 1000 * $seconds, $exception->getMessage()), 0, $exception);
+        } finally {
+            if ($timeout !== null) {
+                // 0 is PHP's own timeout when connecting, but no time at all when it is set afterwards.
+                $this->redis->setOption(\Redis::OPT_READ_TIMEOUT, $timeout != 0.0 ? $timeout : (float) ini_get('default_socket_timeout'));
+            }
+        }
+        if ($reply === $this->redis) {
+            throw new Protocol('the Redis connection is in a pipeline or transaction; use a connection of its own');
+        }
+        if ($error !== null) {
+            $this->redis->clearLastError();
+            throw new ErrorReply($error);
+        }
+        return $reply;
+    }
+
+    /** Connects again, with the parameters of the last connection, if there is none. */
+    private function connect(float $seconds): void
+    {
+        if (!$this->redis instanceof \Redis) {
+            return; // a RedisCluster connects by itself
+        }
+        if ($this->redis->isConnected()) {
+            $this->parameters = [$this->redis->getHost(), $this->redis->getPort(), $this->redis->getDbNum(), $this->redis->getAuth()];
+            return;
+        }
+        if ($this->parameters === null) {
+            throw new \RedisException('the connection was closed before the first check');
+        }
+        [$host, $port, $database, $auth] = $this->parameters;
+        $this->redis->connect($host, $port, $seconds, null, 0, $seconds);
+        if ($auth !== null && $auth !== false) {
+            $this->redis->auth($auth);
+        }
+        if ($database > 0) {
+            $this->redis->select($database);
+        }
+    }
+
+    private function close(): void
+    {
+        try {
+            $this->redis->close();
+        } catch (\RedisException | \RedisClusterException) {
+            // It is closed already.
+        }
+    }
+}

@@ -1,0 +1,72 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tollgate\Redis;
+
+use Predis\ClientInterface;
+use Predis\Command\RawCommand;
+use Predis\Connection\AggregateConnectionInterface;
+use Predis\Connection\NodeConnectionInterface;
+use Predis\NotSupportedException;
+use Predis\PredisException;
+use Predis\Response\ErrorInterface;
+use Predis\Response\ServerException;
+use Tollgate\Exception\Unavailable;
+
+/**
+ * Predis. It closes its connection after an error and opens it again for the next command.
+ *
+ * @internal
+ */
+final class Predis implements Connection
+{
+    public function __construct(private readonly ClientInterface $client)
+    {
+    }
+
+    public function send(string $key, array $command, float $seconds): mixed
+    {
+        $raw = RawCommand::create(...$command);
+        $node = null;
+        try {
+            $connection = $this->client->getConnection();
+            $node = $connection instanceof AggregateConnectionInterface ? $connection->getConnection($raw) : $connection;
+            self::setTimeout($node, $seconds);
+            $reply = $this->client->executeCommand($raw);
+        } catch (ServerException $exception) {
+            throw new ErrorReply($exception->getMessage(), 0, $exception);
+        } catch (NotSupportedException) {
+            // Predis finds the slots of the keys itself.
+            throw new ErrorReply('CROSSSLOT');
+        } catch (PredisException $exception) {
+            throw new Unavailable(sprintf('Redis did not answer within %g ms: %s', 1000 * $seconds, $exception->getMessage()), 0, $exception);
+        } finally {
+            self::restoreTimeout($node);
+        }
+        if ($reply instanceof ErrorInterface) {
+            throw new ErrorReply($reply->getMessage());
+        }
+        return $reply;
+    }
+
+    private static function setTimeout(mixed $node, float $seconds): void
+    {
+        if (!$node instanceof NodeConnectionInterface) {
+            return;
+        }
+        $stream = $node->getResource(); // connects if it is not connected
+        if (is_resource($stream)) {
+            stream_set_timeout($stream, (int) $seconds, (int) (1_000_000 * fmod($seconds, 1.0)));
+        }
+    }
+
+    /** Sets the timeout of the connection's parameters, or that of PHP. A connection that is closed gets its own. */
+    private static function restoreTimeout(mixed $node): void
+    {
+        if ($node instanceof NodeConnectionInterface && $node->isConnected()) {
+            $timeout = (float) ($node->getParameters()->read_write_timeout ?? ini_get('default_socket_timeout'));
+            self::setTimeout($node, $timeout > 0 ? $timeout : 31_536_000.0);
+        }
+    }
+}

@@ -1,0 +1,135 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Tollgate\Tests;
+
+use Nyholm\Psr7\Response as Psr7Response;
+use Nyholm\Psr7\ServerRequest;
+use PHPUnit\Framework\TestCase;
+use Psr\Http\Message\ResponseInterface;
+use Psr\Http\Message\ServerRequestInterface;
+use Psr\Http\Server\RequestHandlerInterface;
+use Tollgate\Client;
+use Tollgate\Decision;
+use Tollgate\Exception\Invalid;
+use Tollgate\Psr15\RateLimit;
+use Tollgate\ScriptCall;
+
+final class RateLimitTest extends TestCase
+{
+    private const ADMITTED = [1760000000000000, 1, 1, 9, 0, 60000000, 60000000];
+    private const DENIED = [1760000000000000, 1, 0, 0, 12000000, 12000000, 60000000];
+    private const BANNED = [1760000000000000, 0, 5000000];
+
+    /** @param array<string, string|list<string>> $headers */
+    private static function request(string $peer = '203.0.113.9', array $headers = []): ServerRequestInterface
+    {
+        return new ServerRequest('GET', 'http://example.com/a%20b?q=1', $headers, null, '1.1', ['REMOTE_ADDR' => $peer]);
+    }
+
+    private static function handler(int $status = 200): RequestHandlerInterface
+    {
+        return new class ($status) implements RequestHandlerInterface {
+            public function __construct(private readonly int $status)
+            {
+            }
+
+            public function handle(ServerRequestInterface $request): ResponseInterface
+            {
+                if ($this->status === 0) {
+                    throw new \LogicException('a bug');
+                }
+                $decision = $request->getAttribute(RateLimit::ATTRIBUTE);
+                return new Psr7Response($this->status, [], $decision instanceof Decision && $decision->allowed ? 'hello' : 'no decision');
+            }
+        };
+    }
+
+    public function testAnswersWithHeadersAndRefusals(): void
+    {
+        $limiter = new ScriptedLimiter([self::ADMITTED, self::DENIED, self::BANNED]);
+        $middleware = new RateLimit($limiter, '10/min');
+        foreach ([[200, '9', '', 'hello'], [429, '0', '12', '"error":"rate_limited"'], [403, '', '5', '"error":"banned"']] as [$status, $remaining, $retryAfter, $body]) {
+            $response = $middleware->process(self::request(), self::handler());
+            self::assertSame([$status, $remaining, $retryAfter], [$response->getStatusCode(), $response->getHeaderLine('X-RateLimit-Remaining'), $response->getHeaderLine('Retry-After')]);
+            self::assertStringContainsString($body, (string) $response->getBody());
+            self::assertSame($status === 200 ? '' : 'no-store', $response->getHeaderLine('Cache-Control'));
+        }
+    }
+
+    public function testKeyOfARequest(): void
+    {
+        $byUser = static fn (ServerRequestInterface $request): string => $request->getHeaderLine('X-User');
+        $cases = [
+            [[], self::request('203.0.113.9', ['X-Forwarded-For' => '6.6.6.6']), 'ip:203.0.113.9'],
+            [[], self::request('2001:db8:1:2::5'), 'ip:2001:db8:1:2::/64'],
+            [['trustedProxies' => ['10.0.0.0/8']], self::request('10.0.0.1', ['X-Forwarded-For' => ['6.6.6.6', '198.51.100.7, 10.0.0.2']]), 'ip:198.51.100.7'],
+            [['trustedProxies' => ['10.0.0.1'], 'forwardingHeader' => 'cf-connecting-ip'], self::request('10.0.0.1', ['CF-Connecting-IP' => '198.51.100.7']), 'ip:198.51.100.7'],
+            [['key' => $byUser], self::request('203.0.113.9', ['X-User' => '42']), '42'],
+            [['key' => $byUser], self::request(), 'ip:203.0.113.9'],
+        ];
+        foreach ($cases as [$options, $request, $key]) {
+            $limiter = new ScriptedLimiter([self::ADMITTED]);
+            (new RateLimit($limiter, '10/min', ...$options))->process($request, self::handler());
+            self::assertSame($key, $limiter->demands[0]->key);
+        }
+    }
+
+    public function testUnitsAreRefundedByTheEndingOfTheResponse(): void
+    {
+        foreach ([['failure', 404, 1], ['failure', 200, 0], ['failure', 0, 1], ['success', 200, 1], ['success', 500, 0], [null, 500, 0]] as [$ending, $status, $refunds]) {
+            $limiter = new ScriptedLimiter([self::ADMITTED]);
+            try {
+                (new RateLimit($limiter, '10/min', refundOn: $ending))->process(self::request(), self::handler($status));
+            } catch (\LogicException) {
+                self::assertSame(0, $status);
+            }
+            self::assertSame([$refunds, $ending !== null], [$limiter->refunds, $limiter->isRefundable]);
+        }
+    }
+
+    public function testRequestWithoutAnAddressIsRefused(): void
+    {
+        $response = (new RateLimit(new ScriptedLimiter([self::ADMITTED]), '10/min'))->process(self::request(''), self::handler());
+        self::assertSame(400, $response->getStatusCode());
+    }
+
+    public function testInvalidOptionsAreRejected(): void
+    {
+        $limiter = new ScriptedLimiter([]);
+        foreach ([[[]], ['ten'], ['10/min', 'trustedProxies' => ['x']], ['10/min', 'refundOn' => 'always']] as $arguments) {
+            try {
+                new RateLimit($limiter, ...$arguments);
+                self::fail(json_encode($arguments) . ' is accepted');
+            } catch (Invalid) {
+                $this->addToAssertionCount(1);
+            }
+        }
+    }
+
+    public function testRulesRelayTheResponseOfTheService(): void
+    {
+        $log = (string) tempnam(sys_get_temp_dir(), 'tollgate');
+        $admission = '{"allowed":true,"source":"store","limits":[],"response":{"headers":{"x-ratelimit-limit":"60"}},"receipt":"R2","refund_on":["failure"]}';
+        [$service, $url] = Servers::fake('plain', 200, $admission, $log);
+        $client = new Client($url, 30.0, logger: new MemoryLogger());
+        $response = RateLimit::byRules($client)->process(self::request(headers: ['X-Api-Key' => 'k']), self::handler());
+        self::assertSame([200, '60'], [$response->getStatusCode(), $response->getHeaderLine('X-RateLimit-Limit')]);
+        RateLimit::byRules($client)->process(self::request(), self::handler(500));
+        $lines = array_values(array_diff((array) file($log, FILE_IGNORE_NEW_LINES), ['connection']));
+        unlink($log);
+        self::assertSame('/v1/check {"request":{"method":"GET","path":"/a%20b","headers":[["host","example.com"],["x-api-key","k"]],"peer":"203.0.113.9"},"receipt":true}', $lines[0]);
+        self::assertSame('/v1/refund {"receipt":"R2","status":500}', $lines[2]);
+        self::assertCount(3, $lines, 'a success is not refunded');
+        $service->kill();
+        $response = RateLimit::byRules($client)->process(self::request(), self::handler());
+        self::assertSame([200, ''], [$response->getStatusCode(), $response->getHeaderLine('X-RateLimit-Limit')], 'without the service');
+
+        $denial = '{"allowed":false,"source":"store","limits":[],"error":"rate_limited","message":"m","retry_after":7,"retry_after_ms":7000,'
+            . '"response":{"status":429,"headers":{"retry-after":"7","content-type":"text/plain"},"body":"slow down"}}';
+        [$service, $url] = Servers::fake('plain', 429, $denial);
+        $response = RateLimit::byRules(new Client($url, 30.0))->process(self::request(), self::handler());
+        self::assertSame([429, '7', 'text/plain', 'slow down'], [$response->getStatusCode(), $response->getHeaderLine('Retry-After'), $response->getHeaderLine('Content-Type'), (string) $response->getBody()]);
+    }
+}
