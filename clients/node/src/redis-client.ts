@@ -34,6 +34,12 @@ export interface NodeRedisClient extends Emitter {
   set(key: string, value: string, options?: { PX: number }): Promise<unknown>;
 }
 
+/** The additional part of node-redis' clusters that is used. */
+export interface NodeRedisCluster extends NodeRedisClient {
+  nodeClient(node: unknown): unknown;
+  sendCommand(firstKey: string, isReadonly: boolean, command: string[]): Promise<unknown>;
+}
+
 /**
  * A supported Redis client: ioredis' `Redis` or `Cluster`, or a client, pool or cluster of node-redis.
  *
@@ -58,8 +64,11 @@ export interface RedisConnection {
 
 /** Recognises a client by its methods. */
 export function connectionOf(client: RedisClient): RedisConnection {
-  const found = client as Partial<IoredisClient & NodeRedisClient> | null | undefined;
-  if (typeof found?.evalSha === "function") return ofNodeRedis(client as NodeRedisClient);
+  const found = client as Partial<IoredisClient & NodeRedisCluster> | null | undefined;
+  if (typeof found?.evalSha === "function") {
+    const isCluster = typeof found.nodeClient === "function";
+    return isCluster ? ofNodeRedisCluster(client as NodeRedisCluster) : ofNodeRedis(client as NodeRedisClient);
+  }
   if (typeof found?.evalsha === "function" && typeof found.status === "string") return ofIoredis(client as IoredisClient);
   throw new InvalidInputError(
     "expected a Redis client: Redis or Cluster of ioredis, or createClient, createClientPool or createCluster of redis",
@@ -92,6 +101,13 @@ function ofNodeRedis(client: NodeRedisClient): RedisConnection {
     del: (keys) => client.del(keys),
     set: (key, value, ttlMs) => (ttlMs === undefined ? client.set(key, value) : client.set(key, value, { PX: ttlMs })),
   };
+}
+
+/** The `evalSha` of a cluster of version 4 does not find the first key, and sends the call to any node. */
+function ofNodeRedisCluster(cluster: NodeRedisCluster): RedisConnection {
+  const run = (verb: string) => (script: string, keys: string[], args: string[]) =>
+    cluster.sendCommand(keys[0] ?? "", false, [verb, script, String(keys.length), ...keys, ...args]);
+  return { ...ofNodeRedis(cluster), evalSha: run("EVALSHA"), eval: run("EVAL") };
 }
 
 /** The state of a client's connection. `down`: it is closed, or the client pauses before it connects again. */

@@ -4,6 +4,7 @@ import { after, before, describe, test } from "node:test";
 import { Cluster, Redis } from "ioredis";
 import { createCluster } from "redis";
 import { createCluster as createClusterV4 } from "redis-v4";
+import { createCluster as createClusterV5 } from "redis-v5";
 
 import { CLIENTS, FORMS, RedisServer, closing, eventually } from "./harness.mjs";
 
@@ -186,6 +187,12 @@ describe("a cluster", () => {
       await client.connect();
       return { client, close: closing(() => client.disconnect()) };
     },
+    "redis v5": async () => {
+      const client = createClusterV5({ rootNodes: nodes.map(({ url }) => ({ url })) });
+      client.on("error", () => {});
+      await client.connect();
+      return { client, close: closing(() => client.destroy()) };
+    },
     "redis v6": async () => {
       const client = createCluster({ rootNodes: nodes.map(({ url }) => ({ url })) });
       client.on("error", () => {});
@@ -197,7 +204,7 @@ describe("a cluster", () => {
     test(`${name}: subjects in all slots are counted exactly, with several limits, refunds and bans`, async () => {
       const { client, close } = await connect();
       const limiter = new RedisLimiter(client, { ...PATIENT, prefix: name.replaceAll(" ", "-") });
-      for (let n = 0; n < 20; n++) {
+      for (let n = 0; n < 40; n++) {
         const key = `subject:${n}`;
         const decision = await limiter.check(key, ["1/h", "5/day"]);
         assert.equal(decision.allowed, true);
