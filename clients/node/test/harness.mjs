@@ -2,7 +2,7 @@
 // process ends.
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { existsSync, mkdtempSync, rmSync } from "node:fs";
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { createServer as createHttpServer } from "node:http";
 import { createRequire } from "node:module";
 import { connect, createServer } from "node:net";
@@ -37,6 +37,20 @@ after(async () => {
 export function closing(close) {
   open.add(close);
   return close;
+}
+
+/** Creates a directory that is removed when the process ends, and returns its path. */
+function temporaryDirectory() {
+  const directory = mkdtempSync(`${tmpdir()}/tollgate-node-`);
+  process.on("exit", () => rmSync(directory, { recursive: true, force: true }));
+  return directory;
+}
+
+/** Writes a configuration of the service, and returns its path. */
+export function writeConfig(text) {
+  const path = `${temporaryDirectory()}/tollgate.toml`;
+  writeFileSync(path, text);
+  return path;
 }
 
 function program(name) {
@@ -114,8 +128,7 @@ export class RedisServer {
 
   constructor(kind, args, port) {
     [this.kind, this.args, this.port] = [kind, args, port];
-    this.directory = mkdtempSync(`${tmpdir()}/tollgate-node-`);
-    process.on("exit", () => rmSync(this.directory, { recursive: true, force: true }));
+    this.directory = temporaryDirectory();
   }
 
   get url() {

@@ -1,20 +1,18 @@
 // Every JavaScript block of the README runs as it is, with a real Redis and the real service.
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
-import { mkdtempSync, readFileSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { readFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { RedisServer, Service, eventually, freePort } from "./harness.mjs";
+import { RedisServer, Service, eventually, freePort, writeConfig } from "./harness.mjs";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
 const blocks = [...readFileSync(`${root}README.md`, "utf8").matchAll(/^```js\n(.*?)^```$/gms)].map((match) => match[1]);
 
 let redis, service;
 before(async () => {
-  const config = `${mkdtempSync(`${tmpdir()}/tollgate-node-`)}/tollgate.toml`;
-  writeFileSync(config, '[[rules]]\nname = "api"\nby = ["ip"]\nlimits = ["10/h"]\n');
+  const config = writeConfig('[[rules]]\nname = "api"\nby = ["ip"]\nlimits = ["10/h"]\n');
   redis = await RedisServer.start();
   service = await Service.start(["--store", "memory", "--config", config]);
 });

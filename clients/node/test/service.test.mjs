@@ -1,10 +1,8 @@
 // The service client with the real service and with a fake one.
 import assert from "node:assert/strict";
-import { mkdtempSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { after, before, describe, test } from "node:test";
 
-import { ADMITTED, FORMS, Service, fakeService, json } from "./harness.mjs";
+import { ADMITTED, FORMS, Service, fakeService, json, writeConfig } from "./harness.mjs";
 
 const PATIENT = { deadlineMs: 30_000, onError: "throw" };
 const RULES = `
@@ -25,10 +23,8 @@ charge = "on_failure"
 describe("the real service", () => {
   let service, byRules;
   before(async () => {
-    const config = `${mkdtempSync(`${tmpdir()}/tollgate-node-`)}/tollgate.toml`;
-    writeFileSync(config, RULES);
     service = await Service.start(["--store", "memory"]);
-    byRules = await Service.start(["--store", "memory", "--config", config]);
+    byRules = await Service.start(["--store", "memory", "--config", writeConfig(RULES)]);
   });
   after(() => Promise.all([service.child.kill(), byRules.child.kill()]));
 
