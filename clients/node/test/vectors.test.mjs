@@ -1,0 +1,132 @@
+// The vectors that all clients replay: keys, limit lines, traces on Redis and Valkey, addresses, answers.
+import assert from "node:assert/strict";
+import { createHash } from "node:crypto";
+import { readFileSync } from "node:fs";
+import { after, before, describe, test } from "node:test";
+import { Redis } from "ioredis";
+
+import { FORMS, RedisServer } from "./harness.mjs";
+
+const vectors = JSON.parse(readFileSync(new URL("../../vectors.json", import.meta.url), "utf8"));
+const script = new URL("../../../crates/tollgate-redis/lua/tollgate.lua", import.meta.url);
+
+for (const [form, tollgate] of Object.entries(FORMS)) {
+  describe(form, () => {
+    test("embedded script is the script of this checkout", () => {
+      const { SCRIPT, SCRIPT_SHA1 } = tollgate;
+      assert.equal(SCRIPT, readFileSync(script, "utf8"));
+      assert.equal(SCRIPT_SHA1, createHash("sha1").update(SCRIPT).digest("hex"));
+      assert.equal(SCRIPT_SHA1, vectors.script_sha1);
+    });
+
+    test("keys are those of every other client", () => {
+      for (const { subject_hex, limit, prefix, key, ban_key } of vectors.keys) {
+        const keys = new tollgate.KeyBuilder(prefix);
+        const subject = Buffer.from(subject_hex, "hex");
+        assert.equal(keys.counter(subject, tollgate.parseLimit(limit)), key);
+        if (ban_key !== undefined) assert.equal(keys.ban(subject), ban_key);
+        const text = subject.toString();
+        if (Buffer.from(text).equals(subject)) assert.equal(keys.counter(text, tollgate.parseLimit(limit)), key);
+        assert.ok(key.includes(`:${tollgate.STATE_VERSION}:{`), "the version of the state");
+      }
+    });
+
+    test("limits are parsed as the Rust library parses them", () => {
+      for (const { text, line, error } of vectors.limits) {
+        if (line !== undefined) {
+          assert.equal(tollgate.limitLine(tollgate.parseLimit(text), 1), line, text);
+        } else {
+          assert.equal(typeof error, "string");
+          assert.throws(() => tollgate.parseLimit(text), tollgate.InvalidInputError, text);
+        }
+      }
+    });
+
+    test("client addresses and subjects are those of the Rust library", () => {
+      for (const vector of vectors.addresses) {
+        const proxies = new tollgate.TrustedProxies(vector.trusted, vector.header);
+        const found = proxies.clientAddress(tollgate.parseAddress(vector.peer), vector.lines);
+        assert.equal(tollgate.addressText(found), vector.address, JSON.stringify(vector));
+        assert.equal(tollgate.addressSubject(found), vector.subject, JSON.stringify(vector));
+      }
+    });
+
+    test("headers and default answers are those of the Rust layer", async () => {
+      for (const answer of vectors.answers) {
+        const decision = await decide(tollgate, answer);
+        if (answer.body === null) {
+          assert.equal(decision.allowed, true);
+          assert.deepEqual(decision.headers, answer.headers);
+          continue;
+        }
+        const { status, headers, body } = tollgate.refusalResponse(decision);
+        assert.deepEqual([status, headers], [answer.status, answer.headers]);
+        assert.deepEqual(JSON.parse(body), answer.body);
+      }
+    });
+  });
+}
+
+/** Returns the decision of an answer vector, by way of a Redis client that replies with its numbers. */
+async function decide(tollgate, { at_us, limits }) {
+  const numbers = limits.flatMap((status) => [
+    status.allowed ? 1 : 0,
+    status.remaining,
+    status.retry_after_us,
+    status.next_after_us,
+    status.reset_after_us,
+  ]);
+  const client = { isOpen: true, isReady: true, evalSha: async () => [at_us, 1, ...numbers] };
+  const limiter = new tollgate.RedisLimiter(client, { onError: "throw" });
+  return limiter.checkAll(limits.map(({ limit, cost }, index) => ({ key: `k${index}`, limit, cost })));
+}
+
+for (const kind of ["redis-server", "valkey-server"]) {
+  describe(`traces on ${kind}`, () => {
+    let server, redis;
+    before(async () => {
+      server = await RedisServer.start({ kind });
+      redis = new Redis(server.port, "127.0.0.1");
+    });
+    after(async () => {
+      redis.disconnect();
+      await server.kill();
+    });
+
+    test("every decision and refund is that of the oracle", async () => {
+      const { RedisLimiter } = FORMS.esm;
+      for (const [index, trace] of vectors.traces.entries()) {
+        let nowUs = 0;
+        const options = { onError: "throw", deadlineMs: 30_000, prefix: `trace-${index}`, nowUs: () => nowUs };
+        const limiter = new RedisLimiter(redis, options);
+        const decisions = [];
+        for (const [at, step] of trace.steps.entries()) {
+          nowUs = step.at_us;
+          if (step.check === undefined) {
+            if (step.refund !== undefined) await limiter.refund(decisions[step.refund]);
+            else await limiter.reset(Buffer.from(step.reset.key_hex, "hex"), step.reset.limit);
+            decisions.push(undefined);
+            continue;
+          }
+          const demands = step.check.map(({ key_hex, ...rest }) => ({ key: Buffer.from(key_hex, "hex"), ...rest }));
+          const decision = await limiter.checkAll(demands);
+          decisions.push(decision);
+          const where = `${trace.name}, step ${at}`;
+          assert.equal(decision.allowed, step.allowed, where);
+          assert.deepEqual(decision.limits.map(inMicroseconds), step.limits, where);
+        }
+      }
+    });
+  });
+}
+
+function inMicroseconds({ allowed, remaining, retryAfter, nextAfter, resetAfter }) {
+  const us = (seconds) => (seconds === null ? -1 : Math.round(seconds * 1e6));
+  return {
+    allowed,
+    remaining,
+    retry_after_us: us(retryAfter),
+    next_after_us: us(nextAfter),
+    reset_after_us: us(resetAfter),
+  };
+}
