@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test lint doc features bench chaos fuzz long deny package
+.PHONY: help setup run test clients lint doc features bench chaos fuzz long deny package
 
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
@@ -24,6 +24,11 @@ run: ## run the optimised `tollgate` (ARGS="…" are its arguments)
 
 test: setup lint doc ## run all checks that a change must pass
 	$(CARGO_TEST)
+	@scripts/test-clients.sh
+
+clients: setup ## run the tests of the client packages
+	cargo build --workspace --all-features --locked
+	@scripts/test-clients.sh
 
 lint: ## check the format, and run clippy with warnings denied
 	cargo fmt --all --check

@@ -22,7 +22,18 @@ language() {
 }
 
 python_tests() { PYTHONPATH=.tools/python python3 -m pytest -q -p no:cacheprovider clients/python examples/flask-plans; }
-node_tests() { npm test --silent --prefix clients/node; }
+node_tests() { npm test --silent --prefix clients/node && hono_shortener; }
+# The outside tests of the Rust shortener, on the Hono one. The features are those of `make test`, so nothing is built again.
+hono_shortener() {
+    local suite
+    suite=$(cargo test --workspace --all-features --locked --no-run --message-format=json 2>/dev/null | python3 -c '
+import json, sys
+for message in map(json.loads, sys.stdin):
+    target = message.get("target", {})
+    if message.get("executable") and target["name"] == "suite" and "/examples/shortener/" in target["src_path"]:
+        print(message["executable"])')
+    (cd examples/shortener && SHORTENER_COMMAND="$(command -v node) $PWD/../shortener-hono/src/server.js" "$suite")
+}
 php_tests() { (cd clients/php && phpunit) && (cd examples/php-plans && phpunit PlansTest.php); }
 # The module `tollgate` and the nested one are one workspace.
 go_tests() { (cd clients/go && go vet tollgate/... && go test tollgate/...) && (cd examples/go-plans && go test ./...); }

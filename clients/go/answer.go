@@ -181,9 +181,11 @@ func distinctNames(limits []parsedLimit) []string {
 		if !slices.Contains(names[:i], name) {
 			continue
 		}
-		for number := 2; slices.Contains(names, names[i]); number++ {
-			names[i] = fmt.Sprintf("%s-%d", name, number)
+		free := name
+		for number := 2; slices.Contains(names, free); number++ {
+			free = fmt.Sprintf("%s-%d", name, number)
 		}
+		names[i] = free
 	}
 	return names
 }

@@ -28,7 +28,7 @@ use tollgate_testkit::server::Connection;
 use tollgate_testkit::unreachable::UnreachableStore;
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::http_subject::post_check;
+use crate::http_subject::{exchange, post_check};
 use crate::site::{PATIENCE, listen};
 
 /// How long [`StoreKind::Slow`] takes: longer than the default deadline of 25 ms.
@@ -186,11 +186,28 @@ impl Deployment {
         ClientResponse { status, headers, body }
     }
 
-    /// Posts a body to `/v1/check`. Returns the status, headers without the date, and the body of the response.
-    pub(crate) fn post(&self, body: &Value) -> (u16, BTreeMap<String, String>, Value) {
+    /// Asks `/v1/forward-auth` as a reverse proxy on this machine does, which the configuration must trust.
+    pub(crate) fn ask_forward_auth(&self, asked: &ClientRequest) -> ClientResponse {
+        let visitor: String = asked.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let request = format!(
+            "GET /v1/forward-auth?deny=200 HTTP/1.1\r\nhost: tollgate\r\nx-forwarded-method: {}\r\nx-forwarded-uri: {}\r\n\
+             x-forwarded-host: example.com\r\nx-forwarded-for: {}\r\n{visitor}\r\n",
+            asked.method, asked.path, asked.peer
+        );
+        let (status, mut headers, body) = exchange(&mut self.connect(), &request);
+        headers.retain(|name, _| !["date", "content-length"].contains(&&**name));
+        ClientResponse { status, headers, body: String::from_utf8(body).unwrap() }
+    }
+
+    fn connect(&self) -> BufReader<TcpStream> {
         let stream = TcpStream::connect(self.http).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let (status, mut headers, body) = post_check(&mut BufReader::new(stream), &body.to_string());
+        BufReader::new(stream)
+    }
+
+    /// Posts a body to `/v1/check`. Returns the status, headers without the date, and the body of the response.
+    pub(crate) fn post(&self, body: &Value) -> (u16, BTreeMap<String, String>, Value) {
+        let (status, mut headers, body) = post_check(&mut self.connect(), &body.to_string());
         headers.remove("date");
         (status, headers, body)
     }

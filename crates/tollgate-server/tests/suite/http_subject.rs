@@ -27,6 +27,12 @@ impl<'d> OverHttp<'d> {
 /// Posts a body to `/v1/check`. Returns the status, the headers by name and the body of the response.
 pub(crate) fn post_check(stream: &mut BufReader<TcpStream>, body: &str) -> (u16, BTreeMap<String, String>, Value) {
     let request = format!("POST /v1/check HTTP/1.1\r\nhost: tollgate\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let (status, headers, body) = exchange(stream, &request);
+    (status, headers, serde_json::from_slice(&body).unwrap())
+}
+
+/// Sends a request. Returns the status, the headers by name and the body of the response.
+pub(crate) fn exchange(stream: &mut BufReader<TcpStream>, request: &str) -> (u16, BTreeMap<String, String>, Vec<u8>) {
     stream.get_mut().write_all(request.as_bytes()).unwrap();
     let mut lines = stream.by_ref().lines().map(Result::unwrap).take_while(|line| !line.is_empty());
     let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a status line");
@@ -34,7 +40,7 @@ pub(crate) fn post_check(stream: &mut BufReader<TcpStream>, body: &str) -> (u16,
     let headers: BTreeMap<String, String> = lines.map(|line| header(line).expect("a header")).collect();
     let mut body = vec![0; headers["content-length"].parse().unwrap()];
     stream.read_exact(&mut body).unwrap();
-    (status, headers, serde_json::from_slice(&body).unwrap())
+    (status, headers, body)
 }
 
 /// Returns the body of a check: the short form for one demand, the list for several.

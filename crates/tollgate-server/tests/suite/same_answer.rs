@@ -109,12 +109,20 @@ fn every_endpoint_that_decides_by_rules_gives_the_same_answer() {
     for kind in [StoreKind::Memory, StoreKind::Unreachable] {
         let deployments: Vec<Deployment> =
             RULE_ENDPOINTS.iter().map(|_| Deployment::start(load(&Loader::new(), &configuration()), kind)).collect();
+        // Forward-auth needs a trusted proxy. None of the clients is one, so the other settings have the same effect.
+        let trusting = format!("trusted_proxies = [\"127.0.0.1\"]\n{}", configuration());
+        let behind_proxy = Deployment::start(load(&Loader::new(), &trusting), kind);
         let mut seen = BTreeSet::new();
         for request in &requests {
             let answers: Vec<_> =
                 RULE_ENDPOINTS.iter().zip(&deployments).map(|(endpoint, at)| (endpoint.ask)(at, request)).collect();
             for (endpoint, answer) in RULE_ENDPOINTS.iter().zip(&answers) {
                 assert_eq!(answer, &answers[0], "{} and {}: {request:?}", RULE_ENDPOINTS[0].name, endpoint.name);
+            }
+            // A proxy would take the 200 of a gRPC refusal for an admission, so those differ.
+            let proxied = behind_proxy.ask_forward_auth(request);
+            if !request.headers.contains(&("content-type", "application/grpc")) {
+                assert_eq!(proxied, answers[0], "{} and /v1/forward-auth: {request:?}", RULE_ENDPOINTS[0].name);
             }
             let content_type = answers[0].headers.get("content-type").cloned().unwrap_or_default();
             seen.insert((answers[0].status, content_type));

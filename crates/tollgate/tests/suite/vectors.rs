@@ -371,6 +371,12 @@ fn answers() -> Vec<Value> {
             ("250/500ms", status(false, 5, 250, 0, [250_000, 2_000, 499_999])),
             ("100/min token-bucket burst=20", status(true, 5, 100, 20, [0, 0, 0])),
         ],
+        // Equal windows have equal names, which are numbered.
+        vec![
+            ("10/min", status(true, 1, 10, 9, [0, 60_000_000, 60_000_000])),
+            ("100/min token-bucket", status(false, 1, 100, 0, [600_000, 600_000, 60_000_000])),
+            ("50/min fixed-window", status(true, 1, 50, 49, [0, 9_000_000, 9_000_000])),
+        ],
         vec![("60/min leaky-bucket", status(true, 1, 60, 57, [3_000_000, 1_000_000, 3_000_000]))],
     ];
     rows.into_iter().map(|limits| answer(at, &limits)).collect()
