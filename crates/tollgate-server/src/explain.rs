@@ -20,6 +20,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::{HeaderMap, Request};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tollgate::answer::{Policies, Policy};
 use tollgate::config::{Loaded, RuleConditions};
@@ -31,7 +32,8 @@ use tollgate::{
 };
 
 /// What the rules would do with a request, and why. Its JSON is the response of `/v1/explain`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Explanation {
     /// The method of the request.
@@ -66,7 +68,8 @@ pub struct Explanation {
 }
 
 /// What would happen to a request as a whole, and why.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct VerdictExplanation {
     /// Whether the request would be admitted. `None` if that depends on counters that were not read.
@@ -76,7 +79,8 @@ pub struct VerdictExplanation {
 }
 
 /// The plan of a caller, and where it is assigned.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 pub struct PlanExplanation {
     /// The name of the plan.
     pub name: String,
@@ -85,7 +89,8 @@ pub struct PlanExplanation {
 }
 
 /// What one rule would do with the request, and why.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct RuleExplanation {
     /// The name of the rule.
@@ -115,7 +120,8 @@ pub struct RuleExplanation {
 }
 
 /// One limit of a rule, and whether it would allow the request.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct LimitExplanation {
     /// The name of the limit, as clients see it in headers and bodies.

@@ -186,8 +186,8 @@ impl HttpListener {
                 Err(rejection) => rejection,
             },
             (_, "/v1/check" | "/v1/refund") => method_not_allowed("POST"),
-            (&Method::GET | &Method::HEAD, "/openapi.json") => openapi::document_response(),
-            (&Method::GET | &Method::HEAD, "/docs") => openapi::page_response(),
+            (&Method::GET | &Method::HEAD, "/openapi.json") => openapi::HTTP.document_response(),
+            (&Method::GET | &Method::HEAD, "/docs") => openapi::HTTP.page_response(),
             (_, "/openapi.json" | "/docs") => method_not_allowed("GET, HEAD"),
             _ => {
                 let message =
