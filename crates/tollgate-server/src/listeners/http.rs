@@ -298,6 +298,11 @@ impl HttpListener {
         HttpListener { decider, ..self }
     }
 
+    /// Sets the secret under which receipts are encrypted.
+    pub(crate) fn with_receipts(self, secret: crate::receipt_secret::ReceiptSecret) -> HttpListener {
+        HttpListener { decider: self.decider.clone().with_receipts(Some(secret)), ..self }
+    }
+
     /// Sets the token that checks must have.
     pub(crate) fn with_token(self, token: Token) -> HttpListener {
         HttpListener { auth: Some((token, Arc::default())), ..self }

@@ -168,7 +168,6 @@ pub(super) fn document() -> Value {
 /// Adds what all operations of a path have in common: the security scheme, the responses to rejected requests, and the
 /// header `Cache-Control`. `methods` are the allowed methods, as in the header `Allow`.
 fn complete(mut operations: Value, access: Access, methods: &str, problem: &Schema) -> Value {
-    let overloaded = || rejected(problem, "The listener is overloaded.");
     for operation in operations.as_object_mut().into_iter().flat_map(|operations| operations.values_mut()) {
         let responses = &mut operation["responses"];
         responses["405"] = not_allowed(problem, methods);
@@ -189,10 +188,14 @@ fn complete(mut operations: Value, access: Access, methods: &str, problem: &Sche
         for response in responses.as_object_mut().into_iter().flat_map(|responses| responses.values_mut()) {
             response["headers"]["Cache-Control"] = header("`no-store`", json!({ "type": "string" }));
         }
-        // The connection rejects these requests before the listener gets them.
+        // The connection rejects these requests before the listener gets them, so they lack the header.
         responses["431"] = json!({ "description": "The headers are too large." });
-        if responses["503"].is_null() {
-            responses["503"] = overloaded();
+        for (status, description) in
+            [("408", "The request did not arrive in time."), ("503", "The listener is overloaded.")]
+        {
+            if responses[status].is_null() {
+                responses[status] = rejected(problem, description);
+            }
         }
         responses["503"]["headers"]["Retry-After"] = retry_after();
         if access == Access::Token {

@@ -51,9 +51,12 @@ impl HtmlPage {
         }
         for parameter in &parameters {
             let (name, what) = (self.text(&parameter["name"]), self.text(&parameter["description"]));
+            let example = self.text(&parameter["example"]);
             let (place, kind) = (self.text(&parameter["in"]), self.kind(&parameter["schema"]));
             let must = if parameter["required"] == true { "" } else { OPTIONAL };
-            self.line(format_args!("<tr><td><code>{name}</code>{must}<td>{place}<td>{kind}<td>{what}"));
+            self.line(format_args!(
+                "<tr><td><code>{name}</code>{must}<td>{place}<td>{kind}<td>{what} For example: <code>{example}</code>"
+            ));
         }
         if !parameters.is_empty() {
             self.0 += "</table>";
@@ -104,7 +107,8 @@ impl HtmlPage {
         }
     }
 
-    /// Returns a short description of a schema as HTML: type or alternatives, type of items or values, bounds, choices, pattern and examples.
+    /// Returns a short description of a schema as HTML: type or alternatives, type of items or values, bounds, choices,
+    /// pattern and examples.
     ///
     /// A schema with `$ref` becomes a link to the referenced schema on the page, which is not resolved. Only bounds
     /// that are unsigned integers are shown. Choices and examples must be strings; others are shown as empty text.

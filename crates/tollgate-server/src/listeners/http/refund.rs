@@ -111,7 +111,7 @@ pub(super) async fn answer(decider: &Decider, body: &[u8]) -> Response<Bytes> {
 }
 
 /// Returns the receipt of a refund, and how it is settled; or what is wrong with the body.
-fn parse(body: &[u8]) -> Result<(String, Settlement), String> {
+pub(crate) fn parse(body: &[u8]) -> Result<(String, Settlement), String> {
     let Object(RefundBody { receipt, used, status }) =
         serde_json::from_slice::<Object<RefundBody>>(body).map_err(|error| match error.is_data() {
             true => error.to_string(),
