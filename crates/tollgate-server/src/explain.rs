@@ -33,7 +33,7 @@ use tollgate::{
 
 /// What the rules would do with a request, and why. Its JSON is the response of `/v1/explain`.
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields)]
+#[schemars(deny_unknown_fields, description = "What the rules would do with a request, and why.")]
 #[non_exhaustive]
 pub struct Explanation {
     /// The method of the request.
@@ -53,6 +53,9 @@ pub struct Explanation {
     pub kill_switch: bool,
     /// Why the request is refused regardless of limits: a ban, or a path that is too long. `None` if it is not. A ban
     /// in the store is known only after [`Explanation::read_counters`].
+    #[schemars(
+        description = "Why the request is refused regardless of limits: a ban, or a path that is too long. Null if it is not."
+    )]
     pub banned: Option<String>,
     /// The part of the request that exempts it from all limits: `address`, `key` or `path`. `None` if it is not exempt.
     pub exempt: Option<&'static str>,
@@ -130,6 +133,7 @@ pub struct LimitExplanation {
     pub limit: String,
     /// The remaining units. `None` if the counter was not read, by [`Explanation::read_counters`] or, for a shield, by
     /// [`Explanation::read_shields`].
+    #[schemars(description = "The remaining units. Null if the counter was not read.")]
     pub remaining: Option<u32>,
     /// Whether the limit would allow the request. `None` if the counter was not read.
     pub would_allow: Option<bool>,

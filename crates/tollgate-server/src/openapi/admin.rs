@@ -156,6 +156,7 @@ pub(super) fn document() -> Value {
     });
     let mut schemas = requests.take_definitions(true);
     schemas.extend(bodies.take_definitions(true));
+    schemas.values_mut().for_each(describe_as_json);
     let scheme = json!({
         "type": "http", "scheme": "bearer",
         "description": "The admin token. If none is configured, the server generates one and prints it once at the start.",
@@ -203,6 +204,22 @@ fn complete(mut operations: Value, access: Access, methods: &str, problem: &Sche
         }
     }
     operations
+}
+
+/// Changes the descriptions in a schema, which are those of Rust types, to name null instead of `None`.
+fn describe_as_json(schema: &mut Value) {
+    match schema {
+        Value::Object(keywords) => {
+            for (keyword, value) in keywords {
+                match value {
+                    Value::String(text) if keyword == "description" => *text = text.replace("`None`", "null"),
+                    value => describe_as_json(value),
+                }
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(describe_as_json),
+        _ => {}
+    }
 }
 
 /// Returns a response whose body is JSON.

@@ -484,6 +484,16 @@ fn refunds_are_accepted_exactly_if_they_are_valid() {
 }
 
 #[test]
+fn descriptions_have_no_terms_and_links_of_rust() {
+    for document in [document(), admin::document()] {
+        let text = document.to_string();
+        for term in ["None", "[`", "::"] {
+            assert!(!text.contains(term), "{term}: {:.300}", text.split_once(term).unwrap().1);
+        }
+    }
+}
+
+#[test]
 fn the_pages_show_every_operation_status_and_field_and_load_nothing() {
     let phrases = ["user:42", "RateLimit-Policy", "X-Forwarded-Uri", "already_used"];
     assert_page_is_complete(&document(), &phrases);

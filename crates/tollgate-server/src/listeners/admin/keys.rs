@@ -69,7 +69,7 @@ pub struct CounterRules<'r> {
 
 /// Counters, as [`CounterQuery::inspect`] found them. Its JSON is the response of `GET /v1/keys`.
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields)]
+#[schemars(deny_unknown_fields, description = "The counters of a key, or of a client in a rule.")]
 #[non_exhaustive]
 pub struct CounterReport {
     /// The key, or the subject under which the rule counts the client. Bytes that are not UTF-8 are replaced.
@@ -85,7 +85,7 @@ pub struct CounterReport {
 
 /// One counter of a [`CounterReport`]. Times are in milliseconds, rounded up; `None` means never.
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields)]
+#[schemars(deny_unknown_fields, description = "One counter. Times are in milliseconds, rounded up; null means never.")]
 #[non_exhaustive]
 pub struct CounterStatus {
     /// The rule; `None` for explicit checks.
@@ -112,7 +112,7 @@ pub struct CounterStatus {
 
 /// The result of [`CounterQuery::reset`]. Its JSON is the response of `DELETE /v1/keys`.
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields)]
+#[schemars(deny_unknown_fields, description = "The result of deleting counters.")]
 #[non_exhaustive]
 pub struct ResetReport {
     /// The key, or the subject under which the rule counts the client. Bytes that are not UTF-8 are replaced.
