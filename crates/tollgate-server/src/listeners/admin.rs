@@ -37,7 +37,6 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tollgate::engine::Engine;
 use tollgate::{Clock, Limiter, SystemClock};
@@ -126,7 +125,10 @@ impl Listener for AdminListener {
     }
 
     fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
-        Box::pin(async move { self.serve_stream(stream, peer.ip(), context).await })
+        Box::pin(async move {
+            let handler = |request| self.answer(request, peer.ip());
+            connection::serve(stream, self.idle, context, None, handler).await
+        })
     }
 }
 
@@ -148,24 +150,10 @@ impl AdminListener {
         }
     }
 
-    /// Serves one connection until it ends; see [`connection::serve`].
-    pub(crate) async fn serve_stream<S>(
-        &self,
-        stream: S,
-        peer: IpAddr,
-        context: ConnectionContext,
-    ) -> Result<(), BoxError>
-    where
-        S: AsyncRead + AsyncWrite + Unpin,
-    {
-        let handler = |request| self.answer(request, peer);
-        connection::serve(stream, self.idle, context, None, handler).await
-    }
-
     /// Answers one request of the client at `peer` by the table of this module, or [rejects](Self::reject) it.
     ///
     /// An unknown path gets 404, but 401 without the token. Every response has `cache-control: no-store`.
-    async fn answer<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
+    pub(crate) async fn answer<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
     where
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,

@@ -12,7 +12,8 @@ use super::document;
 use crate::listener::ServerState;
 use crate::listeners::admin::AdminListener;
 use crate::listeners::admin::token::Token;
-use crate::listeners::http::test_support::{PEER, RULES, UnreachableStore, described};
+use crate::listeners::http::connection;
+use crate::listeners::http::test_support::{IDLE, PEER, RULES, UnreachableStore, described};
 use crate::openapi::tests::{Received, assert_documented, exchange};
 use crate::readiness::Readiness;
 use crate::reload::Reloader;
@@ -73,7 +74,10 @@ impl Instance {
 }
 
 async fn send(listener: Arc<AdminListener>, receive_bytes: usize, request: &str) -> Received {
-    let serve = |server, context| async move { drop(listener.serve_stream(server, PEER, context).await) };
+    let serve = |server, context| async move {
+        let handler = |request| listener.answer(request, PEER);
+        drop(connection::serve(server, IDLE, context, None, handler).await);
+    };
     exchange(receive_bytes, request, serve).await
 }
 
