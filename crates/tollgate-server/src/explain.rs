@@ -20,6 +20,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::{HeaderMap, Request};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tollgate::answer::{Policies, Policy};
 use tollgate::config::{Loaded, RuleConditions};
@@ -31,7 +32,8 @@ use tollgate::{
 };
 
 /// What the rules would do with a request, and why. Its JSON is the response of `/v1/explain`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields, description = "What the rules would do with a request, and why.")]
 #[non_exhaustive]
 pub struct Explanation {
     /// The method of the request.
@@ -51,6 +53,9 @@ pub struct Explanation {
     pub kill_switch: bool,
     /// Why the request is refused regardless of limits: a ban, or a path that is too long. `None` if it is not. A ban
     /// in the store is known only after [`Explanation::read_counters`].
+    #[schemars(
+        description = "Why the request is refused regardless of limits: a ban, or a path that is too long. Null if it is not."
+    )]
     pub banned: Option<String>,
     /// The part of the request that exempts it from all limits: `address`, `key` or `path`. `None` if it is not exempt.
     pub exempt: Option<&'static str>,
@@ -66,7 +71,8 @@ pub struct Explanation {
 }
 
 /// What would happen to a request as a whole, and why.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct VerdictExplanation {
     /// Whether the request would be admitted. `None` if that depends on counters that were not read.
@@ -76,7 +82,8 @@ pub struct VerdictExplanation {
 }
 
 /// The plan of a caller, and where it is assigned.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 pub struct PlanExplanation {
     /// The name of the plan.
     pub name: String,
@@ -85,7 +92,8 @@ pub struct PlanExplanation {
 }
 
 /// What one rule would do with the request, and why.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct RuleExplanation {
     /// The name of the rule.
@@ -115,7 +123,8 @@ pub struct RuleExplanation {
 }
 
 /// One limit of a rule, and whether it would allow the request.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct LimitExplanation {
     /// The name of the limit, as clients see it in headers and bodies.
@@ -124,6 +133,7 @@ pub struct LimitExplanation {
     pub limit: String,
     /// The remaining units. `None` if the counter was not read, by [`Explanation::read_counters`] or, for a shield, by
     /// [`Explanation::read_shields`].
+    #[schemars(description = "The remaining units. Null if the counter was not read.")]
     pub remaining: Option<u32>,
     /// Whether the limit would allow the request. `None` if the counter was not read.
     pub would_allow: Option<bool>,

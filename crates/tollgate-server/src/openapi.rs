@@ -1,9 +1,11 @@
-//! `GET /openapi.json`: a description of the HTTP API for programs. `GET /docs`: the same for people.
+//! `GET /openapi.json`: a description of a listener's HTTP API for programs. `GET /docs`: the same for people.
 //!
-//! The document is generated from the types that the listener parses, so that it cannot describe a field that does not
-//! exist. The tests compare it with the listener: every documented status is provoked, and every response is validated
-//! against its schema.
+//! The HTTP listener and the admin listener have a document each, because their addresses and their tokens differ. A
+//! document is generated from the types that the listener parses and writes, so that it cannot describe a field that
+//! does not exist. The tests compare it with the listener: every documented status is provoked, and every response is
+//! validated against its schema. A 500, which only a bug in Tollgate causes, is not documented.
 
+mod admin;
 mod forward_auth;
 mod page;
 pub(crate) mod schemas;
@@ -13,6 +15,7 @@ use std::sync::OnceLock;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response};
+use schemars::Schema;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Value, json};
 
@@ -20,18 +23,37 @@ use crate::listeners::http::refund::{RefundBody, RefundedBody};
 use crate::listeners::http::request::CheckBody;
 use crate::listeners::http::response::{DecisionBody, ErrorBody, RefusalBody};
 
-/// Returns the response of `/openapi.json`: the OpenAPI document as JSON, which is created once.
-pub(crate) fn document_response() -> Response<Bytes> {
-    static TEXT: OnceLock<Bytes> = OnceLock::new();
-    let text = TEXT.get_or_init(|| Bytes::from(serde_json::to_vec(&document()).unwrap_or_default()));
-    with_type(text.clone(), "application/json")
+const TOKEN_REQUIRED: &str =
+    "The listener requires a token, and the request has no `Authorization: Bearer` header with that token.";
+
+/// The API of a listener: an OpenAPI document, and its page.
+pub(crate) struct Api {
+    document: fn() -> Value,
+    text: OnceLock<Bytes>,
+    page: OnceLock<Bytes>,
 }
 
-/// Returns the response of `/docs`: the OpenAPI document as an HTML page, which is created once.
-pub(crate) fn page_response() -> Response<Bytes> {
-    static PAGE: OnceLock<Bytes> = OnceLock::new();
-    let page = PAGE.get_or_init(|| Bytes::from(page::render(&document())));
-    with_type(page.clone(), "text/html; charset=utf-8")
+/// The API of the HTTP listener.
+pub(crate) static HTTP: Api = Api::new(document);
+/// The API of the admin listener.
+pub(crate) static ADMIN: Api = Api::new(admin::document);
+
+impl Api {
+    const fn new(document: fn() -> Value) -> Api {
+        Api { document, text: OnceLock::new(), page: OnceLock::new() }
+    }
+
+    /// Returns the response of `/openapi.json`: the OpenAPI document as JSON, which is created once.
+    pub(crate) fn document_response(&self) -> Response<Bytes> {
+        let text = || Bytes::from(serde_json::to_vec(&(self.document)()).unwrap_or_default());
+        with_type(self.text.get_or_init(text).clone(), "application/json")
+    }
+
+    /// Returns the response of `/docs`: the OpenAPI document as an HTML page, which is created once.
+    pub(crate) fn page_response(&self) -> Response<Bytes> {
+        let page = || Bytes::from(page::render(&(self.document)()));
+        with_type(self.page.get_or_init(page).clone(), "text/html; charset=utf-8")
+    }
 }
 
 fn with_type(body: Bytes, content_type: &'static str) -> Response<Bytes> {
@@ -40,27 +62,38 @@ fn with_type(body: Bytes, content_type: &'static str) -> Response<Bytes> {
     response
 }
 
-/// Returns the OpenAPI document of the endpoints under `/v1`.
-fn document() -> Value {
-    let settings = SchemaSettings::draft2020_12().with(|settings| {
+/// Returns the settings for schemas in the components of a document.
+fn schema_settings() -> SchemaSettings {
+    SchemaSettings::draft2020_12().with(|settings| {
         settings.meta_schema = None;
         settings.definitions_path = "/components/schemas".into();
-    });
-    let mut schemas = settings.into_generator();
+    })
+}
+
+/// Returns an OpenAPI document with these paths and components.
+fn openapi(title: &str, description: &str, paths: Value, components: Value) -> Value {
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": title,
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": description,
+            "license": { "name": "Apache-2.0 OR MIT", "identifier": "Apache-2.0 OR MIT" },
+        },
+        "paths": paths,
+        "components": components,
+    })
+}
+
+/// Returns the OpenAPI document of the endpoints under `/v1` of the HTTP listener.
+fn document() -> Value {
+    let mut schemas = schema_settings().into_generator();
     let request = schemas.subschema_for::<CheckBody<'_>>();
     let responses = responses(&mut schemas);
     let forward_auth = forward_auth::paths(&schemas.subschema_for::<ErrorBody>());
     let refund = refund(&mut schemas);
     let components = schemas.take_definitions(true);
-    let mut document = json!({
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Tollgate",
-            "version": env!("CARGO_PKG_VERSION"),
-            "description": "A rate limiter whose windows really slide.",
-            "license": { "name": "Apache-2.0 OR MIT", "identifier": "Apache-2.0 OR MIT" },
-        },
-        "paths": { "/v1/check": { "post": {
+    let mut paths = json!({ "/v1/check": { "post": {
             "operationId": "check",
             "summary": "Decide whether a request is allowed",
             "description": "The body has one of three forms: one limit; several limits, of which none is charged unless all pass; or the \
@@ -81,14 +114,12 @@ fn document() -> Value {
                 },
             } } },
             "responses": responses,
-        } } },
-        "components": { "schemas": components },
-    });
-    document["paths"]["/v1/refund"] = refund;
+    } } });
+    paths["/v1/refund"] = refund;
     for (path, operations) in forward_auth {
-        document["paths"][path] = operations;
+        paths[path] = operations;
     }
-    document
+    openapi("Tollgate", "A rate limiter whose windows really slide.", paths, json!({ "schemas": components }))
 }
 
 fn responses(schemas: &mut SchemaGenerator) -> Value {
@@ -96,12 +127,7 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
     let refusal = schemas.subschema_for::<RefusalBody>();
     let problem = schemas.subschema_for::<ErrorBody>();
     let (limits, retry) = (limit_headers(), retry_after());
-    let rejected = |description: &str| json!({ "description": description, "content": { "application/json": { "schema": problem } } });
-    let mut unauthenticated = rejected(
-        "The listener requires a token, and the request has no `Authorization: Bearer` header with that token.",
-    );
-    unauthenticated["headers"] =
-        json!({ "WWW-Authenticate": header("The scheme: `Bearer`.", json!({ "type": "string" })) });
+    let rejected = |description: &str| rejected(&problem, description);
     let mut forbidden = rejected(
         "The key or the described caller is banned, or a browser sent the request for a web page whose origin is not allowed.",
     );
@@ -114,8 +140,6 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
         rejected("The path of the described request is longer than the rules accept (`path_bytes_max`).");
     path_too_long["content"]["application/json"]["schema"] = json!(refusal);
     path_too_long["headers"] = json!({ "Cache-Control": header("`no-store`", json!({ "type": "string" })) });
-    let mut not_allowed = rejected("The method is not POST.");
-    not_allowed["headers"] = json!({ "Allow": header("The allowed methods.", json!({ "type": "string" })) });
     json!({
         "200": {
             "description": "The request is allowed.",
@@ -123,9 +147,9 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
             "content": { "application/json": { "schema": decision } },
         },
         "400": rejected("The body is invalid. The message says what is expected. This includes limits that are out of range."),
-        "401": unauthenticated,
+        "401": unauthenticated(&problem, TOKEN_REQUIRED),
         "403": forbidden,
-        "405": not_allowed,
+        "405": not_allowed(&problem, "POST"),
         "408": rejected("The body did not arrive in time."),
         "413": rejected("The body is too large."),
         "414": path_too_long,
@@ -149,7 +173,10 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
 fn refund(schemas: &mut SchemaGenerator) -> Value {
     let (request, refunded) = (schemas.subschema_for::<RefundBody>(), schemas.subschema_for::<RefundedBody>());
     let problem = schemas.subschema_for::<ErrorBody>();
-    let rejected = |description: &str| json!({ "description": description, "content": { "application/json": { "schema": problem } } });
+    let rejected = |description: &str| rejected(&problem, description);
+    let mut unavailable =
+        rejected("The store did not answer, or the listener is overloaded. The refund may be sent again.");
+    unavailable["headers"] = json!({ "Retry-After": retry_after() });
     json!({ "post": {
         "operationId": "refund",
         "summary": "Correct the charge of an admitted check, by its receipt",
@@ -168,16 +195,35 @@ fn refund(schemas: &mut SchemaGenerator) -> Value {
                 "content": { "application/json": { "schema": refunded } },
             },
             "400": rejected("The body is invalid, or the text is not a receipt of this deployment (`invalid_receipt`)."),
-            "401": rejected("The listener requires a token, and the request does not have it."),
+            "401": unauthenticated(&problem, TOKEN_REQUIRED),
             "403": rejected("A browser sent the request for a web page whose origin is not allowed."),
-            "405": rejected("The method is not POST."),
+            "405": not_allowed(&problem, "POST"),
             "408": rejected("The body did not arrive in time."),
             "409": rejected("The units were counted in the memory of another instance, which alone can refund them."),
             "413": rejected("The body is too large."),
             "431": { "description": "The headers are too large." },
-            "503": rejected("The store did not answer, or the listener is overloaded. The refund may be sent again."),
+            "503": unavailable,
         },
     } })
+}
+
+/// Returns a response without a decision. `problem` is the schema of its body.
+fn rejected(problem: &Schema, description: &str) -> Value {
+    json!({ "description": description, "content": { "application/json": { "schema": problem } } })
+}
+
+/// Returns a 401 response.
+fn unauthenticated(problem: &Schema, description: &str) -> Value {
+    let mut response = rejected(problem, description);
+    response["headers"] = json!({ "WWW-Authenticate": header("The scheme: `Bearer`.", json!({ "type": "string" })) });
+    response
+}
+
+/// Returns the 405 response of a path that accepts these methods.
+fn not_allowed(problem: &Schema, methods: &str) -> Value {
+    let mut response = rejected(problem, &format!("The method is not {methods}."));
+    response["headers"] = json!({ "Allow": header("The allowed methods.", json!({ "type": "string" })) });
+    response
 }
 
 fn header(description: &str, schema: Value) -> Value {

@@ -21,10 +21,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use tollgate::{Check, Demand, Limiter, LimiterStats, Store, StoreError, StoreErrorKind, Timestamp};
 
-use crate::reload::Reloader;
+use crate::openapi::schemas::not_null;
+use crate::reload::{ReloadErrorBody, Reloader};
 
 /// The interval between two probes. Two of them and the breaker's longest pause are less than the two seconds within
 /// which a store that is back must be noticed.
@@ -88,6 +90,61 @@ impl EvictionState {
             _ => None,
         }
     }
+}
+
+/// Whether requests should be sent to this instance, and why not.
+///
+/// `shutting_down`, `ended` and `store` decide about `ready`; the other fields do not.
+#[derive(Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Readiness")]
+pub(crate) struct ReadinessBody {
+    /// Whether requests should be sent to this instance.
+    ready: bool,
+    /// Why the store may lose counters. Empty if it does not.
+    degraded: Vec<String>,
+    /// Whether the instance shuts down.
+    shutting_down: bool,
+    /// The tasks that have ended unexpectedly.
+    ended: Vec<&'static str>,
+    /// The store of the counters.
+    store: StoreBody,
+    /// The last reloads of the configuration and the certificate.
+    reload: LastReloadBody,
+}
+
+/// The state of the store.
+#[derive(Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "StoreState")]
+struct StoreBody {
+    /// `memory`, or `redis` for a shared store.
+    kind: &'static str,
+    /// Whether the store answers.
+    reachable: bool,
+    /// The circuit breaker of a shared store: `open` or `closed`. Absent for counters in memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = not_null)]
+    breaker: Option<&'static str>,
+}
+
+/// The result and the times of the last reloads.
+#[derive(Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "LastReload")]
+struct LastReloadBody {
+    /// The result of the last reload: `ok` or `failed`. `ok` before the first one.
+    result: &'static str,
+    /// The time of the last successful reload, or of the start, in Unix seconds.
+    last_success: u64,
+    /// The time of the last reload in Unix seconds, if it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = not_null)]
+    failed_at: Option<u64>,
+    /// The reason, if the last reload failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = not_null)]
+    error: Option<ReloadErrorBody>,
 }
 
 /// A guard held by a task that should run until the shutdown.
@@ -215,35 +272,28 @@ impl Readiness {
         self.0.store.is_none() || (answers() && !self.0.limiter.stats().breaker_open)
     }
 
-    /// Returns the body of `/readyz`: whether the instance is ready, and why.
-    ///
-    /// The fields `shutting_down`, `ended` (tasks that ended unexpectedly) and `store` decide about `ready`. The others
-    /// do not: `degraded` is a list with the reason why the store may lose counters, if any, and `reload` has the
-    /// result and the times of the last reloads.
-    pub(crate) fn to_json(&self) -> Value {
-        let store = match self.0.store {
-            None => json!({ "kind": "memory", "reachable": true }),
-            Some(_) => json!({
-                "kind": "redis",
-                "reachable": self.is_store_reachable(),
-                "breaker": if self.0.limiter.stats().breaker_open { "open" } else { "closed" },
-            }),
-        };
+    /// Returns the body of `/readyz`.
+    pub(crate) fn body(&self) -> ReadinessBody {
+        let is_shared = self.0.store.is_some();
+        let breaker = || if self.0.limiter.stats().breaker_open { "open" } else { "closed" };
         let history = self.0.reloader.history();
-        let mut reload = json!({ "result": "ok", "last_success": seconds(history.last_success) });
-        if let Some((at, error)) = &history.failure {
-            reload["result"] = "failed".into();
-            reload["failed_at"] = seconds(*at).into();
-            reload["error"] = error.to_json();
+        ReadinessBody {
+            ready: self.is_ready(),
+            degraded: self.0.eviction.lock().reason().into_iter().collect(),
+            shutting_down: self.is_shutting_down(),
+            ended: self.ended(),
+            store: StoreBody {
+                kind: if is_shared { "redis" } else { "memory" },
+                reachable: self.is_store_reachable(),
+                breaker: is_shared.then(breaker),
+            },
+            reload: LastReloadBody {
+                result: if history.failure.is_some() { "failed" } else { "ok" },
+                last_success: seconds(history.last_success),
+                failed_at: history.failure.as_ref().map(|(at, _)| seconds(*at)),
+                error: history.failure.as_ref().map(|(_, error)| error.body()),
+            },
         }
-        json!({
-            "ready": self.is_ready(),
-            "degraded": self.0.eviction.lock().reason().into_iter().collect::<Vec<_>>(),
-            "shutting_down": self.is_shutting_down(),
-            "ended": self.ended(),
-            "store": store,
-            "reload": reload,
-        })
     }
 }
 
@@ -366,7 +416,7 @@ mod tests {
     #[test]
     fn a_store_that_evicts_is_degraded_until_twelve_reports_without_an_eviction() {
         let readiness = Readiness::new(Limiter::memory(), None, Reloader::nothing());
-        let degraded = || readiness.to_json()["degraded"].to_string();
+        let degraded = || serde_json::json!(readiness.body().degraded).to_string();
         assert_eq!(degraded(), "[]");
         readiness.note_eviction(Some("noeviction"), Some(7));
         assert_eq!(degraded(), "[]", "evicted before the first report");

@@ -20,6 +20,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 use tollgate::config::watch::{FileSource, FileWatch, RulesSource, Stamps};
 use tollgate::config::{Finding, Loaded, Loader, Part, PartKind, Report, Severity};
@@ -312,39 +314,113 @@ impl ReloadError {
         }
     }
 
-    /// Returns the error as JSON, for responses of the admin listener: `message`, and a list of `findings`.
-    pub(crate) fn to_json(&self) -> Value {
-        let findings = self.report().map_or_else(|| json!([]), |report| findings_json(report.findings()));
-        json!({ "message": self.to_string(), "findings": findings })
+    /// Returns the error for responses of the admin listener.
+    pub(crate) fn body(&self) -> ReloadErrorBody {
+        let findings = self.report().map(Report::findings).unwrap_or_default();
+        ReloadErrorBody { message: self.to_string(), findings: findings.iter().map(FindingBody::new).collect() }
     }
 }
 
-/// Returns the first 100 parts of a configuration as JSON, each with `kind` and `name`.
-pub(crate) fn parts_json(parts: &[Part]) -> Value {
-    parts.iter().take(PARTS_MAX).map(|part| json!({ "kind": part.kind.as_str(), "name": part.name })).collect()
+/// The reason why a reload failed.
+#[derive(Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "ReloadError")]
+pub(crate) struct ReloadErrorBody {
+    /// What failed.
+    pub(crate) message: String,
+    /// What is wrong with the configuration. Empty if only the certificate cannot be used.
+    pub(crate) findings: Vec<FindingBody>,
+}
+
+/// The result of a reload.
+#[derive(Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Reloaded")]
+pub(crate) struct ReloadedBody {
+    /// Always true.
+    reloaded: bool,
+    /// The number of rules in force.
+    rules: usize,
+    /// The parts that the reload has removed from the configuration: the first 100.
+    removed: Vec<PartBody>,
+    /// The parts that the reload has changed: the first 100.
+    changed: Vec<PartBody>,
+    /// Warnings and advice about the configuration.
+    findings: Vec<FindingBody>,
+}
+
+impl ReloadedBody {
+    pub(crate) fn new(loaded: &Loaded) -> ReloadedBody {
+        let parts = |parts: &[Part]| {
+            let body = |part: &Part| PartBody { kind: part.kind.as_str(), name: part.name.to_string() };
+            parts.iter().take(PARTS_MAX).map(body).collect()
+        };
+        ReloadedBody {
+            reloaded: true,
+            rules: loaded.rules.rules().len(),
+            removed: parts(&loaded.changes.removed),
+            changed: parts(&loaded.changes.changed),
+            findings: loaded.findings.iter().map(FindingBody::new).collect(),
+        }
+    }
+}
+
+/// A part of a configuration.
+#[derive(Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Part")]
+struct PartBody {
+    /// The kind of the part, such as `rule`.
+    kind: &'static str,
+    /// The name of the part.
+    name: String,
+}
+
+/// A finding about a configuration: an error, a warning, or advice.
+#[derive(Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Finding")]
+pub(crate) struct FindingBody {
+    /// `error`, `warning` or `advice`.
+    severity: &'static str,
+    /// A code for programs.
+    code: &'static str,
+    /// What is wrong.
+    message: String,
+    /// What to do about it; null if the message says it.
+    help: Option<String>,
+    /// The file; null if the place is unknown.
+    file: Option<String>,
+    /// The line, from 1; null if the place is unknown.
+    line: Option<usize>,
+    /// The column, from 1; null if the place is unknown.
+    column: Option<usize>,
+}
+
+impl FindingBody {
+    fn new(finding: &Finding) -> FindingBody {
+        let place = finding.place();
+        FindingBody {
+            severity: match finding.severity() {
+                Severity::Error => "error",
+                Severity::Warning => "warning",
+                _ => "advice",
+            },
+            code: finding.code().as_str(),
+            message: finding.message().to_owned(),
+            help: finding.help_text().map(str::to_owned),
+            file: place.map(|(file, ..)| file.to_string()),
+            line: place.map(|(_, line, _)| line),
+            column: place.map(|(.., column)| column),
+        }
+    }
 }
 
 /// Returns findings as a JSON list of objects with `severity`, `code`, `message`, `help`, `file`, `line` and `column`.
 ///
 /// The last three are null if the place is unknown.
 pub fn findings_json(findings: &[Finding]) -> Value {
-    let to_json = |finding: &Finding| {
-        let place = finding.place();
-        json!({
-            "severity": match finding.severity() {
-                Severity::Error => "error",
-                Severity::Warning => "warning",
-                _ => "advice",
-            },
-            "code": finding.code().as_str(),
-            "message": finding.message(),
-            "help": finding.help_text(),
-            "file": place.map(|(file, ..)| file),
-            "line": place.map(|(_, line, _)| line),
-            "column": place.map(|(.., column)| column),
-        })
-    };
-    findings.iter().map(to_json).collect()
+    json!(findings.iter().map(FindingBody::new).collect::<Vec<_>>())
 }
 
 impl std::fmt::Debug for Reloader {

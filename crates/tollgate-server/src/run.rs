@@ -158,7 +158,7 @@ impl ServerOptions {
 
     /// Sets the token of the admin API.
     ///
-    /// Defaults to none: then all paths but `/healthz`, `/readyz` and `/metrics` answer 401.
+    /// Defaults to none: then all paths but `/healthz`, `/readyz`, `/metrics`, `/openapi.json` and `/docs` answer 401.
     #[must_use]
     pub fn token(self, token: Token) -> ServerOptions {
         ServerOptions { token: Some(token), ..self }
@@ -204,7 +204,7 @@ impl ServerOptions {
         self
     }
 
-    fn into_shared(self) -> ServerState {
+    pub(crate) fn into_shared(self) -> ServerState {
         let readiness = self.readiness.clone();
         let readiness = readiness.unwrap_or_else(|| Readiness::new(self.limiter.clone(), None, self.reloader.clone()));
         let decisions = Arc::new(DecisionStats::default());

@@ -173,9 +173,9 @@ fn rules_are_listed_with_their_decisions_and_without_keys() {
     let rules = serving.operate("GET", "/v1/rules").body;
     for phrase in [
         r#""name":"shorten""#,
-        r#""limits":{"default":[{"limit":"3/h","name":"api.per-hour"}],"pro":[{"limit":"30/h","name":"api.per-hour"}]}"#,
-        r#"{"mode":"enforce","source":"store","times":1,"verdict":"deny"}"#,
-        r#"{"mode":"shadow","source":"store","times":1,"verdict":"deny"}"#,
+        r#""limits":{"default":[{"name":"api.per-hour","limit":"3/h"}],"pro":[{"name":"api.per-hour","limit":"30/h"}]}"#,
+        r#"{"verdict":"deny","source":"store","mode":"enforce","times":1}"#,
+        r#"{"verdict":"deny","source":"store","mode":"shadow","times":1}"#,
     ] {
         assert!(rules.contains(phrase), "{phrase}: {rules}");
     }

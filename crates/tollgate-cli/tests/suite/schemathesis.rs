@@ -46,7 +46,7 @@ fn the_document_and_the_listener_agree_on_requests_and_responses() {
     let said = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "(scripts/setup.sh installs schemathesis) {said}{complained}");
-    assert!(said.contains("Tested: 3") && said.contains("No issues found"), "{said}");
+    assert!(said.contains("Tested: 4") && said.contains("No issues found"), "{said}");
     let accepted = said.split("limits accepted: ").nth(1).and_then(|rest| rest.lines().next()?.parse::<usize>().ok());
     assert!(accepted.is_some_and(|accepted| accepted >= LIMITS_ACCEPTED_MIN), "{accepted:?} limits accepted: {said}");
     assert!(serving.is_alive());

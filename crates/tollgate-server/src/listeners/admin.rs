@@ -5,6 +5,7 @@
 //! | `/healthz` | GET | no | 200 while the process is alive |
 //! | `/readyz` | GET | no | 200 or 503, and why |
 //! | `/metrics` | GET | no | metrics for Prometheus |
+//! | `/openapi.json`, `/docs` | GET | no | this API, for programs and for people |
 //! | `/v1/rules` | GET | yes | the rules in force, and their decisions so far |
 //! | `/v1/keys?key=…` | GET | yes | the counters of a key |
 //! | `/v1/keys?key=…` | DELETE | yes | deletes them |
@@ -14,15 +15,16 @@
 //! | `/v1/explain` | POST | yes | what the rules would do with a request |
 //! | `/v1/reload` | POST | yes | reloads the configuration and the certificate |
 //!
-//! Orchestrators and scrapers have no token, and the first three paths identify no caller. So these are open to every
-//! client that reaches the listener, which binds to loopback by default. Everything else needs the token; without it,
+//! Orchestrators, scrapers and browsers have no token, and the paths without one identify no caller: the document is the
+//! same for every instance of a version. So these are open to every client that reaches the listener, which binds to
+//! loopback by default. Everything else needs the token; without it,
 //! an unknown path and a known one get the same response. Bodies and headers are bounded as on the HTTP listener.
 //! Requests that a web page may have made a browser send are rejected first (`browser.rs`), and a client that guesses
 //! tokens waits for its responses (`auth_guard.rs`).
 
-mod bans;
+pub(crate) mod bans;
 pub(crate) mod keys;
-mod rules;
+pub(crate) mod rules;
 pub(crate) mod token;
 
 use std::net::{IpAddr, SocketAddr};
@@ -33,6 +35,8 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
+use schemars::JsonSchema;
+use serde::Serialize;
 use tokio::time::Instant;
 use tollgate::engine::Engine;
 use tollgate::{Clock, Limiter, SystemClock};
@@ -49,8 +53,9 @@ use crate::listeners::http::foreign_origin;
 use crate::listeners::http::general::{ResponseBody, full_body};
 use crate::listeners::http::request::{CheckRequest, CheckRequestError};
 use crate::metrics::{HTTP_ERRORS, ListenerStats, Metrics, MetricsFormat, Rejection};
+use crate::openapi;
 use crate::readiness::Readiness;
-use crate::reload::{ReloadError, Reloader, findings_json, parts_json};
+use crate::reload::{FindingBody, ReloadError, ReloadErrorBody, ReloadedBody, Reloader};
 use crate::stream::ClientStream;
 
 /// The longest time that a client has to send a complete request header, even if `Bounds::http_idle` is longer.
@@ -65,6 +70,30 @@ const BODY_BYTES_MAX: usize = 256 * 1024;
 /// Only this machine can reach such an address.
 pub fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
+}
+
+/// That the process is alive.
+#[derive(Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Health")]
+pub(crate) struct HealthBody {
+    /// Always true.
+    alive: bool,
+}
+
+/// A reload that failed.
+#[derive(Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "NotReloaded")]
+pub(crate) struct NotReloadedBody {
+    /// A code for programs: `configuration_broken`.
+    error: &'static str,
+    /// Always false.
+    reloaded: bool,
+    /// What failed.
+    message: String,
+    /// What is wrong with the configuration. Empty if only the certificate cannot be used.
+    findings: Vec<FindingBody>,
 }
 
 /// The admin listener: serves health, readiness, metrics, and the API for operators.
@@ -124,7 +153,7 @@ impl AdminListener {
     /// Answers one request of the client at `peer` by the table of this module, or [rejects](Self::reject) it.
     ///
     /// An unknown path gets 404, but 401 without the token. Every response has `cache-control: no-store`.
-    async fn answer<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
+    pub(crate) async fn answer<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
     where
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
@@ -174,15 +203,17 @@ impl AdminListener {
         response
     }
 
-    /// Answers a request to `/healthz`, `/readyz` or `/metrics`, which need no token.
+    /// Answers a request to `/healthz`, `/readyz`, `/metrics`, `/openapi.json` or `/docs`, which need no token.
     ///
     /// The answer is 405 if the method is neither GET nor HEAD. Returns `None` for all other paths.
     fn answer_public<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
         let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
         let answer: fn(&AdminListener, &HeaderMap) -> Response<Bytes> = match page_path(request.uri().path()) {
-            "/healthz" => |_, _| json(StatusCode::OK, &serde_json::json!({ "alive": true })),
+            "/healthz" => |_, _| json(StatusCode::OK, &HealthBody { alive: true }),
             "/readyz" => |listener, _| listener.readyz(),
             "/metrics" => AdminListener::metrics,
+            "/openapi.json" => |_, _| openapi::ADMIN.document_response(),
+            "/docs" => |_, _| openapi::ADMIN.page_response(),
             _ => return None,
         };
         Some(if is_get { answer(self, request.headers()) } else { method_not_allowed("GET, HEAD") })
@@ -209,8 +240,8 @@ impl AdminListener {
             (&Method::POST, "/v1/reload") => self.reload().await,
             (_, "/v1/reload") => method_not_allowed("POST"),
             _ => {
-                let message =
-                    "expected /v1/rules, /v1/keys, /v1/bans, /v1/explain, /v1/reload, /metrics, /healthz or /readyz";
+                let message = "expected /v1/rules, /v1/keys, /v1/bans, /v1/explain, /v1/reload, /metrics, /healthz, /readyz, \
+                               /openapi.json or /docs";
                 problem(StatusCode::NOT_FOUND, "not_found", message)
             }
         }
@@ -236,7 +267,7 @@ impl AdminListener {
 
     fn readyz(&self) -> Response<Bytes> {
         let status = if self.readiness.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        json(status, &self.readiness.to_json())
+        json(status, &self.readiness.body())
     }
 
     fn metrics(&self, headers: &HeaderMap) -> Response<Bytes> {
@@ -294,16 +325,7 @@ impl AdminListener {
 
     async fn reload(&self) -> Response<Bytes> {
         match self.reloader.reload().await {
-            Ok(loaded) => {
-                let body = serde_json::json!({
-                    "reloaded": true,
-                    "rules": loaded.rules.rules().len(),
-                    "removed": parts_json(&loaded.changes.removed),
-                    "changed": parts_json(&loaded.changes.changed),
-                    "findings": findings_json(&loaded.findings),
-                });
-                json(StatusCode::OK, &body)
-            }
+            Ok(loaded) => json(StatusCode::OK, &ReloadedBody::new(&loaded)),
             Err(error) if matches!(*error, ReloadError::Nothing) => {
                 problem(StatusCode::CONFLICT, "nothing_to_reload", &error.to_string())
             }
@@ -311,9 +333,8 @@ impl AdminListener {
                 problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", &error.to_string())
             }
             Err(error) => {
-                let mut body = error.to_json();
-                body["error"] = "configuration_broken".into();
-                body["reloaded"] = false.into();
+                let ReloadErrorBody { message, findings } = error.body();
+                let body = NotReloadedBody { error: "configuration_broken", reloaded: false, message, findings };
                 json(StatusCode::UNPROCESSABLE_ENTITY, &body)
             }
         }

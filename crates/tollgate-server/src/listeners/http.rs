@@ -186,8 +186,8 @@ impl HttpListener {
                 Err(rejection) => rejection,
             },
             (_, "/v1/check" | "/v1/refund") => method_not_allowed("POST"),
-            (&Method::GET | &Method::HEAD, "/openapi.json") => openapi::document_response(),
-            (&Method::GET | &Method::HEAD, "/docs") => openapi::page_response(),
+            (&Method::GET | &Method::HEAD, "/openapi.json") => openapi::HTTP.document_response(),
+            (&Method::GET | &Method::HEAD, "/docs") => openapi::HTTP.page_response(),
             (_, "/openapi.json" | "/docs") => method_not_allowed("GET, HEAD"),
             _ => {
                 let message =
@@ -296,6 +296,11 @@ impl HttpListener {
     pub(crate) fn with_rules(self, engine: tollgate::engine::Engine) -> HttpListener {
         let decider = Decider::new(self.decider.limiter().clone(), Some(engine), Arc::default());
         HttpListener { decider, ..self }
+    }
+
+    /// Sets the secret under which receipts are encrypted.
+    pub(crate) fn with_receipts(self, secret: crate::receipt_secret::ReceiptSecret) -> HttpListener {
+        HttpListener { decider: self.decider.clone().with_receipts(Some(secret)), ..self }
     }
 
     /// Sets the token that checks must have.

@@ -10,6 +10,8 @@ const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;mar
     text-align:left;vertical-align:top}h2{margin-top:2.5rem}h2 b{color:#067}\
     @media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}code,pre{background:#282828}td,th{border-color:#444}h2 b{color:#6cc}}";
 
+const OPTIONAL: &str = " <em>optional</em>";
+
 /// Returns an HTML page with the operations, responses and schemas of an OpenAPI document.
 pub(super) fn render(document: &Value) -> String {
     let mut page = HtmlPage(String::new());
@@ -40,14 +42,21 @@ impl HtmlPage {
         let (summary, description) = (self.text(&operation["summary"]), self.text(&operation["description"]));
         self.line(format_args!("<h2><b>{}</b> {}</h2>", method.to_uppercase(), escape(path)));
         self.line(format_args!("<p><strong>{summary}.</strong> {description}</p>"));
+        if operation["security"].is_array() {
+            self.0 += "<p>Needs the token: <code>Authorization: Bearer TOKEN</code></p>";
+        }
         let parameters: Vec<&Value> = operation["parameters"].as_array().into_iter().flatten().collect();
         if !parameters.is_empty() {
-            self.0 += "<h3>Request headers</h3><table><tr><th>Header<th>Type<th>Meaning";
+            self.0 += "<h3>Parameters</h3><table><tr><th>Name<th>In<th>Type<th>Meaning";
         }
         for parameter in &parameters {
             let (name, what) = (self.text(&parameter["name"]), self.text(&parameter["description"]));
-            let kind = self.kind(&parameter["schema"]);
-            self.line(format_args!("<tr><td><code>{name}</code><td>{kind}<td>{what}"));
+            let example = self.text(&parameter["example"]);
+            let (place, kind) = (self.text(&parameter["in"]), self.kind(&parameter["schema"]));
+            let must = if parameter["required"] == true { "" } else { OPTIONAL };
+            self.line(format_args!(
+                "<tr><td><code>{name}</code>{must}<td>{place}<td>{kind}<td>{what} For example: <code>{example}</code>"
+            ));
         }
         if !parameters.is_empty() {
             self.0 += "</table>";
@@ -78,7 +87,11 @@ impl HtmlPage {
             if index > 0 {
                 self.0 += "<p>or</p>";
             }
-            if form["$ref"].is_string() {
+            if let Some(value) = form["const"].as_str() {
+                self.line(format_args!("<p><code>{}</code> {}</p>", escape(value), self.text(&form["description"])));
+                continue;
+            }
+            if !form["properties"].is_object() {
                 self.line(format_args!("<p>{}</p>", self.kind(form)));
                 continue;
             }
@@ -86,7 +99,7 @@ impl HtmlPage {
                 form["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
             self.0 += "<table><tr><th>Field<th>Type<th>Meaning";
             for (field, property) in entries(&form["properties"]) {
-                let must = if required.contains(&field) { "" } else { " <em>optional</em>" };
+                let must = if required.contains(&field) { "" } else { OPTIONAL };
                 let (kind, what) = (self.kind(property), self.text(&property["description"]));
                 self.line(format_args!("<tr><td><code>{}</code>{must}<td>{kind}<td>{what}", escape(field)));
             }
@@ -94,7 +107,8 @@ impl HtmlPage {
         }
     }
 
-    /// Returns a short description of a schema as HTML: type, type of items, bounds, choices, pattern and examples.
+    /// Returns a short description of a schema as HTML: type or alternatives, type of items or values, bounds, choices,
+    /// pattern and examples.
     ///
     /// A schema with `$ref` becomes a link to the referenced schema on the page, which is not resolved. Only bounds
     /// that are unsigned integers are shown. Choices and examples must be strings; others are shown as empty text.
@@ -103,13 +117,21 @@ impl HtmlPage {
             let name = escape(reference.rsplit('/').next().unwrap_or_default());
             return format!("<a href=\"#{name}\">{name}</a>");
         }
+        for alternatives in ["anyOf", "oneOf"] {
+            if let Some(alternatives) = schema[alternatives].as_array().filter(|_| schema["type"].is_null()) {
+                let kinds: Vec<String> = alternatives.iter().map(|alternative| self.kind(alternative)).collect();
+                return kinds.join(" or ");
+            }
+        }
         let words = match &schema["type"] {
             Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" or "),
             kind => kind.as_str().unwrap_or_default().to_owned(),
         };
         let mut kind = escape(&words);
-        if schema["items"].is_object() {
-            kind += &format!(" of {}", self.kind(&schema["items"]));
+        for values in ["items", "additionalProperties"] {
+            if schema[values].is_object() {
+                kind += &format!(" of {}", self.kind(&schema[values]));
+            }
         }
         for (name, word) in [
             ("minimum", "from"),

@@ -1,4 +1,4 @@
-//! Schemas of the fields of a check, where the Rust type alone says too little.
+//! Schemas of fields, where the Rust type alone says too little.
 //!
 //! The patterns of methods, paths and headers are exact: a text matches if and only if it is accepted. That of a limit
 //! is short instead. It has the form of a limit but not its bounds, so every limit matches, and a text that matches may
@@ -129,6 +129,19 @@ pub(crate) fn peer(_: &mut SchemaGenerator) -> Schema {
         "examples": ["203.0.113.9"],
         "anyOf": [{ "format": "ipv4" }, { "format": "ipv6" }],
     })
+}
+
+/// Changes the schema of an optional field to exclude null, for a field that is absent without a value.
+pub(crate) fn not_null(schema: &mut Schema) {
+    let is_null = |alternative: &Value| *alternative == json!("null") || *alternative == json!({ "type": "null" });
+    for keyword in ["type", "anyOf"] {
+        let Some(Value::Array(alternatives)) = schema.get_mut(keyword) else { continue };
+        alternatives.retain(|alternative| !is_null(alternative));
+        if let ("type", [only]) = (keyword, &alternatives[..]) {
+            let only = only.clone();
+            schema.insert(keyword.to_owned(), only);
+        }
+    }
 }
 
 #[cfg(test)]

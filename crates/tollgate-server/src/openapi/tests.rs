@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{Method, Request};
 use http_body_util::{BodyExt, Empty};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use tollgate::Limiter;
 
@@ -17,8 +17,10 @@ use crate::budget::{EvictingBudget, Receiving};
 use crate::listener::ConnectionContext;
 use crate::listeners::admin::token::Token;
 use crate::listeners::http::HttpListener;
+use crate::listeners::http::refund;
 use crate::listeners::http::request::CheckRequest;
-use crate::listeners::http::test_support::{IDLE, PEER, UnreachableStore, described, listener_with_rules};
+use crate::listeners::http::test_support::{IDLE, PEER, UnreachableStore, clock, described, listener_with_rules};
+use crate::receipt_secret::ReceiptSecret;
 
 /// Validates a value against a schema of the document.
 ///
@@ -40,6 +42,7 @@ fn validate(document: &Value, schema: &Value, value: &Value) -> Result<(), Strin
                 Value::Array(types) => types.iter().any(|kind| has_type(value, kind)),
                 kind => has_type(value, kind),
             },
+            "const" => value == expected,
             "enum" => list().contains(value),
             "properties" => {
                 for (name, schema) in expected.as_object().unwrap() {
@@ -79,12 +82,14 @@ fn validate(document: &Value, schema: &Value, value: &Value) -> Result<(), Strin
                 ("ipv4", Some(text)) => text.parse::<std::net::Ipv4Addr>().is_ok(),
                 ("ipv6", Some(text)) => text.parse::<std::net::Ipv6Addr>().is_ok(),
                 ("uint16", None) => value.as_u64().is_some_and(|value| u16::try_from(value).is_ok()),
+                ("uint", None) => value.is_null() || value.is_u64(),
                 ("uint32", None) => value.is_null() || value.as_u64().is_some_and(|value| u32::try_from(value).is_ok()),
                 ("uint64", None) => value.is_null() || value.is_u64(),
                 (format, _) => panic!("unknown format {format} of {value}"),
             },
             "oneOf" => list().iter().filter(|schema| valid(schema, value).is_ok()).count() == 1,
             "anyOf" => list().iter().any(|schema| valid(schema, value).is_ok()),
+            "not" => valid(expected, value).is_err(),
             "description" | "examples" | "default" | "title" => true,
             other => panic!("unknown keyword {other}"),
         };
@@ -111,18 +116,29 @@ fn has_type(value: &Value, kind: &Value) -> bool {
 #[derive(Debug)]
 pub(super) struct Received {
     pub(super) status: String,
-    headers: Vec<(String, String)>,
-    body: String,
+    pub(super) headers: Vec<(String, String)>,
+    pub(super) body: String,
 }
 
-/// Sends bytes on a connection of their own, and returns the last response.
+/// Sends bytes to the HTTP listener on a connection of their own, and returns the last response.
 pub(super) async fn send(listener: Arc<HttpListener>, receive_bytes: usize, request: &str) -> Received {
+    let serve = |server, context| async move { drop(listener.serve_stream(server, PEER, context).await) };
+    exchange(receive_bytes, request, serve).await
+}
+
+/// Sends bytes on a connection of their own, which `serve` serves, and returns the last response.
+pub(super) async fn exchange<F>(
+    receive_bytes: usize,
+    request: &str,
+    serve: impl FnOnce(DuplexStream, ConnectionContext) -> F,
+) -> Received
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     let (mut client, server) = tokio::io::duplex(1 << 20);
     let (_stage, context) = ConnectionContext::unshared();
     let receiving = Receiving::new(EvictingBudget::new(receive_bytes, Arc::default()));
-    tokio::spawn(async move {
-        drop(listener.serve_stream(server, PEER, ConnectionContext { receiving, ..context }).await);
-    });
+    tokio::spawn(serve(server, ConnectionContext { receiving, ..context }));
     client.write_all(request.as_bytes()).await.unwrap();
     let mut received = String::new();
     // Every connection ends after its idle timeout, in virtual time.
@@ -274,7 +290,7 @@ async fn the_router_accepts_the_documented_methods_and_no_others() {
         assert!(allow.iter().all(|allow| *allow == documented.join(", ")), "{allow:?}");
         known.extend(documented.iter().map(|method| format!("{method} {path}")));
     }
-    assert_eq!(known, ["POST /v1/check"]);
+    assert_eq!(known, ["POST /v1/check", "POST /v1/refund"]);
     let unknown = answer(&Method::GET, "/v1/other").await;
     assert_eq!(unknown.status(), 404);
     let message = unknown.into_body().collect().await.unwrap().to_bytes();
@@ -293,7 +309,7 @@ fn bodies_are_accepted_exactly_if_they_are_valid() {
         assert_eq!(CheckRequest::parse(body.to_string().as_bytes()).is_ok(), is_valid, "{body}");
     };
     let examples = content["examples"].as_object().unwrap();
-    assert_eq!(examples.len(), 4, "one example for each form, and one that waits");
+    assert_eq!(examples.len(), 5, "one example for each form, one that waits, and one with a receipt");
     for example in examples.values() {
         check(&example["value"], true);
     }
@@ -318,6 +334,9 @@ fn bodies_are_accepted_exactly_if_they_are_valid() {
         (with(entry.clone(), "", "wait_ms", json!(60_001)), false),
         (with(entry.clone(), "", "wait_ms", json!(-1)), false),
         (with(entry.clone(), "", "wait_ms", json!(null)), false),
+        (with(entry.clone(), "", "receipt", json!(false)), true),
+        (with(entry.clone(), "", "receipt", json!("yes")), false),
+        (with(entry.clone(), "", "receipt", json!(null)), false),
         (with(entry.clone(), "", "limit", json!("1")), false),
         (with(entry.clone(), "", "limit", json!(10)), false),
         (with(entry.clone(), "", "cots", json!(1)), false),
@@ -327,6 +346,9 @@ fn bodies_are_accepted_exactly_if_they_are_valid() {
         (json!({ "checks": [entry] }), true),
         (json!({ "checks": [entry], "wait_ms": 10 }), true),
         (json!({ "checks": [with(entry.clone(), "", "wait_ms", json!(0))] }), false),
+        (json!({ "checks": [entry], "receipt": true }), true),
+        (json!({ "checks": [with(entry.clone(), "", "receipt", json!(true))] }), false),
+        (with(request.clone(), "", "receipt", json!(true)), true),
         (with(request.clone(), "", "wait_ms", json!(0)), false),
         (json!({ "checks": [] }), false),
         (json!({ "checks": vec![&entry; 33] }), false),
@@ -353,18 +375,143 @@ fn bodies_are_accepted_exactly_if_they_are_valid() {
     }
 }
 
-#[test]
-fn the_page_shows_every_status_and_field_and_loads_nothing() {
+/// Returns the responses to refunds, one of each kind.
+async fn all_refund_responses() -> Vec<Received> {
+    const ENOUGH: usize = 1 << 20;
+    let post = |headers: &str, body: &Value| post(headers, &body.to_string()).replace("/v1/check", "/v1/refund");
+    let secret = || ReceiptSecret::new(b"a-secret-for-tests-only");
+    let clock = clock();
+    let limiter = Limiter::builder().clock(clock.clone()).build();
+    let listener = Arc::new(HttpListener::new(limiter, IDLE).with_receipts(secret()));
+    let check = json!({ "key": "user:42", "limit": "10/min", "cost": 5, "receipt": true });
+    let issue = || receipt(&listener, check.to_string());
+    let (first, second, expiring) = (issue().await, issue().await, issue());
+    let refund = |receipt: &str| post("", &json!({ "receipt": receipt }));
+
+    let mut all = Vec::new();
+    for (request, expected) in [
+        (refund(&first), json!({ "applied": true })),
+        (refund(&first), json!({ "applied": false, "reason": "already_used" })),
+        (post("", &json!({ "receipt": second, "used": 2 })), json!({ "applied": true })),
+    ] {
+        let response = send(listener.clone(), ENOUGH, &request).await;
+        assert_eq!(serde_json::from_str::<Value>(&response.body).unwrap(), expected, "{response:?}");
+        all.push(response);
+    }
+    let expiring = expiring.await;
+    clock.advance(Duration::from_secs(3_600));
+    let expired = send(listener.clone(), ENOUGH, &refund(&expiring)).await;
+    assert!(expired.body.contains("expired"), "{expired:?}");
+    all.push(expired);
+    let unfinished = refund(&" ".repeat(50_000));
+    for (status, receive_bytes, request) in [
+        ("400", ENOUGH, refund("no receipt")),
+        ("400", ENOUGH, post("", &json!({ "receipt": first, "used": 1, "status": 200 }))),
+        ("403", ENOUGH, post("origin: https://attacker.example\r\n", &json!({ "receipt": first }))),
+        ("405", ENOUGH, refund(&first).replacen("POST", "PUT", 1)),
+        ("408", ENOUGH, refund(&first).trim_end_matches('}').to_owned()),
+        ("413", ENOUGH, "POST /v1/refund HTTP/1.1\r\nhost: x\r\ncontent-length: 600000\r\n\r\n".to_owned()),
+        ("431", ENOUGH, format!("POST /v1/refund HTTP/1.1\r\nhost: x\r\nlarge: {}\r\n\r\n", "x".repeat(100_000))),
+        ("503", 1, unfinished[..20_000].to_owned()),
+    ] {
+        let response = send(listener.clone(), receive_bytes, &request).await;
+        assert_eq!(response.status, status, "{request:.200}: {response:?}");
+        all.push(response);
+    }
+
+    // The counters of a shield are in the memory of its engine, which another listener does not have.
+    let with_rules = Arc::new(HttpListener::clone(&listener_with_rules(None)).with_receipts(secret()));
+    let mut shielded: Value = serde_json::from_str(&described("/shield", "203.0.113.9", "{}")).unwrap();
+    shielded["receipt"] = json!(true);
+    let shielded = receipt(&with_rules, shielded.to_string()).await;
+    let unreachable = Limiter::builder().store(Arc::new(UnreachableStore)).build();
+    let unreachable = HttpListener::new(unreachable, IDLE).with_receipts(secret());
+    let token = Token::given("a-token-for-tests-only").unwrap();
+    for (status, listener, receipt) in [
+        ("409", HttpListener::clone(&listener), shielded),
+        ("503", unreachable, second),
+        ("400", HttpListener::new(Limiter::memory(), IDLE), first.clone()),
+        ("401", HttpListener::clone(&listener).with_token(token), first),
+    ] {
+        let response = send(Arc::new(listener), ENOUGH, &refund(&receipt)).await;
+        assert_eq!(response.status, status, "{response:?}");
+        all.push(response);
+    }
+    all
+}
+
+/// Sends a check, and returns its receipt.
+async fn receipt(listener: &Arc<HttpListener>, check: String) -> String {
+    let response = send(listener.clone(), 1 << 20, &post("", &check)).await;
+    let body: Value = serde_json::from_str(&response.body).unwrap();
+    body["receipt"].as_str().unwrap_or_else(|| panic!("{response:?}")).to_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_to_refunds_match_the_document() {
     let document = document();
-    let page = page::render(&document);
-    let responses = &document["paths"]["/v1/check"]["post"]["responses"];
-    let statuses = responses.as_object().unwrap().keys().map(|status| format!("<code>{status}</code>"));
+    let received = all_refund_responses().await;
+    assert_documented(&document, &document["paths"]["/v1/refund"]["post"]["responses"], received);
+}
+
+#[test]
+fn refunds_are_accepted_exactly_if_they_are_valid() {
+    let document = document();
+    let content = &document["paths"]["/v1/refund"]["post"]["requestBody"]["content"]["application/json"];
+    let examples = content["examples"].as_object().unwrap().values().map(|example| (example["value"].clone(), true));
+    let bodies = [
+        (json!({ "receipt": "a", "used": 0 }), true),
+        (json!({ "receipt": "a", "used": u32::MAX }), true),
+        (json!({ "receipt": "a", "used": u64::from(u32::MAX) + 1 }), false),
+        (json!({ "receipt": "a", "used": -1 }), false),
+        (json!({ "receipt": "a", "used": null }), false),
+        (json!({ "receipt": "a", "status": 100 }), true),
+        (json!({ "receipt": "a", "status": 599 }), true),
+        (json!({ "receipt": "a", "status": 99 }), false),
+        (json!({ "receipt": "a", "status": 600 }), false),
+        (json!({ "receipt": "a", "status": null }), false),
+        (json!({ "receipt": "a", "status": 200, "used": 1 }), false),
+        (json!({ "receipt": "a", "cost": 1 }), false),
+        (json!({ "receipt": null }), false),
+        (json!({ "used": 1 }), false),
+        (json!(["a"]), false),
+    ];
+    for (body, is_valid) in examples.chain(bodies) {
+        let validated = validate(&document, &content["schema"], &body);
+        assert_eq!(validated.is_ok(), is_valid, "{body}: {validated:?}");
+        assert_eq!(refund::parse(body.to_string().as_bytes()).is_ok(), is_valid, "{body}");
+    }
+}
+
+#[test]
+fn descriptions_have_no_terms_and_links_of_rust() {
+    for document in [document(), admin::document()] {
+        let text = document.to_string();
+        for term in ["None", "[`", "::"] {
+            assert!(!text.contains(term), "{term}: {:.300}", text.split_once(term).unwrap().1);
+        }
+    }
+}
+
+#[test]
+fn the_pages_show_every_operation_status_and_field_and_load_nothing() {
+    let phrases = ["user:42", "RateLimit-Policy", "X-Forwarded-Uri", "already_used"];
+    assert_page_is_complete(&document(), &phrases);
+    assert_page_is_complete(&admin::document(), &["Authorization: Bearer", "reveal", "ip:203.0.113.9"]);
+}
+
+fn assert_page_is_complete(document: &Value, phrases: &[&str]) {
+    let page = page::render(document);
+    let paths = document["paths"].as_object().unwrap();
+    let operations = paths.values().flat_map(|operations| operations.as_object().unwrap().values());
+    let statuses = operations.flat_map(|operation| operation["responses"].as_object().unwrap().keys());
+    let statuses = statuses.map(|status| format!("<code>{status}</code>"));
     let schemas = document["components"]["schemas"].as_object().unwrap();
     let fields = schemas.values().flat_map(|schema| schema["properties"].as_object().into_iter().flatten());
     let fields: Vec<String> = fields.map(|(name, _)| format!("<code>{name}</code>")).collect();
     assert!(fields.len() > 15, "{fields:?}");
     for phrase in
-        statuses.chain(fields).chain(["user:42", "RateLimit-Policy", "/v1/check", "X-Forwarded-Uri"].map(str::to_owned))
+        statuses.chain(fields).chain(paths.keys().cloned()).chain(phrases.iter().map(|phrase| (*phrase).to_owned()))
     {
         assert!(page.contains(&phrase), "{phrase}");
     }

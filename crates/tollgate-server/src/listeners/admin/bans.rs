@@ -13,12 +13,31 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use percent_encoding::percent_decode_str;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use tollgate::{Key, Wait};
 
 use super::AdminListener;
 use super::keys::unavailable;
 use crate::listeners::http::connection::{json, problem};
+use crate::openapi::schemas::not_null;
+
+/// Whether a subject is banned in the store.
+#[derive(Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Ban")]
+pub(crate) struct BanBody {
+    /// The subject of the query. Bytes that are not UTF-8 are replaced.
+    subject: String,
+    /// Whether the subject is banned.
+    banned: bool,
+    /// Milliseconds until the ban ends, rounded up; null without a ban, and for a ban without an end.
+    retry_after_ms: Option<u64>,
+    /// Whether the subject was banned before the ban was lifted. Absent if no ban was to be lifted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = not_null)]
+    was_banned: Option<bool>,
+}
 
 /// The parameters of a query to `/v1/bans`.
 #[derive(Debug, PartialEq, Eq)]
@@ -44,7 +63,7 @@ pub(super) async fn set(listener: &AdminListener, query: &str) -> Response<Bytes
     tracing::info!("the operator banned a subject");
     let ends_after = duration
         .map_or(Wait::NEVER, |duration| Wait::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)));
-    json(StatusCode::OK, &to_json(&subject, Some(ends_after)))
+    json(StatusCode::OK, &BanBody::new(&subject, Some(ends_after)))
 }
 
 /// Answers whether the subject of the query is banned in the store, and for how long.
@@ -56,7 +75,7 @@ pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<B
         Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
     };
     match listener.limiter.ban_of(&subject).await {
-        Ok(ban) => json(StatusCode::OK, &to_json(&subject, ban)),
+        Ok(ban) => json(StatusCode::OK, &BanBody::new(&subject, ban)),
         Err(error) => unavailable(&error),
     }
 }
@@ -76,23 +95,23 @@ pub(super) async fn lift(listener: &AdminListener, query: &str) -> Response<Byte
             if was_banned {
                 tracing::info!("the operator lifted a ban");
             }
-            let mut body = to_json(&subject, None);
-            body["was_banned"] = was_banned.into();
+            let body = BanBody { was_banned: Some(was_banned), ..BanBody::new(&subject, None) };
             json(StatusCode::OK, &body)
         }
         Err(error) => unavailable(&error),
     }
 }
 
-/// Returns the body of a response: `subject`, `banned`, and `retry_after_ms`, the time until the ban ends.
-///
-/// That is null without a ban, and for a ban without an end.
-fn to_json(subject: &[u8], ban: Option<Wait>) -> Value {
-    json!({
-        "subject": String::from_utf8_lossy(subject),
-        "banned": ban.is_some(),
-        "retry_after_ms": ban.and_then(Wait::as_millis_ceil),
-    })
+impl BanBody {
+    /// Creates the body of a response. `ban` is the time until the ban of the subject ends, or `None` without a ban.
+    fn new(subject: &[u8], ban: Option<Wait>) -> BanBody {
+        BanBody {
+            subject: String::from_utf8_lossy(subject).into_owned(),
+            banned: ban.is_some(),
+            retry_after_ms: ban.and_then(Wait::as_millis_ceil),
+            was_banned: None,
+        }
+    }
 }
 
 impl BanQuery {

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use percent_encoding::percent_decode_str;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tollgate::answer::Policy;
 use tollgate::config::Loaded;
@@ -67,7 +68,8 @@ pub struct CounterRules<'r> {
 }
 
 /// Counters, as [`CounterQuery::inspect`] found them. Its JSON is the response of `GET /v1/keys`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields, description = "The counters of a key, or of a client in a rule.")]
 #[non_exhaustive]
 pub struct CounterReport {
     /// The key, or the subject under which the rule counts the client. Bytes that are not UTF-8 are replaced.
@@ -82,7 +84,8 @@ pub struct CounterReport {
 }
 
 /// One counter of a [`CounterReport`]. Times are in milliseconds, rounded up; `None` means never.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields, description = "One counter. Times are in milliseconds, rounded up; null means never.")]
 #[non_exhaustive]
 pub struct CounterStatus {
     /// The rule; `None` for explicit checks.
@@ -108,7 +111,8 @@ pub struct CounterStatus {
 }
 
 /// The result of [`CounterQuery::reset`]. Its JSON is the response of `DELETE /v1/keys`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields, description = "The result of deleting counters.")]
 #[non_exhaustive]
 pub struct ResetReport {
     /// The key, or the subject under which the rule counts the client. Bytes that are not UTF-8 are replaced.

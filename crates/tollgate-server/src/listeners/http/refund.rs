@@ -23,23 +23,24 @@ use super::connection::{json, problem};
 use super::request::whole_number;
 use super::request::{Describe, Object};
 use crate::decider::Decider;
+use crate::openapi::schemas::not_null;
 use crate::receipts::RefundError;
 
 /// The body of a refund.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "Refund")]
+#[schemars(rename = "Refund", extend("not" = { "required": ["used", "status"] }))]
 pub(crate) struct RefundBody {
     /// The receipt of an admitted check.
     receipt: String,
     /// The units that the request has cost in the end. Units above the charge are charged, even if they do not fit.
     /// Without `used` and `status`, all units are given back.
     #[serde(default, deserialize_with = "present_used")]
-    #[schemars(range(max = u32::MAX))]
+    #[schemars(range(max = u32::MAX), transform = not_null)]
     used: Option<u32>,
-    /// The status of the response to the request. Only rules whose `charge` refunds such a response give units back.
+    /// The status of the response to the request, instead of `used`. Only rules whose `charge` refunds such a response give units back.
     #[serde(default, deserialize_with = "present_status")]
-    #[schemars(range(min = 100, max = 599))]
+    #[schemars(range(min = 100, max = 599), transform = not_null)]
     status: Option<u16>,
 }
 
@@ -68,6 +69,7 @@ pub(crate) struct RefundedBody {
     applied: bool,
     /// Why nothing was changed. Absent if the refund was applied.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = not_null)]
     reason: Option<NotApplied>,
 }
 
@@ -109,7 +111,7 @@ pub(super) async fn answer(decider: &Decider, body: &[u8]) -> Response<Bytes> {
 }
 
 /// Returns the receipt of a refund, and how it is settled; or what is wrong with the body.
-fn parse(body: &[u8]) -> Result<(String, Settlement), String> {
+pub(crate) fn parse(body: &[u8]) -> Result<(String, Settlement), String> {
     let Object(RefundBody { receipt, used, status }) =
         serde_json::from_slice::<Object<RefundBody>>(body).map_err(|error| match error.is_data() {
             true => error.to_string(),

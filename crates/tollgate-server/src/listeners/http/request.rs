@@ -63,7 +63,7 @@ impl JsonSchema for CheckBody<'_> {
 
     fn json_schema(schemas: &mut SchemaGenerator) -> Schema {
         let entry = schemas.subschema_for::<CheckEntry<'_>>();
-        let request = schemas.subschema_for::<DescribedRequest<'_>>();
+        let by_rules = by_rules_schema(schemas);
         let checks = json_schema!({
             "type": "array",
             "description": "Checks that are decided together: all limits pass, or none is charged. No two of them may use the same counter.",
@@ -74,23 +74,30 @@ impl JsonSchema for CheckBody<'_> {
         let (key, limit) = (field_schemas::key(schemas), field_schemas::limit(schemas));
         let (cost, wait) = (field_schemas::cost(schemas), field_schemas::wait_ms(schemas));
         let receipt = field_schemas::receipt(schemas);
-        let form = |properties: serde_json::Value, required: &[&str]| {
-            json_schema!({
-                "type": "object",
-                "properties": properties,
-                "required": required,
-                "additionalProperties": false,
-            })
-        };
         json_schema!({ "oneOf": [
             form(
                 json!({ "key": key, "limit": limit, "cost": cost, "wait_ms": wait, "receipt": receipt }),
                 &["key", "limit"]
             ),
             form(json!({ "checks": checks, "wait_ms": wait, "receipt": receipt }), &["checks"]),
-            form(json!({ "request": request, "receipt": receipt }), &["request"]),
+            by_rules,
         ] })
     }
+}
+
+/// Returns the schema of the form that describes a request.
+pub(crate) fn by_rules_schema(schemas: &mut SchemaGenerator) -> Schema {
+    let request = schemas.subschema_for::<DescribedRequest<'_>>();
+    form(json!({ "request": request, "receipt": field_schemas::receipt(schemas) }), &["request"])
+}
+
+fn form(properties: serde_json::Value, required: &[&str]) -> Schema {
+    json_schema!({
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": false,
+    })
 }
 
 /// A request that another program received, to be decided by the rules.

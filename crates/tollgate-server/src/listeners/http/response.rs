@@ -5,9 +5,10 @@
 use std::collections::BTreeMap;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::metrics::SOURCES;
+use crate::openapi::schemas::not_null;
 
 /// The decision on an admitted check.
 #[derive(JsonSchema)]
@@ -156,19 +157,6 @@ pub(crate) struct LimitBody {
 /// `required` alone would exclude null.
 fn or_null(schema: &mut Schema) {
     schema.insert("type".to_owned(), json!(["integer", "null"]));
-}
-
-/// Changes the schema of an optional field to exclude null, for a field that is absent without a value.
-fn not_null(schema: &mut Schema) {
-    let is_null = |alternative: &Value| *alternative == json!("null") || *alternative == json!({ "type": "null" });
-    for keyword in ["type", "anyOf"] {
-        let Some(Value::Array(alternatives)) = schema.get_mut(keyword) else { continue };
-        alternatives.retain(|alternative| !is_null(alternative));
-        if let ("type", [only]) = (keyword, &alternatives[..]) {
-            let only = only.clone();
-            schema.insert(keyword.to_owned(), only);
-        }
-    }
 }
 
 /// The reason why there is no decision.
