@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Each module with the modules that it may import. A module may always import itself.
 /// `__names` is the macro of the module `names`.
-const LAYERS: [(&str, &[&str]); 10] = [
+const LAYERS: [(&str, &[&str]); 11] = [
     ("names", &["NameError"]),
     ("io_reason", &[]),
     ("time", &[]),
@@ -16,8 +16,9 @@ const LAYERS: [(&str, &[&str]); 10] = [
     ("check", &["key", "limit"]),
     ("decision", &["__names", "check", "time"]),
     ("algorithm", &["check", "decision", "limit", "time"]),
-    ("store", &["__names", "check", "decision"]),
-    ("memory", &["algorithm", "check", "decision", "key", "limit", "store", "time"]),
+    ("redemption", &["check", "decision", "time"]),
+    ("store", &["__names", "check", "decision", "redemption"]),
+    ("memory", &["algorithm", "check", "decision", "key", "limit", "redemption", "store", "time"]),
 ];
 
 /// Returns all Rust files under a directory.

@@ -149,8 +149,6 @@ impl Decider {
     }
 
     /// Decides a described request by the rules and counts the decision. Returns `None` if there are no rules.
-    ///
-    /// With `keeps_receipt` in `options`, the permit of an admission can issue a [receipt](Decider::receipt_of).
     pub(crate) async fn check_request(
         &self,
         request: &Request<()>,

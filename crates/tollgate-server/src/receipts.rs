@@ -72,13 +72,14 @@ impl Decider {
         Some(IssuedReceipt { text: self.receipt_secret()?.seal(&receipt)?, refund_on: Vec::new() })
     }
 
-    /// Issues the receipt of an admitted request that was decided with `keeps_receipt`. Returns `None` if nothing was
-    /// charged.
+    /// Issues the receipt of an admitted request. Returns `None` if no rule that charges by the outcome applies to it, or
+    /// if there is no secret, which a warning at the start has reported.
     pub(crate) fn receipt_of(&self, permit: &Permit) -> Option<IssuedReceipt> {
+        let secret = self.receipt_secret()?;
         let receipt = permit.receipt(new_id()?)?;
         let endings = [Ending::Success, Ending::Failure].into_iter();
         let refund_on = endings.filter(|ending| receipt.is_refunded_on(*ending)).collect();
-        Some(IssuedReceipt { text: self.receipt_secret()?.seal(&receipt)?, refund_on })
+        Some(IssuedReceipt { text: secret.seal(&receipt)?, refund_on })
     }
 
     /// Corrects the charges of a receipt. It is applied once, however often it is redeemed.

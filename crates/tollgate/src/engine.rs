@@ -424,7 +424,7 @@ impl Engine {
     /// the client is shown ([`CheckPlan::shown`]), or `None` if only shadow rules apply.
     ///
     /// Adds each charged group to `charges`, also before an error, if its units may have to be refunded: a rule refunds
-    /// by the response, the request may be withdrawn because of its wait, or it gets a receipt.
+    /// by the response, or the request may be withdrawn because of its wait.
     ///
     /// # Errors
     /// Returns the refusal of the first group that refuses, by a limit, a ban in the store or the failure policy
@@ -436,16 +436,16 @@ impl Engine {
         charges: &mut ChargeList,
     ) -> Result<Option<EachDecision>, Box<Refusal>> {
         let options = &context.options;
-        let may_be_refunded = options.keeps_receipt || plan.may_be_withdrawn(options, !self.0.limiter.is_in_process());
+        let may_be_withdrawn = plan.may_be_withdrawn(options, !self.0.limiter.is_in_process());
         let mut charge = |id: GroupId, group: &LimitGroup, decided: &EachDecision| {
-            if (group.is_refundable || may_be_refunded) && decided.decision().allowed() {
+            if (group.is_refundable || may_be_withdrawn) && decided.decision().allowed() {
                 charges.push((id, decided.clone()));
             }
         };
         let mut shown = None;
         for (id, group) in [(GroupId::Shield, &plan.shield), (GroupId::Enforced, &plan.enforced)] {
             let Some(group) = group else { continue };
-            let decided = group.conclude(self.check_group(group, context, may_be_refunded).await, options);
+            let decided = group.conclude(self.check_group(group, context, may_be_withdrawn).await, options);
             let decided = decided.inspect_err(|refusal| {
                 if id == GroupId::Shield {
                     self.observe_shield(group, context, refusal);
@@ -455,7 +455,7 @@ impl Engine {
             shown = Some(decided);
         }
         if !plan.shadow.is_empty() {
-            Box::pin(self.check_shadow(plan, context, may_be_refunded, charge)).await?;
+            Box::pin(self.check_shadow(plan, context, may_be_withdrawn, charge)).await?;
         }
         Ok(shown)
     }
@@ -463,7 +463,7 @@ impl Engine {
     /// Checks the limits of all shadow rules at the same time, so that a request waits for them once, and counts their
     /// decisions.
     ///
-    /// Calls `charge` for each group that was decided, admitted or not. `may_be_refunded` is as in
+    /// Calls `charge` for each group that was decided, admitted or not. `may_be_withdrawn` is as in
     /// [`Engine::check_group`].
     ///
     /// # Errors
@@ -472,10 +472,10 @@ impl Engine {
         &self,
         plan: &CheckPlan,
         context: &RequestContext,
-        may_be_refunded: bool,
+        may_be_withdrawn: bool,
         mut charge: impl FnMut(GroupId, &LimitGroup, &EachDecision),
     ) -> Result<(), Box<Refusal>> {
-        let checks = plan.shadow.iter().map(|shadow| self.check_group(shadow, context, may_be_refunded));
+        let checks = plan.shadow.iter().map(|shadow| self.check_group(shadow, context, may_be_withdrawn));
         let mut banned = None;
         for ((index, shadow), result) in plan.shadow.iter().enumerate().zip(join_all(checks).await) {
             let Ok(decided) = result else { continue };
@@ -514,8 +514,8 @@ impl Engine {
 
     /// Checks the limits of a group together, in the shields' store or by the limiter.
     ///
-    /// `may_be_refunded` says that the charge may be refunded because of the request's wait, or by a receipt. Then
-    /// denials are not cached, as for a group that refunds by the response.
+    /// `may_be_withdrawn` says that the charge may be refunded because of the request's wait. Then denials are not
+    /// cached, as for a group that refunds by the response.
     ///
     /// # Errors
     /// Returns an error if the store does not answer and the failure policy of a limit is `deny`, or if two limits
@@ -524,14 +524,14 @@ impl Engine {
         &self,
         group: &LimitGroup,
         context: &RequestContext,
-        may_be_refunded: bool,
+        may_be_withdrawn: bool,
     ) -> Result<EachDecision, Undecided> {
         if group.is_shield {
             return self.check_shield(group, context);
         }
         let demands = group.demands(context);
         let check = group.check(&demands)?;
-        let refundable = group.is_refundable || may_be_refunded;
+        let refundable = group.is_refundable || may_be_withdrawn;
         let decided = self.0.limiter.check_each_after(context.spent, &check, &group.on_failure, refundable).await;
         decided.map_err(|_unavailable| Undecided::NoAnswer)
     }

@@ -233,14 +233,30 @@ fn the_redis_hash_applies_to_listed_keys_only() {
 }
 
 #[test]
-fn serve_warns_about_rules_that_refund() {
+fn serve_warns_about_rules_whose_units_cannot_be_refunded() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
     let refunding = RULES.replace("by =", "charge = \"on_failure\"\nby =");
-    std::fs::write(&file, format!("{refunding}{}", RULES.replace("\"shorten\"", "\"other\""))).unwrap();
-    let serving = Serving::start(&["--config", file.to_str().unwrap()]);
-    let warning = serving.wait_for_log("which the service does not know");
-    assert!(warning.contains("WARN") && warning.contains("shorten") && !warning.contains("other"), "{warning}");
+    let rules = format!("{refunding}{}", RULES.replace("\"shorten\"", "\"other\""));
+    let start = |settings: &str| {
+        std::fs::write(&file, format!("{settings}\n{rules}")).unwrap();
+        Serving::start(&["--config", file.to_str().unwrap()])
+    };
+    // With counters in memory, the service has a secret of its own. The warning would precede the addresses.
+    let silent = start("");
+    assert!(!silent.output().contains("charge by the outcome"), "{}", silent.output());
+    let redis = Server::redis();
+    let shared = format!("store = \"{}\"\ninstances = 1", redis.url());
+    let secret = "receipt_secret = \"0123456789abcdef\"";
+    for (settings, phrase) in [
+        (shared.clone(), "set a receipt secret"),
+        (format!("{shared}\n{secret}\ntrusted_proxies = [\"10.0.0.0/8\"]"), "by forward-auth does not report it"),
+    ] {
+        let warning = start(&settings).wait_for_log(phrase);
+        assert!(warning.contains("WARN") && warning.contains("shorten") && !warning.contains("other"), "{warning}");
+    }
+    let with_secret = start(&format!("{shared}\n{secret}"));
+    assert!(!with_secret.output().contains("charge by the outcome"), "{}", with_secret.output());
 }
 
 #[test]

@@ -264,11 +264,7 @@ impl HttpListener {
 
     async fn check_by_rules(&self, check: &RequestCheck) -> Result<Response<Bytes>, CheckRequestError> {
         let RequestCheck { request, peer, has_receipt } = check;
-        if *has_receipt {
-            self.decider.check_receipt(&[])?;
-        }
-        let options = RequestOptions { keeps_receipt: *has_receipt, ..RequestOptions::default() };
-        let outcome = self.decider.check_request(request, *peer, options).await;
+        let outcome = self.decider.check_request(request, *peer, RequestOptions::default()).await;
         Ok(match outcome.ok_or(CheckRequestError::NoRules)? {
             Outcome::Admitted(permit) => {
                 let unlimited = Decision::uncounted(Timestamp::ZERO);

@@ -23,6 +23,7 @@ const KEYS: &str = "[[keys]]\nkey = \"planted\"\n";
 const TOKEN: &str = "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbGljZSIsImV4cCI6NDEwMjQ0NDgwMH0.DvdDttFvdgTOXtC2L5P1zfs2bIMtiEwN3al4EAHYyf8";
 const JWT: &str = "[jwt]\nalgorithm = \"HS256\"\nkey = \"0123456789abcdef0123456789abcdef\"\n";
 
+const NO_RECEIPT: &str = "it is used only for checks with a receipt";
 const AT_LOAD: &str = "it is checked when the file is loaded";
 const NO_HEADERS: Effect = Effect::None("a RESP reply has no headers");
 const NO_BODY: Effect = Effect::Reported("its response body is the decision");
@@ -178,6 +179,9 @@ fn rows(redis: &str) -> Vec<Row> {
             .given(&on_redis)
             .on(Counters::OnRedis)
             .explicit(no_key.0, no_key.1),
+        Row::top("receipt_secret_env", "receipt_secret = \"0123456789abcdef\"")
+            .only_at(&[], NO_RECEIPT)
+            .explicit(Effect::None(NO_RECEIPT), Effect::None(NO_RECEIPT)),
         Row::top("jwt", JWT).third_with("authorization", TOKEN).explicit(NO_CALLER, NO_CALLER),
         Row::top("exempt", "[exempt]\npaths = [\"/\"]").explicit(no_path.0, no_path.1),
         Row::top("bans", "[[bans]]\nby = \"ip\"\nvalue = \"203.0.113.9\"").explicit(no_address.0, no_address.1),
@@ -208,8 +212,10 @@ fn rows(redis: &str) -> Vec<Row> {
         Row::of("rules.limits", RULE, &RULE.replace("2/min", "1/h")).explicit(NO_RULE, NO_RULE),
         Row::rule("rules.mode", "mode = \"shadow\""),
         Row::rule("rules.on_failure", "on_failure = \"allow\"").without_store(),
-        Row::rule("rules.charge", "charge = \"on_failure\"")
-            .only_at(&["the layer"], "the service does not learn the outcome; a warning at the start names the rule"),
+        Row::rule("rules.charge", "charge = \"on_failure\"").only_at(
+            &["the layer"],
+            "the service learns the outcome by the receipt of a request, and none of these has one",
+        ),
         Row::rule("rules.cost", "cost = 2"),
         Row::rule("rules.headers", "headers = []"),
         Row::rule("rules.body", "body = \"text\""),

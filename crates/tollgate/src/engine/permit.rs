@@ -151,13 +151,13 @@ impl Permit {
         group.policies.write_headers(&decision, response.headers_mut());
     }
 
-    /// Returns the receipt of the charges, with which another caller can report how the request ended. `id` must be
-    /// random and used for nothing else.
+    /// Returns a receipt of the charges that depend on how the request ends, for a caller that learns the outcome
+    /// elsewhere. `id` must be random and used for nothing else.
     ///
-    /// `None` if nothing was charged, or if the [options](super::RequestOptions) of the request did not ask for a
-    /// receipt. The permit must then be [kept](Permit::keep), not finished: a charge is refunded by one of them only.
+    /// It has the units of rules with a `charge` other than `always`. `None` if no such rule has charged the request.
+    /// Then [keep](Permit::keep) the permit: units must be refunded by the permit or by its receipt, not by both.
     pub fn receipt(&self, id: ReceiptId) -> Option<Receipt> {
-        let charges = self.0.as_ref()?.charges.as_ref().filter(|charges| charges.context.options.keeps_receipt)?;
+        let charges = self.0.as_ref()?.charges.as_ref()?;
         Receipt::new(id, charges.receipt_parts(), charges.engine.limiter())
     }
 
@@ -247,14 +247,15 @@ impl Charges {
         }
     }
 
-    /// Returns the parts of a receipt: one for each group that was charged by a counter.
+    /// Returns the parts of a receipt: for each group, the limits that were charged and may be refunded.
     fn receipt_parts(&self) -> Vec<ReceiptPart> {
         let part = |(id, decided): &(GroupId, EachDecision)| {
             let group = self.plan.group(*id)?;
             let decision = decided.decision();
             let charged = group.charged(decided, &self.context);
-            let charged = charged.map(|(limit, demand, status)| (demand, status, limit.charge));
-            ReceiptPart::new(group.is_shield, decision, charged)
+            let refundable = charged.filter(|(limit, ..)| limit.charge.is_refundable());
+            let refundable = refundable.map(|(limit, demand, status)| (demand, status, limit.charge));
+            ReceiptPart::new(group.is_shield, decision, refundable)
         };
         self.list.iter().filter_map(part).collect()
     }

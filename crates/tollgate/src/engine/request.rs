@@ -7,7 +7,7 @@ use tollgate_core::{Cost, Wait};
 
 use crate::identity::{Identity, SubjectKey, Subjects};
 
-/// Options of a request: its cost, its longest wait, and whether it gets a receipt.
+/// Options of a request: its cost and its longest wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RequestOptions {
     /// The units that the request costs under every rule. Defaults to the cost that each rule sets.
@@ -16,10 +16,6 @@ pub struct RequestOptions {
     ///
     /// A request that would have to wait longer is refused like one that a limit denies, and its slot is not charged.
     pub max_wait: Option<Duration>,
-    /// Whether the charges of the request are kept for a [receipt](super::Permit::receipt). Defaults to `false`.
-    ///
-    /// Denials of such requests are neither cached nor answered from the deny cache, since a refund ends them early.
-    pub keeps_receipt: bool,
 }
 
 impl RequestOptions {

@@ -149,17 +149,17 @@ async fn left(engine: &Engine) -> Vec<u32> {
 async fn receipt_by_rules_is_settled_by_the_charge_of_each_rule() {
     let charged = vec![49, 49, 47, 49];
     for (settlement, expected) in [
-        (Settlement::Refund, vec![50, 50, 50, 50]),
+        (Settlement::Refund, vec![50, 49, 50, 50]),
         (Settlement::Ended(Ending::Success), vec![49, 49, 50, 50]),
         (Settlement::Ended(Ending::Failure), vec![50, 49, 47, 49]),
-        (Settlement::Used(Cost::new(2)), vec![48, 48, 48, 48]),
+        (Settlement::Used(Cost::new(2)), vec![48, 49, 48, 48]),
     ] {
         let clock = Arc::new(ManualClock::new(START));
         let rules = Config::from_text(RULES, Format::Toml).unwrap().rules;
         let engine = Engine::on_clock(limiter(&clock), rules, Lookups::new(), clock);
         let request = http::Request::get("/").body(()).unwrap();
-        let options = RequestOptions { keeps_receipt: true, ..RequestOptions::default() };
-        let outcome = engine.check(&RequestView::of(&request), [203, 0, 113, 9].into(), options).await;
+        let peer = [203, 0, 113, 9].into();
+        let outcome = engine.check(&RequestView::of(&request), peer, RequestOptions::default()).await;
         let Outcome::Admitted(permit) = outcome else { panic!("{outcome:?}") };
         let receipt = permit.receipt(id(9)).unwrap();
         permit.keep();
@@ -179,14 +179,16 @@ async fn receipt_by_rules_is_settled_by_the_charge_of_each_rule() {
 }
 
 #[tokio::test]
-async fn permit_has_a_receipt_only_if_the_options_ask_for_one() {
-    let rules = Config::from_text(RULES, Format::Toml).unwrap().rules;
-    let engine = Engine::new(Limiter::memory(), rules);
+async fn request_that_is_charged_whatever_its_outcome_has_no_receipt() {
+    let text = "[[rules]]\nname = \"always\"\nby = [\"ip\"]\nlimits = [\"5/min\", \"60/min leaky-bucket\"]\n";
+    let engine = Engine::new(Limiter::memory(), Config::from_text(text, Format::Toml).unwrap().rules);
     let request = http::Request::get("/").body(()).unwrap();
-    let outcome = engine.check(&RequestView::of(&request), [203, 0, 113, 9].into(), RequestOptions::default()).await;
-    let Outcome::Admitted(permit) = outcome else { panic!("{outcome:?}") };
-    assert_eq!(permit.receipt(id(1)), None);
-    permit.finish(Ending::Success).await;
+    for max_wait in [None, Some(std::time::Duration::from_secs(1))] {
+        let options = RequestOptions { max_wait, ..RequestOptions::default() };
+        let outcome = engine.check(&RequestView::of(&request), [203, 0, 113, 9].into(), options).await;
+        let Outcome::Admitted(permit) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(permit.receipt(id(1)), None);
+    }
 }
 
 #[test]

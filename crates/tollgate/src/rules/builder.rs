@@ -79,6 +79,7 @@ pub struct Rules {
     api_key_header: Option<String>,
     api_keys: ApiKeys,
     anonymize: Option<(Rotate, Option<SecretSource>)>,
+    receipt_secret: Option<SecretSource>,
     jwt: Option<JwtSettings>,
 
     address_plans: Vec<(Vec<String>, String)>,
@@ -231,6 +232,14 @@ impl Rules {
     /// the same on all nodes that share a store.
     pub fn anonymize_with(mut self, secret: SecretSource, rotate: Rotate) -> Rules {
         self.anonymize = Some((rotate, Some(secret)));
+        self
+    }
+
+    /// Sets the secret under which `tollgate serve` encrypts receipts, of at least 16 bytes. Defaults to none.
+    ///
+    /// The layer does not need it: it refunds by the response itself.
+    pub fn receipt_secret(mut self, secret: SecretSource) -> Rules {
+        self.receipt_secret = Some(secret);
         self
     }
 

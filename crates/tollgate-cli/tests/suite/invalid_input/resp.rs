@@ -76,7 +76,7 @@ fn hostile_frames_are_refused_and_do_not_affect_others() {
     for frame in [
         &b"*99999999999999999999999999\r\n"[..],
         b"*2147483647\r\n",
-        b"*65\r\n",
+        b"*1025\r\n",
         b"*-1\r\n",
         b"*-9223372036854775808\r\n",
         b"*\r\n",

@@ -26,7 +26,8 @@ pub(crate) struct DecisionBody {
     #[serde(default)]
     #[schemars(transform = not_null)]
     pub(crate) response: Option<AddedHeaders>,
-    /// The receipt, with which the charged units can be refunded. Absent if none was asked for, or nothing was charged.
+    /// The receipt, with which the charged units can be refunded. Absent if none was asked for, or nothing was charged; by
+    /// rules, if no rule charges by the outcome of the request.
     #[serde(default)]
     #[schemars(transform = not_null)]
     pub(crate) receipt: Option<String>,

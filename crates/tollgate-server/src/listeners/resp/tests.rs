@@ -392,7 +392,7 @@ async fn connection_setup_works_in_both_versions_of_the_protocol() {
     connection.exchange(b"CLIENT SETNAME x\r\n", "+OK\r\n").await;
     connection.exchange(b"CLIENT REPLY ON\r\n", "+OK\r\n").await;
     connection.exchange(b"COMMAND DOCS\r\n", "%0\r\n").await;
-    connection.exchange(b"COMMAND COUNT\r\n", ":15\r\n").await;
+    connection.exchange(b"COMMAND COUNT\r\n", ":16\r\n").await;
     connection.exchange(b"SELECT 0\r\n", "+OK\r\n").await;
     connection.exchange(b"QUIT\r\n", "+OK\r\n").await;
     assert!(connection.ends().await);

@@ -17,8 +17,10 @@ fn the_example_is_valid_as_it_stands_and_has_no_warnings() {
     assert_no_warnings(&Loader::new().environment(|_| None), EXAMPLE);
 }
 
-/// Returns the example with the sections that are commented out in it. They need the variables `TOLLGATE_SALT` and
-/// `TOLLGATE_JWT_KEY`.
+/// The environment variables that the sections need which are commented out in the example.
+pub(crate) const EXAMPLE_VARIABLES: [&str; 3] = ["TOLLGATE_SALT", "TOLLGATE_JWT_KEY", "TOLLGATE_RECEIPT_SECRET"];
+
+/// Returns the example with the sections that are commented out in it. They need the [`EXAMPLE_VARIABLES`].
 pub(crate) fn complete_example() -> String {
     let is_setting = |line: &str| {
         let first = line.split(' ').next().unwrap_or_default();
@@ -37,8 +39,7 @@ pub(crate) fn complete_example() -> String {
 
 #[test]
 fn the_example_is_valid_with_the_sections_that_are_commented_out() {
-    let variable =
-        |name: &str| (name == "TOLLGATE_SALT" || name == "TOLLGATE_JWT_KEY").then(|| "0123456789abcdef".repeat(2));
+    let variable = |name: &str| EXAMPLE_VARIABLES.contains(&name).then(|| "0123456789abcdef".repeat(2));
     assert_no_warnings(&Loader::new().environment(variable), &complete_example());
 }
 

@@ -8,7 +8,7 @@ use tollgate_core::{Limit, ManualClock, MemoryStore, Timestamp};
 
 use super::*;
 use crate::answer::{Body, BodyFormat, BodyTemplate};
-use crate::config::tests::example::complete_example;
+use crate::config::tests::example::{EXAMPLE_VARIABLES, complete_example};
 use crate::config::{Code, Finding, Format, Severity};
 use crate::engine::{Engine, Outcome, RequestOptions};
 use crate::identity::{Origin, Subject};
@@ -18,8 +18,7 @@ use crate::rules::{Charge, Mode, RequestView, SetParts};
 const NOW_US: u64 = 1_794_000_000_000_000;
 
 fn loader() -> Loader {
-    let variable =
-        |name: &str| (name == "TOLLGATE_SALT" || name == "TOLLGATE_JWT_KEY").then(|| "0123456789abcdef".repeat(2));
+    let variable = |name: &str| EXAMPLE_VARIABLES.contains(&name).then(|| "0123456789abcdef".repeat(2));
     Loader::new().environment(variable)
 }
 
@@ -51,6 +50,7 @@ fn example() -> Rules {
         .api_key_header("x-api-key")
         .api_keys(ApiKeys::Known)
         .anonymize_with(SecretSource::env("TOLLGATE_SALT"), Rotate::Daily)
+        .receipt_secret(SecretSource::env("TOLLGATE_RECEIPT_SECRET"))
         .jwt(
             JwtSettings::hs256(SecretSource::env("TOLLGATE_JWT_KEY"))
                 .plan_claim("plan")
@@ -201,6 +201,7 @@ fn every_setting_of_the_builder_changes_the_compiled_set() {
         ("ipv6_prefix", |rules| rules.ipv6_prefix(56)),
         ("api_key_header", |rules| rules.api_key_header("x-key")),
         ("api_keys", |rules| rules.api_keys(ApiKeys::Any)),
+        ("receipt_secret", |rules| rules.receipt_secret(SecretSource::text("sixteen bytes or more"))),
         ("anonymize_with", |rules| rules.anonymize_with(SecretSource::env("TOLLGATE_SALT"), Rotate::Never)),
         ("jwt", |rules| rules.jwt(JwtSettings::hs256(SecretSource::env("TOLLGATE_JWT_KEY")))),
         ("exempt_addresses", |rules| rules.exempt_addresses(["192.0.2.1"])),

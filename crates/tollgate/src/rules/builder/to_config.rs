@@ -43,6 +43,8 @@ impl ValueNames {
 pub(super) fn to_config(rules: Rules) -> (Config, Vec<String>) {
     let mut value_names = ValueNames::default();
     let names = &mut value_names;
+    let (receipt_secret, receipt_secret_env, receipt_secret_file) =
+        rules.receipt_secret.map_or((None, None, None), SecretSource::into_fields);
     let config = Config {
         expect: None,
         store: rules.store.map(|url| names.spanned("store", StoreUrl(url))),
@@ -64,9 +66,9 @@ pub(super) fn to_config(rules: Rules) -> (Config, Vec<String>) {
         api_keys: rules.api_keys,
         anonymize: anonymize(rules.anonymize, names),
         jwt: rules.jwt.map(|settings| jwt(settings, names)),
-        receipt_secret: None,
-        receipt_secret_env: None,
-        receipt_secret_file: None,
+        receipt_secret: receipt_secret.map(|text| names.spanned("receipt_secret", text)),
+        receipt_secret_env: receipt_secret_env.map(|name| names.spanned("receipt_secret", name)),
+        receipt_secret_file: receipt_secret_file.map(|path| names.spanned("receipt_secret", path)),
         exempt: Exempt {
             addresses: names.spanned_texts("exempt address", rules.exempt_addresses),
             keys: rules.exempt_keys.into_iter().map(|key| names.spanned("exempt key", key)).collect(),

@@ -56,7 +56,7 @@ async fn a_check_can_have_32_limits() {
     let reply = connection.call(&command(32)).await;
     assert_eq!(reply.as_array().unwrap().len(), 33);
     assert!(reply.as_array().unwrap()[1..].iter().all(|status| *status == json!([1, 5, 4, 0, 60_000])), "{reply}");
-    let expected = "-ERR a check can have at most 32 limits, this one has 33";
+    let expected = "-ERR a check can have at most 32 limits; this one has 33";
     assert_eq!(connection.call(&command(33)).await, expected);
     assert_eq!(connection.remaining("k0", "5/min").await, 4);
 }
@@ -147,8 +147,9 @@ async fn malformed_commands_say_what_is_expected_and_charge_nothing() {
     let mut connection = open_with_config("[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [\"2/h\"]", None);
     let longest = vec![b'k'; 64 * 1024];
     let too_long = vec![b'k'; 64 * 1024 + 1];
-    let check_usage = "expected TOLLGATE.CHECK key limit [key limit ...] [COST n]";
-    let wait_usage = "expected TOLLGATE.WAIT key limit [key limit ...] TIMEOUT ms [COST n]";
+    let check_usage = "expected TOLLGATE.CHECK key limit [key limit ...] [COST n] [RECEIPT]";
+    let wait_usage = "expected TOLLGATE.WAIT key limit [key limit ...] TIMEOUT ms [COST n] [RECEIPT]";
+    let refund_usage = "expected TOLLGATE.REFUND receipt [USED n | STATUS n]";
     let request_usage = "expected TOLLGATE.REQUEST method path peer [name value ...]";
     let table: Vec<(Vec<&[u8]>, &str)> = vec![
         (vec![b"TOLLGATE.CHECK"], check_usage),
@@ -157,7 +158,16 @@ async fn malformed_commands_say_what_is_expected_and_charge_nothing() {
         (vec![b"TOLLGATE.CHECK", b"k", b"5/min", b"COST"], check_usage),
         (vec![b"TOLLGATE.CHECK", b"k", b"5/min", b"COST", b"1", b"COST", b"1"], check_usage),
         (vec![b"TOLLGATE.CHECK", b"k", b"5/min", b"COST", b"1", b"k", b"5/h"], check_usage),
-        (vec![b"TOLLGATE.CHECK", b"k", b"5/min", b"RECEIPT"], check_usage),
+        (vec![b"TOLLGATE.CHECK", b"k", b"5/min", b"RECEIPT"], "receipts need a secret"),
+        (vec![b"TOLLGATE.CHECK", b"k", b"5/min", b"RECEIPT", b"RECEIPT"], check_usage),
+        (vec![b"TOLLGATE.WAIT", b"k", b"5/min", b"TIMEOUT", b"9", b"receipt"], "receipts need a secret"),
+        (vec![b"TOLLGATE.REFUND"], refund_usage),
+        (vec![b"TOLLGATE.REFUND", b"AQx", b"USED"], refund_usage),
+        (vec![b"TOLLGATE.REFUND", b"AQx", b"UNITS", b"1"], refund_usage),
+        (vec![b"TOLLGATE.REFUND", b"AQx", b"USED", b"1", b"STATUS", b"200"], refund_usage),
+        (vec![b"TOLLGATE.REFUND", b"AQx", b"USED", b"-1"], "USED must be a whole number from 0 to 4294967295"),
+        (vec![b"TOLLGATE.REFUND", b"AQx", b"STATUS", b"600"], "STATUS must be an HTTP status from 100 to 599"),
+        (vec![b"TOLLGATE.REFUND", b"AQx"], "receipts need a secret"),
         (vec![b"TOLLGATE.CHECK", b"k", b"5/min", b"RECEIPT", b"5/h"], check_usage),
         (vec![b"TOLLGATE.CHECK", b"k", b"5/min", b"TIMEOUT", b"9"], "(pair 2)"),
         (
