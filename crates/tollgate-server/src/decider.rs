@@ -1,7 +1,8 @@
 //! Decides checks for the listeners, by the settings in force.
 //!
 //! HTTP and RESP differ in how a check is parsed and how its decision is written. Everything else is the same for both,
-//! and is in this module: which limiter and rules decide, which settings of the configuration apply, and what is counted.
+//! and is in this module: which limiter and rules decide, which settings of the configuration apply, and what is
+//! counted.
 //!
 //! ```text
 //!   listeners/http, listeners/resp ──▶ Decider ──▶ Limiter    explicit checks: key and limit are given
@@ -107,13 +108,13 @@ impl Decider {
         answer
     }
 
-    /// Waits until an explicit check is admitted, for at most `wait_max`, and counts the last decision. Its duration is not
-    /// recorded.
+    /// Waits until an explicit check is admitted, for at most `wait_max`, and counts the last decision. Its duration is
+    /// not recorded.
     ///
-    /// Also waits for the delay of a leaky bucket, so an admission has none. If the check is not admitted in time, the last
-    /// decision is returned as a denial, and nothing is charged. Checks that wait for the same counters in this process are admitted in order of arrival. Dropping the future removes
-    /// the check from the queue. If the kill switch is on at the start of the wait, the check is admitted at once, as by
-    /// [`Decider::check`].
+    /// Also waits for the delay of a leaky bucket, so an admission has none. If the check is not admitted in time, the
+    /// last decision is returned as a denial, and nothing is charged. Checks that wait for the same counters in this
+    /// process are admitted in order of arrival. Dropping the future removes the check from the queue. If the kill
+    /// switch is on at the start of the wait, the check is admitted at once, as by [`Decider::check`].
     ///
     /// # Errors
     /// Returns an error only if the store does not answer and `on_failure` is `deny`.

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A client may repeat a refund whose response it did not receive, because a receipt is applied once. With counters in
-//! memory, the secret is generated at startup, and receipts are valid until the process ends, as the counters are. With a
-//! shared store, the operator sets the secret, so that every instance can redeem the receipts of the others.
+//! memory, the secret is generated at startup, and receipts are valid until the process ends, as the counters are. With
+//! a shared store, the operator sets the secret, so that every instance can redeem the receipts of the others.
 
 use tollgate::engine::{Ending, Permit};
 use tollgate::receipt::{ReceiptTooLarge, RedeemError, Settlement};

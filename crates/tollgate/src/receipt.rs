@@ -105,8 +105,8 @@ pub(crate) struct ChargedLimit {
 pub enum Settlement {
     /// All units are given back.
     Refund,
-    /// The request cost this many units instead of those that were charged. Unused units are given back. Units above the
-    /// charge are charged, even if they do not fit.
+    /// The request cost this many units instead of those that were charged. Unused units are given back. Units above
+    /// the charge are charged, even if they do not fit.
     Used(Cost),
     /// The request ended. Rules with `charge = "on_failure"` give their units back after a success, those with
     /// `"on_success"` after a failure. All other charges are kept.

@@ -208,8 +208,10 @@ fn rows(redis: &str) -> Vec<Row> {
         Row::of("rules.limits", RULE, &RULE.replace("2/min", "1/h")).explicit(NO_RULE, NO_RULE),
         Row::rule("rules.mode", "mode = \"shadow\""),
         Row::rule("rules.on_failure", "on_failure = \"allow\"").without_store(),
-        Row::rule("rules.charge", "charge = \"on_failure\"")
-            .only_at(&["the layer"], "the service does not learn the outcome; a warning at the start names the rule"),
+        Row::rule("rules.charge", "charge = \"on_failure\"").only_at(
+            &["the layer"],
+            "the service learns the outcome only from a receipt, which these requests do not have",
+        ),
         Row::rule("rules.cost", "cost = 2"),
         Row::rule("rules.headers", "headers = []"),
         Row::rule("rules.body", "body = \"text\""),
