@@ -197,8 +197,8 @@ fn receipt_secret(arguments: &Serve, settings: &Settings) -> Result<Option<Recei
 
 /// Logs a warning about rules with a `charge` other than `always`, if their units cannot be refunded.
 ///
-/// The service learns the outcome of a request from its receipt. Without a receipt secret there are none. A proxy that
-/// uses forward-auth reports no outcome; only a trusted proxy can use it.
+/// A client reports the outcome of a request with its receipt. Without a receipt secret, there are no receipts. A proxy
+/// that uses forward-auth reports no outcome; only a trusted proxy can use it.
 fn warn_about_refunds(rules: &RuleSet, has_receipts: bool) {
     let refunding = rules.rules().iter().filter(|rule| rule.charge() != Charge::Always);
     let names: Vec<&str> = refunding.map(|rule| &**rule.name()).collect();

@@ -151,11 +151,11 @@ impl Permit {
         group.policies.write_headers(&decision, response.headers_mut());
     }
 
-    /// Returns the receipt of the charges, with which another caller can report how the request ended. `id` must be
-    /// random and used for nothing else.
+    /// Returns the receipt of the charges, with which another process can report how the request ended.
     ///
-    /// `None` if nothing was charged, or if the [options](super::RequestOptions) of the request did not ask for a
-    /// receipt. The permit must then be [kept](Permit::keep), not finished: a charge is refunded by one of them only.
+    /// `id` must be random and not be used for anything else. Returns `None` if nothing was charged, or if the
+    /// [options](super::RequestOptions) of the request did not ask for a receipt. If a receipt was issued, call
+    /// [`Permit::keep`] instead of finishing the permit: only one of them may refund the charge.
     pub fn receipt(&self, id: ReceiptId) -> Option<Receipt> {
         let charges = self.0.as_ref()?.charges.as_ref().filter(|charges| charges.context.options.keeps_receipt)?;
         Receipt::new(id, charges.receipt_parts(), charges.engine.limiter())
