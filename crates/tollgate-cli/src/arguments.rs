@@ -126,7 +126,7 @@ pub(crate) struct CountersChoice {
 pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) store: StoreChoice,
-    /// Address of the HTTP listener (POST /v1/check); `off` disables it
+    /// Address of the HTTP listener (/v1/check, /v1/refund, /v1/forward-auth); `off` disables it
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = listener_address)]
     pub(crate) http: String,
     /// Address of the RESP listener, for Redis clients; `off` disables it
@@ -147,8 +147,9 @@ pub(crate) struct Serve {
     /// else none]
     #[arg(long, value_name = "FILE")]
     pub(crate) http_token_file: Option<PathBuf>,
-    /// File with the secret under which receipts are encrypted, the same for all instances [default:
-    /// $TOLLGATE_RECEIPT_SECRET, else `receipt_secret` of the configuration, else random if counters are in memory]
+    /// File with the secret that encrypts receipts; must be the same on all instances [default:
+    /// $TOLLGATE_RECEIPT_SECRET, else `receipt_secret` in the configuration file, else random if counters are in
+    /// memory]
     #[arg(long, value_name = "FILE")]
     pub(crate) receipt_secret_file: Option<PathBuf>,
     /// Allow HTTP without a token and RESP without a password on addresses that other machines can reach

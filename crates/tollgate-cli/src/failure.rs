@@ -51,7 +51,7 @@ pub(crate) enum Failure {
         "write the password to this file, or omit --resp-password-file to accept clients without a password"
     ))]
     PasswordMissing { place: String },
-    #[error("{place}: the receipt secret must have at least {bytes_min} bytes, this one has {bytes}")]
+    #[error("{place}: the receipt secret must have at least {bytes_min} bytes; this one has {bytes}")]
     #[diagnostic(help("generate one, for example with `openssl rand -hex 32`"))]
     ReceiptSecretShort { place: String, bytes: usize, bytes_min: usize },
     #[error("${variable} is not valid UTF-8")]
@@ -103,7 +103,7 @@ pub(crate) enum Failure {
     AdminUnreachable { url: String, reason: String },
     #[error("{url} is not an admin listener: {reason}")]
     #[diagnostic(help(
-        "use the address that `tollgate serve` prints in the line `admin`, which is http://127.0.0.1:9090 by default"
+        "use the address that `tollgate serve` prints in its line `admin`: http://127.0.0.1:9090 by default"
     ))]
     NotAdmin { url: String, reason: String },
     #[error("the admin listener responded with status {status}: {message}")]

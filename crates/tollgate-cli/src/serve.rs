@@ -178,7 +178,7 @@ fn loader(arguments: &Serve) -> Result<Loader, Failure> {
     })
 }
 
-/// Returns the secret under which receipts are encrypted: that of the options or the environment, else that of the
+/// Returns the secret with which receipts are encrypted: that of the options or the environment, else that of the
 /// configuration, else a random one if counters are in memory.
 ///
 /// Returns `None` on a shared store without a secret. Instances with different random secrets could not redeem each
@@ -197,8 +197,8 @@ fn receipt_secret(arguments: &Serve, settings: &Settings) -> Result<Option<Recei
 
 /// Logs a warning about rules with a `charge` other than `always`, if their units cannot be refunded.
 ///
-/// The service learns the outcome of a request from its receipt. Without a receipt secret there are none. A proxy that
-/// asks by forward-auth reports no outcome; only a trusted proxy can ask so.
+/// A client reports the outcome of a request with its receipt. Without a receipt secret, there are no receipts. A proxy
+/// that uses forward-auth reports no outcome; only a trusted proxy can use it.
 fn warn_about_refunds(rules: &RuleSet, has_receipts: bool) {
     let refunding = rules.rules().iter().filter(|rule| rule.charge() != Charge::Always);
     let names: Vec<&str> = refunding.map(|rule| &**rule.name()).collect();
@@ -209,13 +209,13 @@ fn warn_about_refunds(rules: &RuleSet, has_receipts: bool) {
     if !has_receipts {
         tracing::warn!(
             rules = by_outcome,
-            "these rules charge by the outcome of a request, which clients report with a receipt: set a receipt secret, or \
-             every request stays charged"
+            "these rules charge by the outcome of a request, which clients report with a receipt; without a receipt \
+             secret, every request stays charged: set receipt_secret_env or receipt_secret_file"
         );
     } else if !rules.identifier().proxies().networks().is_empty() {
         tracing::warn!(
             rules = by_outcome,
-            "these rules charge by the outcome of a request; a proxy that asks by forward-auth does not report it, so its \
+            "these rules charge by the outcome of a request; a proxy that uses forward-auth does not report it, so its \
              requests stay charged"
         );
     }
@@ -229,8 +229,8 @@ fn log_settings_for_requests_only(loaded: &Loaded) {
         let settings = settings.join(", ");
         tracing::info!(
             settings,
-            "these settings apply to requests that rules decide, and not to checks that name their key and limit: such a \
-             check has no address, API key, path or rule, and its response body is the decision"
+            "these settings apply to requests that rules decide, but not to checks that name their key and limit: such \
+             a check has no address, API key, path or rule, and its response body is the decision"
         );
     }
 }

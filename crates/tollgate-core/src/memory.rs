@@ -176,8 +176,8 @@ impl MemoryStore {
     /// Gives units back and charges units as `redemption` says, unless its id was used before or is expired.
     ///
     /// Of any number of calls with one id, exactly one returns [`Redeemed::Done`], and the others wait until it has
-    /// taken effect. A check at the same time may see the counter of one limit corrected and that of another one not
-    /// yet. The charge ignores bans.
+    /// taken effect. A concurrent check may see the counter of one limit corrected, but not yet that of another. The
+    /// charge ignores bans.
     ///
     /// # Errors
     /// Returns an error of the kind `Unavailable` if 1,000,000 other ids are marked as used, which takes 61 MB. Nothing

@@ -1,8 +1,8 @@
 //! Corrections of a charge that take effect exactly once.
 //!
-//! A [refund](crate::Store::refund) must be called at most once, and not again after an error. Several nodes that may
-//! each be asked to refund the same charge, or a client that repeats its request, cannot guarantee that. So a redemption
-//! has an id, and the store remembers which ids were used:
+//! A [refund](crate::Store::refund) must be called at most once, and not again after an error. This cannot be
+//! guaranteed if several nodes may refund the same charge, or if a client repeats its request. So a redemption has an
+//! id, and the store remembers which ids were used:
 //!
 //! ```text
 //!   redeem(id) ──▶ until has passed? ── yes ──▶ Expired       nothing changes
@@ -12,11 +12,11 @@
 //!                  mark the id as used, give units back, charge units ──▶ Done
 //! ```
 //!
-//! The last line is one step: of any number of calls with one id, on any number of nodes, exactly one is `Done`. After
-//! an error that leaves the outcome open, the caller calls again with the same id.
+//! The last line is one atomic step: of any number of calls with one id, on any number of nodes, exactly one is `Done`.
+//! After an error, when the outcome is unknown, the caller calls again with the same id.
 //!
-//! **Used ids do not pile up.** A store remembers an id until `until`. From then on every call with it is `Expired`,
-//! whether the id was used or not.
+//! **Used ids are kept for a limited time.** A store remembers an id until `until`. From then on, every call with this
+//! id is `Expired`, whether it was used or not.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ use crate::check::{Check, Demand};
 use crate::decision::Decision;
 use crate::time::Timestamp;
 
-/// The id of a receipt: 128 bits that no other receipt has, such as random ones.
+/// The id of a receipt: 128 bits that must be unique, such as random ones.
 ///
 /// [`Display`](fmt::Display) writes 32 lower-case hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,10 +54,9 @@ impl fmt::Debug for ReceiptId {
     }
 }
 
-/// A correction of a charge that takes effect once: units to give back, units to charge, or both. See
-/// [`Store::redeem`](crate::Store::redeem).
+/// A correction of a charge that takes effect once: units to give back, units to charge, or both.
 ///
-/// With neither, redeeming only marks the id as used.
+/// With neither, [`Store::redeem`](crate::Store::redeem) only marks the id as used.
 ///
 /// ```
 /// use tollgate_core::{Check, Demand, Key, MemoryStore, ReceiptId, Redeemed, Redemption};
@@ -77,16 +76,16 @@ impl fmt::Debug for ReceiptId {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Redemption<'a> {
-    /// The id, which can be used once.
+    /// The id of the receipt, which can be used once.
     pub id: ReceiptId,
-    /// The subject whose counters are corrected; if there are several, one of them.
+    /// The subject whose counters are corrected; if there are several, any one of them.
     ///
-    /// A store may keep the used id beside the counters of this subject, so all redemptions of an id must name the same
-    /// one.
+    /// A store may keep the used id with the counters of this subject, so all redemptions of an id must have the same
+    /// subject.
     pub subject: &'a [u8],
-    /// The time, by the store's clock, from which on the id is expired.
+    /// The time, by the store's clock, at which the id expires.
     ///
-    /// All redemptions of an id must name the same time.
+    /// All redemptions of an id must have the same time.
     pub until: Timestamp,
     /// The charge to give back: the check that was decided, and the decision. As in
     /// [`Store::refund`](crate::Store::refund), nothing is given back for a denial.
@@ -110,7 +109,7 @@ impl<'a> Redemption<'a> {
 
     /// Sets the units to charge. Replaces an earlier check.
     ///
-    /// No counter of `check` may also be one of those to which units are given back.
+    /// The check must not use a counter to which units are given back.
     #[must_use]
     pub const fn charge(mut self, check: Check<'a>) -> Redemption<'a> {
         self.charge = Some(check);
@@ -132,11 +131,11 @@ impl<'a> Redemption<'a> {
 #[non_exhaustive]
 #[must_use]
 pub enum Redeemed {
-    /// The redemption took effect, and its id is used from now on.
+    /// The redemption took effect, and its id is marked as used.
     Done,
     /// Another redemption has used the id. Nothing was changed.
     AlreadyUsed,
-    /// The time until which the id can be used has passed. Nothing was changed.
+    /// The id has expired. Nothing was changed.
     Expired,
 }
 

@@ -58,10 +58,11 @@ pub trait Store: Send + Sync {
     /// call again with the same redemption, whatever the kind of the error. If the first call was executed, the second
     /// one returns `AlreadyUsed`.
     ///
-    /// The default implementation returns an error of the kind [`StoreErrorKind::Forbidden`]: the store has no receipts.
+    /// The default implementation returns an error of the kind [`StoreErrorKind::Forbidden`]: the store does not
+    /// support receipts.
     fn redeem<'a>(&'a self, redemption: &'a Redemption<'a>) -> StoreFuture<'a, Redeemed> {
         let _ = redemption;
-        let error = StoreError::new(StoreErrorKind::Forbidden, "this store has no receipts");
+        let error = StoreError::new(StoreErrorKind::Forbidden, "this store does not support receipts");
         Box::pin(std::future::ready(Err(error)))
     }
 

@@ -512,7 +512,7 @@ impl Store for RedisStore {
 
     /// Gives units back and charges units as `redemption` says, unless its id was used before or is expired.
     ///
-    /// The used id is a key beside the counters of the redemption's subject, which lives until the id expires. With one
+    /// The used id is stored under a key with the redemption's subject, which lives until the id expires. With one
     /// subject per call ([`RedisStoreBuilder::one_subject_per_call`]), a redemption of several subjects fails with the
     /// kind `Forbidden`.
     fn redeem<'a>(&'a self, redemption: &'a Redemption<'a>) -> StoreFuture<'a, Redeemed> {

@@ -1,7 +1,8 @@
 //! Decides checks for the listeners, by the settings in force.
 //!
-//! HTTP and RESP differ in how a check arrives and how its decision is written. What a check means is the same for both,
-//! so it is here: which limiter and rules decide, which settings of the configuration apply, and what is counted.
+//! HTTP and RESP differ in how a check is parsed and how its decision is written. Everything else is the same for both,
+//! and is in this module: which limiter and rules decide, which settings of the configuration apply, and what is
+//! counted.
 //!
 //! ```text
 //!   listeners/http, listeners/resp ──▶ Decider ──▶ Limiter    explicit checks: key and limit are given
@@ -55,13 +56,13 @@ impl Decider {
         Decider { limiter, engine, stats, receipt_secret: None }
     }
 
-    /// Sets the secret under which receipts are encrypted. Defaults to none: no receipts are issued.
+    /// Sets the secret with which receipts are encrypted. Defaults to `None`: no receipts are issued.
     #[must_use]
     pub(crate) fn with_receipts(self, receipt_secret: Option<ReceiptSecret>) -> Decider {
         Decider { receipt_secret, ..self }
     }
 
-    /// Returns the secret under which receipts are encrypted, if there is one.
+    /// Returns the secret with which receipts are encrypted, if there is one.
     pub(crate) fn receipt_secret(&self) -> Option<&ReceiptSecret> {
         self.receipt_secret.as_ref()
     }
@@ -107,13 +108,13 @@ impl Decider {
         answer
     }
 
-    /// Waits until an explicit check is admitted, at most `wait_max`, and counts the last decision, but no time.
+    /// Waits until an explicit check is admitted, for at most `wait_max`, and counts the last decision. Its duration is
+    /// not recorded.
     ///
-    /// The delay of a leaky bucket is waited for, too, so an admission has none. If the check is not admitted in time or
-    /// never, the last decision is returned as a denial, and nothing is charged.
-    /// Checks that wait for the same counters in this process are admitted in the order of their arrival. Dropping the
-    /// future removes the check from the queue. While the kill switch is on at the start of the wait, the check is
-    /// admitted at once, as by [`Decider::check`].
+    /// Also waits for the delay of a leaky bucket, so an admission has none. If the check is not admitted in time, the
+    /// last decision is returned as a denial, and nothing is charged. Checks that wait for the same counters in this
+    /// process are admitted in order of arrival. Dropping the future removes the check from the queue. If the kill
+    /// switch is on at the start of the wait, the check is admitted at once, as by [`Decider::check`].
     ///
     /// # Errors
     /// Returns an error only if the store does not answer and `on_failure` is `deny`.
@@ -169,7 +170,7 @@ impl Decider {
     }
 }
 
-/// Removes the delay of a leaky bucket from an admission of `check`, because it has been waited for.
+/// Removes the delay of a leaky bucket from an admission of `check`, because the delay has passed.
 fn without_delay(mut admitted: Decision, check: &Check<'_>) -> Decision {
     let charged = check.demands().iter().zip(&mut admitted.limits).filter(|(demand, _)| demand.cost != Cost::PEEK);
     charged.for_each(|(_, status)| status.retry_after = Wait::ZERO);

@@ -120,7 +120,8 @@ type BuildListener = Box<dyn FnOnce(&ServerState) -> Arc<dyn Listener> + Send>;
 pub struct Listeners(Vec<(TcpListener, BuildListener)>);
 
 impl Listeners {
-    /// Adds a socket that serves HTTP: `POST /v1/check`, `/openapi.json` and `/docs`. `None` adds nothing.
+    /// Adds a socket that serves HTTP: `POST /v1/check`, `POST /v1/refund`, `/v1/forward-auth`, `/openapi.json` and
+    /// `/docs`. `None` adds nothing.
     #[must_use]
     pub fn http(self, socket: impl Into<Option<TcpListener>>) -> Listeners {
         self.add(socket, HttpListener::build)

@@ -97,8 +97,8 @@ fn document() -> Value {
             "operationId": "check",
             "summary": "Decide whether a request is allowed",
             "description": "The body has one of three forms: one limit; several limits, of which none is charged unless all pass; or the \
-                description of a request that another program received, to be decided by the configured rules. In the last form, the \
-                field `response` of the answer has what a service behind the Tower layer would send.",
+                description of a request that another program received, to be decided by the configured rules. In the last \
+                form, the field `response` is what a service behind the Tower layer would send.",
             "requestBody": { "required": true, "content": { "application/json": {
                 "schema": request,
                 "examples": {
@@ -154,7 +154,7 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
         "413": rejected("The body is too large."),
         "414": path_too_long,
         "429": {
-            "description": "A limit denies the request. With `wait_ms`, there was no room in time. The body has the decision, as for \
+            "description": "A limit denies the request; with `wait_ms`, there was no room in time. The body has the decision, as for \
                 200, and the fields of the refusal.",
             "headers": denial_headers(),
             "content": { "application/json": { "schema": refusal } },
@@ -180,7 +180,8 @@ fn refund(schemas: &mut SchemaGenerator) -> Value {
     json!({ "post": {
         "operationId": "refund",
         "summary": "Correct the charge of an admitted check, by its receipt",
-        "description": "A receipt is applied once, on whichever instance. A client that gets no answer may send it again.",
+        "description": "A receipt is applied once, no matter how often and to which instances it is sent. A client that gets no answer may \
+            send it again.",
         "requestBody": { "required": true, "content": { "application/json": {
             "schema": request,
             "examples": {
@@ -191,7 +192,7 @@ fn refund(schemas: &mut SchemaGenerator) -> Value {
         } } },
         "responses": {
             "200": {
-                "description": "The receipt is valid. `applied` says whether this refund has changed anything.",
+                "description": "The receipt is valid. `applied` says whether this refund was applied.",
                 "content": { "application/json": { "schema": refunded } },
             },
             "400": rejected("The body is invalid, or the text is not a receipt of this deployment (`invalid_receipt`)."),
@@ -199,7 +200,7 @@ fn refund(schemas: &mut SchemaGenerator) -> Value {
             "403": rejected("A browser sent the request for a web page whose origin is not allowed."),
             "405": not_allowed(&problem, "POST"),
             "408": rejected("The body did not arrive in time."),
-            "409": rejected("The units were counted in the memory of another instance, which alone can refund them."),
+            "409": rejected("The units were counted in the memory of another instance. Only that instance can refund them."),
             "413": rejected("The body is too large."),
             "431": { "description": "The headers are too large." },
             "503": unavailable,

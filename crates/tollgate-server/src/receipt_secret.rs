@@ -9,8 +9,8 @@
 //!   key = HKDF-SHA-256(secret, salt), nonce = 0
 //! ```
 //!
-//! Each receipt has a random salt and therefore a key of its own, so the nonce need not differ. A random nonce under one
-//! key would be safe for only some 2^32 receipts.
+//! Each receipt has a random salt and therefore its own key, so the nonce can be constant. Random nonces under one key
+//! would be safe for only about 2^32 receipts.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -20,16 +20,16 @@ use tollgate::receipt::Receipt;
 
 const VERSION: u8 = 1;
 const SALT_BYTES: usize = 16;
-/// The longest text that is decrypted: as long as one argument of a RESP command may be.
+/// The maximum length of a text that is decrypted.
 pub(crate) const RECEIPT_TEXT_BYTES_MAX: usize = 64 * 1024;
 
-/// The secret under which an instance encrypts receipts.
+/// The secret with which an instance encrypts receipts.
 ///
 /// Instances that share a store need the same secret, so that each can redeem the receipts of the others.
 #[derive(Clone)]
 pub struct ReceiptSecret(hkdf::Prk);
 
-/// The error of a text that is not a receipt of this deployment.
+/// The error for a text that is not a receipt of this deployment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "this is not a receipt of this service, or it was issued under another receipt secret; expected the `receipt` of an admitted check, unchanged"
@@ -37,12 +37,12 @@ pub struct ReceiptSecret(hkdf::Prk);
 pub(crate) struct InvalidReceiptText;
 
 impl ReceiptSecret {
-    /// Creates a secret from text, which should be at least 16 random bytes.
+    /// Creates a secret from bytes: at least 16 random ones.
     pub fn new(secret: &[u8]) -> ReceiptSecret {
         ReceiptSecret(hkdf::Salt::new(hkdf::HKDF_SHA256, b"tollgate receipts").extract(secret))
     }
 
-    /// Generates a random secret. Receipts under it are valid until the process ends.
+    /// Generates a random secret. Receipts that are encrypted with it are valid until the process ends.
     ///
     /// # Errors
     /// Returns an error if the operating system provides no random numbers.

@@ -6,9 +6,9 @@
 //!                                            ─▶ {"applied": false, "reason": "already_used"}
 //! ```
 //!
-//! A client may repeat a refund whose response it did not get: it is applied once. With counters in memory, the secret
-//! is generated at the start, and receipts are valid until the process ends, as the counters are. On a shared store the
-//! operator sets it, so that every instance can redeem the receipts of the others.
+//! A client may repeat a refund whose response it did not receive, because a receipt is applied once. With counters in
+//! memory, the secret is generated at startup, and receipts are valid until the process ends, as the counters are. With
+//! a shared store, the operator sets the secret, so that every instance can redeem the receipts of the others.
 
 use tollgate::engine::{Ending, Permit};
 use tollgate::receipt::{ReceiptTooLarge, RedeemError, Settlement};
@@ -17,7 +17,7 @@ use tollgate::{Check, Decision, Demand, ReceiptId, Redeemed, StoreErrorKind};
 use crate::decider::Decider;
 use crate::receipt_secret::{InvalidReceiptText, random};
 
-/// A receipt as a client gets it.
+/// A receipt in the form in which it is sent to a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct IssuedReceipt {
     /// The encrypted receipt.
@@ -49,7 +49,7 @@ pub(crate) enum RefundError {
     )]
     OtherInstance,
     /// The store did not answer. The client may repeat the refund.
-    #[error("the store did not answer ({}); try again: a receipt is applied once", .0.as_str())]
+    #[error("the store did not answer ({}); try again: a receipt is applied only once", .0.as_str())]
     Store(StoreErrorKind),
 }
 
@@ -82,7 +82,7 @@ impl Decider {
         Some(IssuedReceipt { text: secret.seal(&receipt)?, refund_on })
     }
 
-    /// Corrects the charges of a receipt. It is applied once, however often it is redeemed.
+    /// Corrects the charges of a receipt. It is applied once, no matter how often it is redeemed.
     ///
     /// # Errors
     /// Returns an error if the text is not a receipt of this deployment, if another instance has to redeem it, or if the

@@ -227,7 +227,7 @@ impl Engine {
         self.0.pending.wait().await;
     }
 
-    /// Corrects the charges of a receipt, exactly once, however often and by however many nodes it is redeemed.
+    /// Corrects the charges of a receipt exactly once, no matter how often and by how many nodes it is redeemed.
     ///
     /// # Errors
     /// Returns an error if the store does not answer, after which the receipt may be redeemed again, or if the receipt

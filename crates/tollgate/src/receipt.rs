@@ -10,15 +10,15 @@
 //! ```
 //!
 //! **One id, several parts.** The limits of a request may be counted in several stores: shields in their own memory,
-//! shadow rules apart from the enforced ones. Each group of limits that was decided together is a part of the receipt,
-//! and is redeemed under an id of its own, derived from that of the receipt. If redeeming fails half way, a retry
-//! redeems the rest.
+//! shadow rules separately from enforced ones. Each group of limits that was decided together is a part of the receipt,
+//! and is redeemed under its own id, which is derived from that of the receipt. If redeeming fails after some parts, a
+//! retry redeems the rest.
 //!
 //! **Counters in process memory** can be corrected only by the process that holds them. A receipt with such a part
 //! names its issuer, and every other process rejects it.
 //!
-//! A receipt reveals keys and addresses, and whoever can write one can refund units. A service must encrypt and
-//! authenticate [encoded](Receipt::encode) receipts before it sends them.
+//! A receipt contains keys and addresses, and a client that could forge one could refund units. A service must encrypt
+//! and authenticate [encoded](Receipt::encode) receipts before it sends them.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
@@ -34,10 +34,10 @@ use crate::engine::Ending;
 use crate::limiter::{Limiter, redeem_in_memory};
 use crate::rules::Charge;
 
-/// The most bytes that the subjects of a receipt may have together.
+/// The maximum total length of the subjects of a receipt, in bytes.
 ///
-/// A receipt contains them, and must fit into one argument of a RESP command: 64 KiB. They are written in hex and
-/// then in base64, which makes them 2.7 times as long.
+/// A receipt contains the subjects. They are encoded in hex and then in base64, which makes them 2.7 times as long. The
+/// text that `tollgate serve` sends to clients must not exceed 64 KiB.
 pub const RECEIPT_SUBJECT_BYTES_MAX: usize = 16 * 1024;
 
 /// The charges of an admitted check or request, which can be redeemed once.
@@ -99,17 +99,17 @@ pub(crate) struct ChargedLimit {
     charge: Charge,
 }
 
-/// How the charges of a receipt are corrected.
+/// A correction of the charges of a receipt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Settlement {
     /// All units are given back.
     Refund,
-    /// The request has cost this many units instead of those that were charged. Unused units are given back; units
-    /// above the charge are charged even if they do not fit.
+    /// The request cost this many units instead of those that were charged. Unused units are given back. Units above
+    /// the charge are charged, even if they do not fit.
     Used(Cost),
     /// The request ended. Rules with `charge = "on_failure"` give their units back after a success, those with
-    /// `"on_success"` after a failure. All other charges stay.
+    /// `"on_success"` after a failure. All other charges are kept.
     Ended(Ending),
 }
 
@@ -122,30 +122,30 @@ pub enum RedeemError {
         "the receipt can be redeemed only by the instance that issued it, because its counters are in that instance's memory"
     )]
     OtherInstance,
-    /// The store did not answer. The same receipt may be redeemed again: it takes effect once.
+    /// The store did not answer. The receipt may be redeemed again: it takes effect only once.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// The error of bytes that are not an encoded [`Receipt`].
+/// The error for bytes that are not an encoded [`Receipt`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("this is not a receipt")]
 pub struct InvalidReceipt;
 
-/// The error of a receipt whose subjects have more than [`RECEIPT_SUBJECT_BYTES_MAX`] bytes.
+/// The error for a receipt whose subjects have more than [`RECEIPT_SUBJECT_BYTES_MAX`] bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "the keys of a check with a receipt can have at most {RECEIPT_SUBJECT_BYTES_MAX} bytes in all, these have {bytes}"
+    "the keys of a check with a receipt can have at most {RECEIPT_SUBJECT_BYTES_MAX} bytes in total; these have {bytes}"
 )]
 pub struct ReceiptTooLarge {
-    /// The number of bytes of all subjects.
+    /// The total length of the subjects in bytes.
     pub bytes: usize,
 }
 
 impl ReceiptTooLarge {
     /// Returns an error if the demands' subjects have too many bytes for a receipt.
     ///
-    /// Call it before the check: an admission without its receipt cannot be refunded.
+    /// Call this before the check, because an admission without a receipt cannot be refunded.
     pub fn check(demands: &[Demand<'_>]) -> Result<(), ReceiptTooLarge> {
         let bytes = demands.iter().map(|demand| demand.key.subject().len()).sum();
         if bytes <= RECEIPT_SUBJECT_BYTES_MAX { Ok(()) } else { Err(ReceiptTooLarge { bytes }) }
@@ -163,9 +163,9 @@ impl Receipt {
         (!parts.is_empty()).then_some(Receipt { id: id.to_bytes(), issuer, parts })
     }
 
-    /// Returns whether a request with this ending gets units back, by the `charge` of its rules.
+    /// Returns whether units are given back after this ending, according to the `charge` of the rules.
     ///
-    /// `false` for explicit checks, whose limits have no `charge`.
+    /// Returns `false` for explicit checks, whose limits have no `charge`.
     pub fn is_refunded_on(&self, ending: Ending) -> bool {
         let mut limits = self.parts.iter().flat_map(|part| &part.limits);
         limits.any(|limit| limit.charge.refunds(ending == Ending::Success))
@@ -179,7 +179,7 @@ impl Receipt {
 
     /// Decodes a receipt from the bytes of [`Receipt::encode`].
     ///
-    /// The bytes must come from this program: a receipt is believed.
+    /// The bytes must be authentic, because their content is not verified.
     ///
     /// # Errors
     /// Returns an error if the bytes are not a receipt.
@@ -314,9 +314,9 @@ impl ChargedLimit {
 }
 
 impl Limiter {
-    /// Creates the receipt of an admission. `id` must be random and used for nothing else.
+    /// Creates the receipt of an admission. `id` must be random and not be used for anything else.
     ///
-    /// `check` must be the check of the decision, with explicit keys. Returns `None` if nothing was charged: for a
+    /// `check` must be the check that was decided, with explicit keys. Returns `None` if nothing was charged: for a
     /// denial, a peek, or an admission that no counter decided.
     pub fn receipt(&self, id: ReceiptId, check: &Check<'_>, decision: &Decision) -> Option<Receipt> {
         let charged = check.demands().iter().zip(&decision.limits);
@@ -324,10 +324,10 @@ impl Limiter {
         Receipt::new(id, ReceiptPart::new(false, decision, charged).into_iter().collect(), self)
     }
 
-    /// Corrects the charges of a receipt, exactly once, however often and by however many nodes it is redeemed.
+    /// Corrects the charges of a receipt exactly once, no matter how often and by how many nodes it is redeemed.
     ///
-    /// Receipts for requests that shields have charged must be redeemed by an
-    /// [`Engine`](crate::engine::Engine::redeem).
+    /// A receipt of a request that a shield has charged must be redeemed with
+    /// [`Engine::redeem`](crate::engine::Engine::redeem).
     ///
     /// # Errors
     /// Returns an error if the store does not answer, or if the receipt can be redeemed only by another process.

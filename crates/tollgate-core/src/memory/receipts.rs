@@ -65,7 +65,8 @@ impl UsedReceipts {
             return Ok(Redeemed::AlreadyUsed);
         }
         if table.used.len() >= USED_MAX {
-            let message = format!("the memory store remembers {USED_MAX} used receipts, its maximum; use Redis");
+            let message =
+                format!("the memory store already remembers the maximum of {USED_MAX} used receipts; use Redis");
             return Err(StoreError::new(StoreErrorKind::Unavailable, message));
         }
         table.used.insert(id);

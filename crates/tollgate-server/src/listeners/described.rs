@@ -1,7 +1,7 @@
 //! A request that another program received and describes, to be decided by the rules.
 //!
-//! HTTP describes it in JSON, RESP in the arguments of a command. What is accepted is the same for both, so it is here.
-//! Errors begin with the name of the part, such as `path: …`.
+//! HTTP clients describe it in JSON, RESP clients in the arguments of a command. This module validates both. Errors
+//! begin with the name of the part, such as `path: …`.
 
 use std::net::IpAddr;
 

@@ -1,15 +1,16 @@
-//! The HTTP listener: `POST /v1/check`.
+//! The HTTP listener: `POST /v1/check`, `POST /v1/refund` and `/v1/forward-auth`.
 //!
-//! One JSON request, one JSON decision, with the headers that a limited service would send. The status tells the verdict,
-//! so that a caller can go by it alone: 200, 429 (a limit denies), 403 (a ban, in the configuration or in the store), 503
-//! (`on_failure = "deny"` without a store) or 414 (a path that is too long). A refusal has the fields of the JSON body that
-//! the layer sends. If rules decide, the body also has the whole response to relay (`relayed.rs`).
+//! One JSON request, one JSON decision, with the headers that a limited service would send. The status is the verdict,
+//! so that a caller needs nothing else: 200, 429 (a limit denies), 403 (a ban, in the configuration or in the store),
+//! 503 (`on_failure = "deny"` without a store) or 414 (a path that is too long). A refusal has the fields of the JSON
+//! body that the layer sends. If rules decide, the body also has the whole response to relay (`relayed.rs`).
 //!
 //! If the listener has a token, a check needs it as `Authorization: Bearer`. Without it, the response is 401, also for
 //! a client that has guessed too often: 429 always means that a limit denies. Such a listener does not use the fast
 //! path (`fast_path.rs`), which reads no headers.
 //!
-//! `/v1/forward-auth` (`forward_auth.rs`) decides the requests of a reverse proxy, by rules. It has its own conditions.
+//! `/v1/refund` (`refund.rs`) corrects the charge of a check. `/v1/forward-auth` (`forward_auth.rs`) decides requests
+//! for a reverse proxy, by rules. It requires a trusted proxy instead of the token.
 
 pub(crate) mod connection;
 mod fast_path;
@@ -61,7 +62,7 @@ use crate::stream::ClientStream;
 /// The most bytes of a body: a key of 64 KiB in which every byte is escaped, and the rest.
 const BODY_BYTES_MAX: usize = 512 * 1024;
 
-/// The HTTP listener: answers `POST /v1/check`, `/v1/forward-auth`, `/openapi.json` and `/docs`.
+/// The HTTP listener: answers `POST /v1/check`, `POST /v1/refund`, `/v1/forward-auth`, `/openapi.json` and `/docs`.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpListener {
     decider: Decider,
@@ -161,7 +162,8 @@ impl HttpListener {
         self.answer(request).await
     }
 
-    /// Answers one request: a check (`POST /v1/check`), or GET or HEAD of `/openapi.json` or `/docs`.
+    /// Answers one request: a check (`POST /v1/check`), a refund (`POST /v1/refund`), or GET or HEAD of `/openapi.json`
+    /// or `/docs`.
     ///
     /// A check that a browser sends for a web page of another site gets 403, which is counted and logged. A body of
     /// more than 512 KiB gets 413, one that takes longer than 10 s 408, and one that ends early or is invalid 400. Any

@@ -56,9 +56,9 @@ use crate::metrics::{ListenerStats, RESP_ERRORS, Rejection};
 use crate::receipts::RefundError;
 use crate::stream::{ClientStream, Cork};
 
-/// The most commands, and the number of limits from which on no further check is added, that are decided together. Larger
-/// pipelines are answered in several writes.
+/// The maximum number of commands that are answered together. Larger pipelines are answered in several writes.
 const BATCH_COMMANDS_MAX: usize = 512;
+/// The number of limits at which no further check is added to a batch.
 const BATCH_LIMITS_MAX: usize = 512;
 /// The size at which replies are written although more commands have arrived.
 const REPLY_BYTES_MAX: usize = 64 * 1024;

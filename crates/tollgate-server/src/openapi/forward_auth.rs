@@ -10,16 +10,16 @@ pub(super) fn paths(problem: &Schema) -> [(&'static str, Value); 2] {
     let plain = json!({ "get": {
         "operationId": "forwardAuth",
         "summary": "Decide a request for Caddy or Traefik",
-        "description": "The proxy describes a request in headers, and sends the visitor's other headers as they are. The configured \
-            rules decide. Any method is accepted; body and query are ignored. The address of the proxy must be in \
+        "description": "The proxy describes a request in headers, and sends the visitor's other headers unchanged. The configured \
+            rules decide. Any method is accepted; the body and the query are ignored. The address of the proxy must be in \
             `trusted_proxies` of the rules. No token is required.",
         "parameters": parameters(),
         "responses": plain_responses(problem),
     } });
     let nginx = json!({ "get": {
         "operationId": "forwardAuthNginx",
-        "summary": "Decide a request for auth_request of nginx",
-        "description": "As `/v1/forward-auth`, but a refusal is always 403, because nginx turns other statuses into a 500. \
+        "summary": "Decide a request for the auth_request module of nginx",
+        "description": "Like `/v1/forward-auth`, but a refusal is always 403, because nginx turns other statuses into a 500. \
             The response for the visitor is in headers.",
         "parameters": parameters(),
         "responses": nginx_responses(problem),
@@ -96,14 +96,14 @@ fn nginx_responses(problem: &Schema) -> Value {
     refusal_headers["X-Tollgate-Status"] =
         header("The status for the visitor: 429, 403, 503, 414 or 400.", json!({ "type": "integer" }));
     refusal_headers["X-Tollgate-Body"] = header(
-        "The body for the visitor, in one line. Absent if it has more than 8 KiB.",
+        "The body for the visitor, in one line. Absent if it exceeds 8 KiB.",
         json!({ "type": "string", "maxLength": 8 * 1024 }),
     );
     refusal_headers["X-Tollgate-Content-Type"] = header("The content type of that body.", json!({ "type": "string" }));
     json!({
         "204": { "description": "The request is allowed.", "headers": limit_headers() },
         "400": bad_request(problem),
-        "403": { "description": "The request is refused. The headers have the response for the visitor.", "headers": refusal_headers },
+        "403": { "description": "The request is refused. The headers contain the response for the visitor.", "headers": refusal_headers },
         "431": { "description": "The headers are too large." },
         "503": {
             "description": "The listener is overloaded.",

@@ -60,7 +60,7 @@ pub(super) fn method_text() -> Value {
     json!({ "type": "string", "pattern": METHOD })
 }
 
-/// Returns the schema of the text of a path with an optional query, without a description and a length.
+/// Returns the schema of the text of a path with an optional query, without a description or a length.
 pub(super) fn path_text() -> Value {
     json!({ "type": "string", "pattern": PATH })
 }
@@ -68,9 +68,9 @@ pub(super) fn path_text() -> Value {
 pub(crate) fn wait_ms(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "integer",
-        "description": "Holds the answer until every limit has room, at most this many milliseconds. Checks that wait for \
-            the same counters in this instance are admitted in the order of their arrival. If there is no room in time, the \
-            answer is 429, and nothing is charged; if that is known earlier, it is sent at once.",
+        "description": "Holds the answer until every limit has room, for at most this many milliseconds. Checks that wait for \
+            the same counters in this instance are admitted in order of arrival. If there is no room in time, the answer is \
+            429, and nothing is charged. If that is known earlier, the answer is sent at once.",
         "minimum": 0,
         "maximum": WAIT_MS_MAX,
     })
@@ -79,7 +79,7 @@ pub(crate) fn wait_ms(_: &mut SchemaGenerator) -> Schema {
 pub(crate) fn receipt(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "boolean",
-        "description": "Whether an admission gets a receipt, with which its units can be refunded by POST /v1/refund.",
+        "description": "Whether the response to an admission contains a receipt, with which POST /v1/refund can refund the units.",
         "default": false,
     })
 }

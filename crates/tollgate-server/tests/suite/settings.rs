@@ -214,7 +214,7 @@ fn rows(redis: &str) -> Vec<Row> {
         Row::rule("rules.on_failure", "on_failure = \"allow\"").without_store(),
         Row::rule("rules.charge", "charge = \"on_failure\"").only_at(
             &["the layer"],
-            "the service learns the outcome by the receipt of a request, and none of these has one",
+            "the service learns the outcome only from a receipt, which these requests do not have",
         ),
         Row::rule("rules.cost", "cost = 2"),
         Row::rule("rules.headers", "headers = []"),

@@ -110,7 +110,7 @@ impl Loaded {
     /// limit, in alphabetical order.
     ///
     /// Such a check has no address, API key or path that could be exempt, banned by the file, replaced by a pseudonym
-    /// or too long; its response body is the decision; and no rule decides it that could be in shadow mode. Settings that
+    /// or too long. Its response body is the decision. No rule decides it, so shadow mode has no effect. Settings that
     /// identify callers, such as `plans` and `trusted_proxies`, are not listed, since such a check has no caller.
     pub fn settings_for_requests_only(&self) -> Vec<&'static str> {
         let Config { anonymize, bans, body, exempt, path_bytes_max, shadow, .. } = &self.config;

@@ -74,7 +74,7 @@ pub struct Config {
     /// The settings for verifying users' tokens (JWT). Without them, tokens are ignored.
     pub(crate) jwt: Option<Spanned<Jwt>>,
 
-    /// The secret under which `tollgate serve` encrypts receipts, of at least 16 bytes. All instances share it.
+    /// The secret with which `tollgate serve` encrypts receipts: at least 16 bytes, the same on all instances.
     pub(crate) receipt_secret: Option<Spanned<Secret>>,
     /// The name of the environment variable that holds the receipt secret.
     pub(crate) receipt_secret_env: Option<Spanned<Secret>>,

@@ -31,7 +31,7 @@ use tollgate_core::{
 
 use super::{Backend, Limiter, catch_panic, has_status_per_limit, panicked};
 
-/// The time for which a receipt can be redeemed after the last unit of its decision has come back: 10 minutes.
+/// The time for which a receipt can be redeemed after the longest `reset_after` of its decision: 10 minutes.
 const REDEEM_GRACE_US: u64 = 10 * 60 * 1_000_000;
 
 impl Limiter {
@@ -103,9 +103,9 @@ impl Limiter {
     /// Corrects the charge of an admitted decision to the costs in `actual`, once for all calls with this `id`.
     ///
     /// The correction is that of [`settle_each`](Limiter::settle_each). Of any number of calls with one id, on all nodes
-    /// that share the store and also at the same time, exactly one corrects the charge and returns [`Redeemed::Done`].
-    /// The others return [`Redeemed::AlreadyUsed`] and change nothing, also if their `actual` differs. After an error the
-    /// caller may call again with the same id.
+    /// that share the store, even concurrent ones, exactly one corrects the charge and returns [`Redeemed::Done`].
+    /// The others return [`Redeemed::AlreadyUsed`] and change nothing, even if their `actual` differs. After an error
+    /// the caller may call again with the same id.
     ///
     /// The id must belong to this decision alone, such as 128 random bits. It can be redeemed until 10 minutes after the
     /// longest `reset_after` of the decision, so that a late overrun still counts. From then on the result is

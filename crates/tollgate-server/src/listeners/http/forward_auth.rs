@@ -18,9 +18,9 @@
 //! The visitor's request is rebuilt from these headers and decided by the rules, as the layer would decide it.
 //!
 //! **Two forms of the answer.** Caddy and Traefik relay a refusal to the visitor with its status, headers and body. So
-//! they get it as the layer would send it. nginx knows only 2xx, 401 and 403: any other status becomes a 500, and the
-//! body of a 403 is lost. So `/v1/forward-auth/nginx` answers 204 or 403, and puts the true answer into headers, which
-//! the configuration of nginx can read:
+//! they get it as the layer would send it. nginx accepts only 2xx, 401 and 403: any other status becomes a 500, and
+//! the body of a 403 is lost. So `/v1/forward-auth/nginx` answers 204 or 403, and sends the response for the visitor in
+//! headers, which the configuration of nginx can read:
 //!
 //! | header | content |
 //! |---|---|
@@ -29,12 +29,12 @@
 //! | `X-Tollgate-Content-Type` | the content type of that body |
 //! | `Retry-After`, `RateLimit`, … | as in the other form |
 //!
-//! **gRPC.** The layer refuses a gRPC request with HTTP status 200 and the error in `grpc-status`. A proxy would take
-//! that for an admission. So a refusal has its HTTP status here. gRPC clients map 429 and 503 to `UNAVAILABLE`, and 403
+//! **gRPC.** The layer refuses a gRPC request with HTTP status 200 and the error in `grpc-status`. A proxy would treat
+//! that as an admission. So a refusal has its HTTP status here. gRPC clients map 429 and 503 to `UNAVAILABLE`, and 403
 //! to `PERMISSION_DENIED`.
 //!
 //! **What is trusted.** The peer of the connection must be in `trusted_proxies` of the rules, because the headers that
-//! describe the request are believed. This replaces two checks of `/v1/check`, which cannot work here:
+//! describe the request are trusted. This replaces two checks of `/v1/check`, which cannot work here:
 //!
 //! - The token of the listener: the `Authorization` header is the visitor's.
 //! - The check for foreign web pages (`browser.rs`): `Origin` and `Sec-Fetch-Site` are the visitor's, and a page of
@@ -47,11 +47,11 @@
 //! be the visitor's to choose.
 //!
 //! **Errors.** If the proxy is not trusted, or does not send what is expected, the answer is 400 in both forms, and a
-//! warning is logged, because nginx shows the visitor only a 500. It is never 403, which nginx would take for a refusal.
-//! A header that describes the request must occur exactly once: of two values, one may be the visitor's. The header
-//! that holds the client's address (`forwarding_header`) must be present, because all visitors would otherwise be
-//! counted together, by the address of the proxy. If it is another one than `X-Forwarded-For`, that one is required and
-//! `X-Forwarded-For` is not. Its content is read as the layer reads it.
+//! warning is logged, because nginx shows the visitor only a 500. It is never 403, which nginx would treat as a
+//! refusal. A header that describes the request must occur exactly once: of two values, one may be the visitor's. The
+//! header that holds the client's address (`forwarding_header`) must be present, because all visitors would otherwise
+//! be counted together, by the address of the proxy. If it is not `X-Forwarded-For`, then `X-Forwarded-For` is not
+//! required. The content of the header is parsed as in the layer.
 //!
 //! A method or URI that HTTP does not allow is the visitor's error. It is refused with 400, in the form of a refusal.
 //!
@@ -150,11 +150,11 @@ impl ForwardAuth {
 enum ForwardAuthError {
     #[error("this instance has no rules; start it with --config FILE")]
     NoRules,
-    #[error("the address of the asking proxy is not in trusted_proxies of the rules")]
+    #[error("the address of the proxy is not in trusted_proxies of the configuration")]
     UntrustedProxy,
     #[error(
-        "expected the header {0} exactly once, set by the proxy; expected are X-Forwarded-Method, X-Forwarded-Uri, \
-         X-Forwarded-Host and the client's address"
+        "expected the header {0} exactly once, set by the proxy; a proxy must send X-Forwarded-Method, \
+         X-Forwarded-Uri, X-Forwarded-Host and the client's address"
     )]
     Header(&'static str),
     #[error("expected the client's address in the header {0}, set by the proxy (forwarding_header of the rules)")]

@@ -2,8 +2,8 @@
 //!
 //! ```json
 //! {"receipt": "AQx…"}                  gives all units back
-//! {"receipt": "AQx…", "used": 320}     the request has cost 320 units: the difference is given back or charged
-//! {"receipt": "AQx…", "status": 200}   by rules: gives back what their `charge` says for a response with this status
+//! {"receipt": "AQx…", "used": 320}     the request cost 320 units: the difference is given back or charged
+//! {"receipt": "AQx…", "status": 200}   with rules: gives back what their `charge` refunds after this status
 //! ```
 //!
 //! The answer is 200 with `{"applied": true}`, or with `{"applied": false, "reason": …}` if the receipt was used before
@@ -33,12 +33,13 @@ use crate::receipts::RefundError;
 pub(crate) struct RefundBody {
     /// The receipt of an admitted check.
     receipt: String,
-    /// The units that the request has cost in the end. Units above the charge are charged, even if they do not fit.
-    /// Without `used` and `status`, all units are given back.
+    /// The units that the request actually cost. Unused units are given back. Units above the charge are charged, even
+    /// if they do not fit. Without `used` and `status`, all units are given back.
     #[serde(default, deserialize_with = "present_used")]
     #[schemars(range(max = u32::MAX), transform = not_null)]
     used: Option<u32>,
-    /// The status of the response to the request, instead of `used`. Only rules whose `charge` refunds such a response give units back.
+    /// The status of the response to the request, instead of `used`. Only rules whose `charge` refunds after such a response
+    /// give units back.
     #[serde(default, deserialize_with = "present_status")]
     #[schemars(range(min = 100, max = 599), transform = not_null)]
     status: Option<u16>,
@@ -65,7 +66,7 @@ impl Describe for RefundBody {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Refunded")]
 pub(crate) struct RefundedBody {
-    /// Whether this refund has corrected the charge.
+    /// Whether this refund was applied.
     applied: bool,
     /// Why nothing was changed. Absent if the refund was applied.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,7 +80,7 @@ pub(crate) struct RefundedBody {
 enum NotApplied {
     /// The receipt was applied before.
     AlreadyUsed,
-    /// The receipt is too old: its charge does not count any more.
+    /// The receipt is too old: its charge no longer counts.
     Expired,
 }
 

@@ -11,7 +11,8 @@
 //!
 //! Checks in `checks` are decided together: all limits pass, or none is charged. A described `request` is decided by the
 //! rules. With `wait_ms`, the answer is held until there is room; that is for outgoing work, so a `request` must not have
-//! it. With `receipt`, an admission has a receipt, with which its units can be refunded. Anything else is rejected with what is expected; a misspelt field must never mean "no limit".
+//! it. With `receipt`, an admission has a receipt, with which its units can be refunded. Anything else is rejected with
+//! a message that says what is expected; a misspelt field must never mean "no limit".
 
 mod headers;
 pub(super) mod whole_number;
@@ -32,7 +33,7 @@ use crate::listeners::described::{self, DescriptionError};
 use crate::openapi::schemas as field_schemas;
 use crate::receipts::ReceiptUnavailable;
 
-/// The longest wait that a check may ask for: as long as HTTP clients commonly wait for a response.
+/// The maximum of `wait_ms`: as long as HTTP clients commonly wait for a response.
 pub(crate) const WAIT_MS_MAX: u32 = 60_000;
 
 /// The fields of a body, before it is clear which of the three forms it has. Unknown fields and null are errors.

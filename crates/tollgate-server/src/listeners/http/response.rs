@@ -19,15 +19,15 @@ pub(crate) struct DecisionBody {
     pub(crate) allowed: bool,
     #[schemars(schema_with = "source_schema")]
     pub(crate) source: String,
-    /// One entry per limit, in the order of the check. Empty if no limit applies to the request, or the request was
-    /// allowed without a store.
+    /// One entry per limit, in the order of the check. Empty if no limit applies to the request, or if the request was
+    /// allowed without being counted.
     pub(crate) limits: Vec<LimitBody>,
     /// The headers to add to the response to the described request. Absent in checks of a key and a limit.
     #[serde(default)]
     #[schemars(transform = not_null)]
     pub(crate) response: Option<AddedHeaders>,
-    /// The receipt, with which the charged units can be refunded. Absent if none was asked for, or nothing was charged; by
-    /// rules, if no rule charges by the outcome of the request.
+    /// The receipt, with which the charged units can be refunded. Absent if none was requested, or if nothing was charged;
+    /// with rules, if no rule charges by the outcome of the request.
     #[serde(default)]
     #[schemars(transform = not_null)]
     pub(crate) receipt: Option<String>,
@@ -38,7 +38,7 @@ pub(crate) struct DecisionBody {
     pub(crate) refund_on: Option<Vec<RefundOn>>,
 }
 
-/// An outcome of a request: a status below 400, or from 400.
+/// An outcome of a request: a status below 400 is a success, any other a failure.
 #[derive(JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RefundOn {
@@ -50,7 +50,7 @@ pub(crate) enum RefundOn {
 #[derive(JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AddedHeaders {
-    /// Values by lower-case name. Several values of one name are joined by a comma.
+    /// Values by lower-case name. Several values of one name are joined with a comma.
     pub(crate) headers: BTreeMap<String, String>,
 }
 
@@ -91,7 +91,7 @@ pub(crate) struct RefusalBody {
     #[serde(default)]
     #[schemars(transform = not_null)]
     pub(crate) plan: Option<String>,
-    /// Where the caller can get a larger plan, if the plan has such an address.
+    /// The URL at which the caller can upgrade, if the plan has one.
     #[serde(default)]
     #[schemars(transform = not_null)]
     pub(crate) upgrade_url: Option<String>,
@@ -105,9 +105,9 @@ pub(crate) struct RefusalBody {
 #[derive(JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RefusedResponse {
-    /// The HTTP status; 200 for a gRPC request, whose status is in the headers.
+    /// The HTTP status; 200 for a gRPC request, whose gRPC status is in the headers.
     pub(crate) status: u16,
-    /// Values by lower-case name, with the content type. Several values of one name are joined by a comma.
+    /// Values by lower-case name, including the content type. Several values of one name are joined with a comma.
     pub(crate) headers: BTreeMap<String, String>,
     /// The body; empty for a gRPC request.
     pub(crate) body: String,
@@ -139,8 +139,8 @@ pub(crate) struct LimitBody {
     pub(crate) window_ms: u64,
     /// The units left, also on a denial.
     pub(crate) remaining: u32,
-    /// Milliseconds until this cost would be allowed; null if it exceeds the limit and never is. After an admission 0,
-    /// except in a leaky bucket: the time to wait before the request proceeds.
+    /// Milliseconds until this cost would be allowed; null if it exceeds the limit and never will be. After an
+    /// admission 0, or for a leaky bucket the time to wait before the request proceeds.
     #[schemars(required, transform = or_null)]
     pub(crate) retry_after_ms: Option<u64>,
     /// Milliseconds until one more unit is available.

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! **Pairs and options.** The arguments are pairs of a key and a limit, so keys are at the odd places. The options begin
-//! at the first odd place, after the first pair, that holds the name of one. So only the first key can be named `COST` or `RECEIPT`. An
-//! option with a wrong name is taken for a key, and its value is then not a limit, which is an error.
+//! at the first odd place, after the first pair, that holds the name of one. So only the first key can be named `COST`
+//! or `RECEIPT`. An option with a wrong name is parsed as a key, and its value is then not a valid limit, which is an
+//! error.
 //!
 //! **A flat list.** A batch has one list of demands, and one [`PendingCheck`] per check with the number of its demands. So
 //! a check of several limits needs no list of its own, and the list of a single check is the only one that it allocates.
@@ -59,7 +60,7 @@ pub(crate) struct PendingCheck {
 /// The last element of the reply to a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LastElement<'r> {
-    /// The numbers of the last limit: no receipt was asked for.
+    /// The numbers of the last limit: no receipt was requested.
     Numbers,
     /// A receipt, or null if nothing was charged.
     Receipt(Option<&'r str>),

@@ -7,7 +7,7 @@
 //! | `TOLLGATE.WAIT key limit [key limit ...] TIMEOUT ms [COST n] [RECEIPT]` | a check that waits until it is admitted |
 //! | `TOLLGATE.PEEK key limit` | a check of cost 0 |
 //! | `TOLLGATE.RESET key limit` | deletes the counter |
-//! | `TOLLGATE.REQUEST method path peer [name value ...]` | decides a request by the rules; replies what the client is to be sent |
+//! | `TOLLGATE.REQUEST method path peer [name value ...]` | decides a request by the rules; replies with the response to send |
 //! | `CL.THROTTLE key max_burst count period [quantity]` | a check of a token bucket; replies as redis-cell does: limited, limit, remaining, retry_after, reset_after in seconds |
 //! | `PING` `ECHO` `HELLO` `AUTH` `SELECT 0` `CLIENT` `COMMAND` `INFO` `QUIT` | connection setup, which clients send by themselves |
 //!

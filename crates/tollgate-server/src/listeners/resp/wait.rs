@@ -3,14 +3,14 @@
 //! The command blocks its connection, as `BLPOP` of Redis does. Replies to earlier commands are sent before it waits, and
 //! commands behind it stay in the buffer until it is answered. Meanwhile the stream is read, up to 16 KiB, because a client
 //! that disconnects must leave the queue at once: the check behind it is the next to be admitted. A client that ends only
-//! its own direction of the connection is taken for one that disconnects.
+//! its own direction of the connection is treated as disconnected.
 //!
 //! A wait ends early in two more cases. When the listener has been closing for half a second, the command gets an error, and
 //! the client can wait at another instance. And a command of more than 4 KiB is accounted for like one that is not complete,
 //! so it may be evicted by others.
 //!
-//! Nothing is charged when a wait ends early, with two exceptions: a call to the store may be under way, and a leaky bucket
-//! has charged once its delay is being waited for.
+//! Nothing is charged when a wait ends early, with two exceptions: a call to the store may be in progress, and a leaky
+//! bucket has charged once its delay has begun.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -27,7 +27,7 @@ use crate::listeners::io::{poll_end, send_last};
 use crate::stream::Cork;
 
 /// The error reply to a command that waits when the listener closes.
-const CLOSING: &str = "UNAVAILABLE this instance is shutting down; send the command to another one";
+const CLOSING: &str = "UNAVAILABLE this instance is shutting down; send the command to another instance";
 
 /// The reason why a wait is over.
 enum WaitEnd {

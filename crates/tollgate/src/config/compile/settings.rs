@@ -24,7 +24,7 @@ use tollgate_redis::RedisStore;
 const MEMORY: &str = "memory";
 const PREFIX_BYTES_MAX: usize = 64;
 const HASH_NAME_BYTES_MAX: usize = 512;
-/// Minimum length of the receipt secret in bytes. All values of 16 random bytes cannot be tried.
+/// Minimum length of the receipt secret in bytes. 16 random bytes cannot be guessed.
 const RECEIPT_SECRET_BYTES_MIN: usize = 16;
 
 /// The settings of the store and the limiter. They are used once, at the start.
@@ -48,7 +48,7 @@ pub struct Settings {
     pub plan_hash: Option<String>,
     /// The name of the Redis hash with API keys, or `None` if there is none.
     pub key_hash: Option<String>,
-    /// The secret under which `tollgate serve` encrypts receipts, or `None` if there is none.
+    /// The secret with which `tollgate serve` encrypts receipts, or `None` if there is none.
     pub receipt_secret: Option<Secret>,
 }
 
@@ -180,7 +180,7 @@ impl Compiler<'_> {
         let bytes = secret.reveal().len();
         if bytes < RECEIPT_SECRET_BYTES_MIN {
             let message =
-                format!("the receipt secret must have at least {RECEIPT_SECRET_BYTES_MIN} bytes, this one has {bytes}");
+                format!("the receipt secret must have at least {RECEIPT_SECRET_BYTES_MIN} bytes; this one has {bytes}");
             self.note(Finding::new(Code::InvalidValue, message).help("for example `openssl rand -hex 32`").at(span));
             return None;
         }

@@ -153,7 +153,7 @@ async fn on_shutdown_a_wait_ends_with_an_error_after_half_a_second() {
     waiter.stage.send(ShutdownStage::Closing).unwrap();
     let start = Instant::now();
     let reply = waiter.receive().await;
-    assert_eq!(reply, "-UNAVAILABLE this instance is shutting down; send the command to another one");
+    assert_eq!(reply, "-UNAVAILABLE this instance is shutting down; send the command to another instance");
     assert_eq!(start.elapsed().as_millis(), 500);
     assert!(waiter.ends().await);
     let demand = Demand::new("1/s".parse().unwrap(), tollgate::Key::new("l").unwrap());
