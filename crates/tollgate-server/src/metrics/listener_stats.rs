@@ -40,7 +40,7 @@ impl Rejection {
 pub(crate) const HTTP_ERRORS: &[&str] =
     &["429", "400", "401", "403", "404", "405", "408", "409", "413", "414", "417", "421", "422", "431", "500", "503"];
 /// The codes of error replies that the RESP listener counts by name.
-pub(crate) const RESP_ERRORS: &[&str] = &["ERR", "NOAUTH", "WRONGPASS", "NOPROTO", "UNAVAILABLE"];
+pub(crate) const RESP_ERRORS: &[&str] = &["ERR", "NOAUTH", "WRONGPASS", "NOPROTO", "UNAVAILABLE", "OTHERINSTANCE"];
 /// The status under which all others are counted.
 const OTHER: &str = "other";
 

@@ -96,6 +96,7 @@ limits = ["1/h"]
 [[rules]]
 name = "shield"
 match = { path = "/shield" }
+charge = "on_success"
 store = "memory"
 by = ["ip"]
 limits = ["1/h"]
