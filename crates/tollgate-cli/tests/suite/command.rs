@@ -249,8 +249,11 @@ fn serve_warns_about_rules_whose_units_cannot_be_refunded() {
     let shared = format!("store = \"{}\"\ninstances = 1", redis.url());
     let secret = "receipt_secret = \"0123456789abcdef\"";
     for (settings, phrase) in [
-        (shared.clone(), "set a receipt secret"),
-        (format!("{shared}\n{secret}\ntrusted_proxies = [\"10.0.0.0/8\"]"), "by forward-auth does not report it"),
+        (shared.clone(), "which clients report with a receipt"),
+        (
+            format!("{shared}\n{secret}\ntrusted_proxies = [\"10.0.0.0/8\"]"),
+            "a proxy that uses forward-auth does not report it",
+        ),
     ] {
         let warning = start(&settings).wait_for_log(phrase);
         assert!(warning.contains("WARN") && warning.contains("shorten") && !warning.contains("other"), "{warning}");
