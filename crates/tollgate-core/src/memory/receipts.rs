@@ -35,7 +35,7 @@ pub(super) struct UsedReceipts(Mutex<UsedTable>);
 #[derive(Default)]
 struct UsedTable {
     used: HashSet<ReceiptId>,
-    /// The same ids with the times at which they expire, the next to expire first.
+    /// The ids of `used` with the times at which they expire, the next to expire first.
     by_expiry: BinaryHeap<Reverse<(Timestamp, ReceiptId)>>,
     /// The latest time at which a dropped id has expired.
     dropped_until: Timestamp,

@@ -71,7 +71,7 @@ where
     M: MakeBody<ResBody>,
 {
     async move {
-        let options = RequestOptions { cost, max_wait: Some(settings.wait_max), ..RequestOptions::default() };
+        let options = RequestOptions { cost, max_wait: Some(settings.wait_max) };
         let view = RequestView::of_rewritten(&request, settings.find_sent).with_caller(caller.as_deref());
         let permit = match settings.engine.check(&view, peer, options).await {
             Outcome::Admitted(permit) => permit,
