@@ -36,7 +36,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Limit(#[from] tollgate::LimitTextError),
     #[error("cannot read {}: {}", .file.display(), __io_reason(.error))]
-    #[diagnostic(help("check the name and the permissions of the file"))]
+    #[diagnostic(help("check the file's name and permissions"))]
     Unreadable { file: PathBuf, error: std::io::Error },
     #[error("cannot write {}: {}", .file.display(), __io_reason(.error))]
     #[diagnostic(help("specify a directory that you can write to"))]
@@ -103,7 +103,7 @@ pub(crate) enum Failure {
     AdminUnreachable { url: String, reason: String },
     #[error("{url} is not an admin listener: {reason}")]
     #[diagnostic(help(
-        "use the address that `tollgate serve` prints in its line `admin`: http://127.0.0.1:9090 by default"
+        "use the address on the `admin` line that `tollgate serve` prints (default: http://127.0.0.1:9090)"
     ))]
     NotAdmin { url: String, reason: String },
     #[error("the admin listener responded with status {status}: {message}")]
@@ -119,10 +119,10 @@ pub(crate) enum Failure {
     #[error("there are no rules to explain")]
     #[diagnostic(help("specify a configuration with --config FILE, or a running instance with --admin URL"))]
     NoRules,
-    #[error("no shared store was given, and counters and bans in memory exist only in the process that created them")]
+    #[error("no shared store was given; in-memory counters and bans exist only in the process that created them")]
     #[diagnostic(help("specify a store with --store URL or --config FILE, or a running instance with --admin URL"))]
     NothingCounted,
-    #[error("no store was given, and the memory store starts empty in every command, so every check would be allowed")]
+    #[error("no store was given, and the memory store starts empty for every command, so every check would be allowed")]
     #[diagnostic(help(
         "specify a store with --store URL or --config FILE, or use --store memory to check against empty counters"
     ))]
@@ -131,7 +131,7 @@ pub(crate) enum Failure {
     #[error("{0}")]
     Counters(String),
     #[error("--rule requires the configuration that defines the rule")]
-    #[diagnostic(help("specify it with --config FILE, or a running instance with --admin URL"))]
+    #[diagnostic(help("specify the configuration with --config FILE, or a running instance with --admin URL"))]
     RuleWithoutConfiguration,
     #[error("the subject is masked (***), so it does not identify a client")]
     #[diagnostic(help("use the subject that `tollgate explain --reveal` prints, such as ip:203.0.113.9"))]

@@ -44,12 +44,12 @@ pub(crate) enum RefundError {
     Invalid(#[from] InvalidReceiptText),
     /// The counters are in the memory of another instance.
     #[error(
-        "another instance issued this receipt, and its counters are in that instance's memory: send the receipt to the \
-         instance that issued it"
+        "this receipt was issued by another instance, which keeps the counters in its memory; send the receipt to that \
+         instance"
     )]
     OtherInstance,
     /// The store did not answer. The client may repeat the refund.
-    #[error("the store did not answer ({}); try again: a receipt is applied only once", .0.as_str())]
+    #[error("the store did not answer ({}); it is safe to try again, because a receipt is applied only once", .0.as_str())]
     Store(StoreErrorKind),
 }
 

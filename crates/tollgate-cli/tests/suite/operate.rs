@@ -284,7 +284,7 @@ fn address_that_is_not_an_admin_listener_is_named_with_the_one_to_use() {
         let said = err(&output);
         assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.contains(&format!("{url} is not an admin listener")), "{said}");
-        assert!(said.contains("the address that `tollgate serve` prints in its line `admin`"), "{said}");
+        assert!(said.contains("the address on the `admin` line that `tollgate serve` prints"), "{said}");
     }
 }
 

@@ -355,7 +355,7 @@ impl Loader {
     pub(crate) fn read_text(&self, path: &Path) -> Result<(String, Metadata), Box<Finding>> {
         let fail = |what: String| {
             let message = format!("cannot read {}: {what}", path.display());
-            Box::new(Finding::new(Code::FileUnreadable, message).help("check the name and the permissions of the file"))
+            Box::new(Finding::new(Code::FileUnreadable, message).help("check the file's name and permissions"))
         };
         // A pipe was emptied by the first read, and opening it again waits for a writer.
         if self.is_reload && std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
