@@ -42,6 +42,15 @@ fn vectors_of_the_clients_are_those_of_this_implementation() {
     );
 }
 
+#[test]
+fn every_client_ships_the_script() {
+    for copy in ["go/tollgate.lua", "node/lua/tollgate.lua", "php/src/tollgate.lua", "python/src/tollgate/tollgate.lua"]
+    {
+        let text = fs::read_to_string(root().join("clients").join(copy)).unwrap();
+        assert!(text == tollgate::redis::SCRIPT, "clients/{copy} is not the script; run clients/sync-script.sh");
+    }
+}
+
 /// Returns the file: one line for each vector, so that a change is readable in a review.
 fn document() -> String {
     let sections = [
