@@ -19,5 +19,5 @@ pages! {
     HeadersAndRefusals "06-headers-and-refusals.md"
     FromOtherLanguages "07-from-other-languages.md"
     TestingYourLimits "08-testing-your-limits.md"
-    InFrontOfProxies "09-in-front-of-nginx-caddy-traefik.md"
+    WithProxies "09-with-nginx-caddy-traefik.md"
 }
