@@ -162,7 +162,7 @@ fn redis_is_gone() {
     site.redis.kill9();
     site.send(3, OF_AN_ADDRESS, 200);
     site.send(2, OF_AN_ATTACKER, 503);
-    site.follow("Redis is gone");
+    site.follow("Redis is down");
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn every_section_is_tested_and_listed() {
         assert!(source.contains(&format!("site.follow(\"{title}\")")), "{title} is not tested");
         let anchor = title.to_lowercase().replace(' ', "-");
         assert!(PAGE.contains(&format!("- [{title}](#{anchor})\n")), "{title} is not in the list");
-        for part in ["**Symptom.**", "**Conclude.**", "**Undo.**"] {
+        for part in ["**Symptom.**", "**Diagnosis.**", "**Undo.**"] {
             assert_eq!(section(title).matches(part).count(), 1, "{title}: {part}");
         }
     }
