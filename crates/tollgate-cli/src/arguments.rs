@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use tollgate::Limit;
 
-/// A distributed rate limiter whose windows really slide
+/// A distributed rate limiter with true sliding windows
 #[derive(Parser, Debug)]
 #[command(name = "tollgate", version, after_help = "Examples:\n  tollgate serve\n  tollgate validate tollgate.toml")]
 pub(crate) struct Arguments {
@@ -28,7 +28,7 @@ pub(crate) enum Command {
     Serve(Box<Serve>),
     /// Check a configuration file and report errors and warnings: exit 0 if it is valid, 2 if not
     #[command(
-        mut_arg("store", |arg| arg.help(store_help("Store to use instead of that in the file", true, "`store` in the file"))),
+        mut_arg("store", |arg| arg.help(store_help("Store to use instead of the one in the file", true, "`store` in the file"))),
         after_help = "Examples:\n  tollgate validate tollgate.toml --json\n  tollgate validate tollgate.toml --deny-warnings"
     )]
     Validate(Validate),
@@ -143,8 +143,8 @@ pub(crate) struct Serve {
     /// File with the password that Redis clients must send [default: $TOLLGATE_RESP_PASSWORD, else none]
     #[arg(long, value_name = "FILE")]
     pub(crate) resp_password_file: Option<PathBuf>,
-    /// File with the token that checks over HTTP must send as `Authorization: Bearer` [default: $TOLLGATE_HTTP_TOKEN,
-    /// else none]
+    /// File with the token that HTTP clients must send as `Authorization: Bearer` [default: $TOLLGATE_HTTP_TOKEN, else
+    /// none]
     #[arg(long, value_name = "FILE")]
     pub(crate) http_token_file: Option<PathBuf>,
     /// File with the secret that encrypts receipts; must be the same on all instances [default:

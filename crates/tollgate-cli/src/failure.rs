@@ -51,7 +51,7 @@ pub(crate) enum Failure {
         "write the password to this file, or omit --resp-password-file to accept clients without a password"
     ))]
     PasswordMissing { place: String },
-    #[error("{place}: the receipt secret must have at least {bytes_min} bytes; this one has {bytes}")]
+    #[error("{place}: the receipt secret must be at least {bytes_min} bytes long; this one has {bytes}")]
     #[diagnostic(help("generate one, for example with `openssl rand -hex 32`"))]
     ReceiptSecretShort { place: String, bytes: usize, bytes_min: usize },
     #[error("${variable} is not valid UTF-8")]
@@ -73,7 +73,7 @@ pub(crate) enum Failure {
         variable: &'static str,
         option: &'static str,
     },
-    #[error("cannot listen on {address} for {listener}: {}", __io_reason(.error))]
+    #[error("cannot open the {listener} listener on {address}: {}", __io_reason(.error))]
     #[diagnostic(help(
         "choose another address with --{listener} ADDRESS, or disable this listener with --{listener} off"
     ))]

@@ -36,7 +36,7 @@ const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 /// The longest ban, some 285 years: the script counts microseconds exactly up to 2^53.
 const BAN_MS_MAX: u128 = (1 << 53) / 1_000;
 /// The message of the error of a check or redemption of several subjects with one subject per call.
-const SEVERAL_SUBJECTS: &str = "several subjects cannot be counted together with one subject per call";
+const SEVERAL_SUBJECTS: &str = "a check cannot have several subjects if `one_subject_per_call` is set";
 /// The maximum number of [`Store::catch_up`] calls that are completed together.
 const CATCH_UPS_MAX: usize = 1_024;
 /// If more callers wait, the server does not keep up, and waiting would not help.
@@ -172,7 +172,7 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets certificate authorities to trust besides the system's, in PEM form. Defaults to none.
+    /// Sets certificate authorities to trust in addition to the system's, in PEM form. Defaults to none.
     ///
     /// A second call replaces the first. Ignored for `redis://` URLs.
     #[must_use]
@@ -540,7 +540,7 @@ impl Store for RedisStore {
         })
     }
 
-    /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
+    /// Bans `subject` for `duration`, or permanently if `None`. A new ban replaces an earlier one of the subject.
     ///
     /// Stores that read bans ([`RedisStoreBuilder::bans`]) then refuse its checks. The duration is truncated to whole
     /// milliseconds; below one, it becomes one, and above 285 years, it becomes 285 years.

@@ -361,7 +361,7 @@ impl KeyAnswer {
         }
     }
 
-    /// Returns the answer as a text. `hash` is the name of the Redis hash of keys in the configuration.
+    /// Returns the answer as text. `hash` is the name of the Redis hash of keys in the configuration.
     ///
     /// `None` if no lookup is needed, or if none was asked and no hash is configured.
     fn describe(&self, hash: Option<&str>) -> Option<String> {
@@ -369,7 +369,9 @@ impl KeyAnswer {
         match self {
             KeyAnswer::NotNeeded => None,
             KeyAnswer::NotAsked => hash.map(|_| format!("not listed, and {source} was not read")),
-            KeyAnswer::Unknown => Some(format!("not listed, and not found in {source}, or no answer in time")),
+            KeyAnswer::Unknown => {
+                Some(format!("not listed, and either not found in {source} or not looked up in time"))
+            }
             KeyAnswer::Known(..) => Some(format!("found in {source}")),
         }
     }

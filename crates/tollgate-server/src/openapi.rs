@@ -119,7 +119,12 @@ fn document() -> Value {
     for (path, operations) in forward_auth {
         paths[path] = operations;
     }
-    openapi("Tollgate", "A rate limiter whose windows really slide.", paths, json!({ "schemas": components }))
+    openapi(
+        "Tollgate",
+        "A distributed rate limiter with true sliding windows.",
+        paths,
+        json!({ "schemas": components }),
+    )
 }
 
 fn responses(schemas: &mut SchemaGenerator) -> Value {
@@ -180,12 +185,12 @@ fn refund(schemas: &mut SchemaGenerator) -> Value {
     json!({ "post": {
         "operationId": "refund",
         "summary": "Correct the charge of an admitted check, by its receipt",
-        "description": "A receipt is applied once, no matter how often and to which instances it is sent. A client that gets no answer may \
+        "description": "A receipt is applied once, no matter how often and to which instances it is sent. A client that gets no response may \
             send it again.",
         "requestBody": { "required": true, "content": { "application/json": {
             "schema": request,
             "examples": {
-                "all": { "summary": "Give all units back", "value": { "receipt": "AQ…" } },
+                "all": { "summary": "Refund all units", "value": { "receipt": "AQ…" } },
                 "used": { "summary": "Correct an estimate", "value": { "receipt": "AQ…", "used": 320 } },
                 "status": { "summary": "Report the outcome of a request", "value": { "receipt": "AQ…", "status": 200 } },
             },

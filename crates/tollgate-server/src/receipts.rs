@@ -22,7 +22,7 @@ use crate::receipt_secret::{InvalidReceiptText, random};
 pub(crate) struct IssuedReceipt {
     /// The encrypted receipt.
     pub(crate) text: String,
-    /// The endings after which rules give units back. Empty for explicit checks, and if all rules always charge.
+    /// The endings after which rules refund units. Empty for explicit checks, and if all rules always charge.
     pub(crate) refund_on: Vec<Ending>,
 }
 

@@ -1,4 +1,4 @@
-//! A rate limiter whose windows really slide.
+//! A rate limiter with true sliding windows.
 //!
 //! [`Limiter`] decides whether a key may take units of a limit. It counts in process memory or on a shared store, and
 //! still decides while that store does not answer:
@@ -36,7 +36,7 @@
 //! | `redis` | yes | counters on Redis and Valkey: `LimiterBuilder::url` |
 //! | `rules` | yes | limits by rules, in code or from a TOML file: `rules`, `config`, `identity`, `engine`, `answer` |
 //! | `jwt` | – | users by verified JSON web tokens: `[jwt]` in a file, `Rules::jwt`, `identity::TokenVerifier` |
-//! | `yaml` | – | configuration files in YAML, besides TOML |
+//! | `yaml` | – | configuration files in YAML, in addition to TOML |
 //! | `notify` | – | events of the operating system for `RulesWatcher`, which reloads a changed file; without them it polls |
 //! | `schema` | – | the JSON schema of the configuration file, for editors: `Config::schema` |
 //! | `tower` | – | `RateLimitLayer` for any HTTP service |

@@ -78,7 +78,7 @@ fn checks_over_http_need_the_token() {
     }
     std::fs::write(&file, "short").unwrap();
     let output = ended(Serving::command().args(["serve", "--http-token-file", file.to_str().unwrap()]));
-    assert!(text(&output.stderr).contains("a token must have at least 16 characters"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("a token must be at least 16 characters long"), "{}", text(&output.stderr));
 }
 
 #[test]

@@ -185,7 +185,7 @@ fn keys_of_a_redis_hash_are_known_to_serve_explain_and_inspect() {
     // A value that is no key, and then no field: the key is unknown.
     redis.command(&["HSET", "tollgate:keys", field, r#"{"plann": "pro"}"#]);
     eventually("the key is unknown", quota, |quota| quota.as_deref() == Some("2"));
-    let warning = serving.wait_for_log("the value of an API key is ignored");
+    let warning = serving.wait_for_log("the hash entry of an API key is invalid");
     assert!(warning.contains("WARN") && !warning.contains("8f7b38aa") && !warning.contains("planted"), "{warning}");
     redis.command(&["HDEL", "tollgate:keys", field]);
     let said = explain(&["--config", &file, "--store", &url]);

@@ -189,7 +189,10 @@ async fn key_that_a_lookup_knows_is_explained_like_a_listed_one() {
     assert_eq!(explain("found-exempt").await.exempt, Some("key"));
     let unknown = explain("invented").await;
     assert_eq!((unknown.caller, unknown.key_name), ("ip", None));
-    assert_eq!(unknown.key_lookup.as_deref(), Some("not listed, and not found in the lookups, or no answer in time"));
+    assert_eq!(
+        unknown.key_lookup.as_deref(),
+        Some("not listed, and either not found in the lookups or not looked up in time")
+    );
     assert_eq!(explain("planted-pro").await.key_lookup, None, "a listed key is not looked up");
 }
 

@@ -159,7 +159,7 @@ pub(super) fn document() -> Value {
     schemas.values_mut().for_each(describe_as_json);
     let scheme = json!({
         "type": "http", "scheme": "bearer",
-        "description": "The admin token. If none is configured, the server generates one and prints it once at the start.",
+        "description": "The admin token. If none is configured, the server generates one and prints it once at startup.",
     });
     let components = json!({ "schemas": schemas, "securitySchemes": { TOKEN: scheme } });
     let description = "The API of the admin listener, for the operator of an instance.";
@@ -183,7 +183,7 @@ fn complete(mut operations: Value, access: Access, methods: &str, problem: &Sche
         if access == Access::Token {
             responses["401"] =
                 unauthenticated(problem, "The request has no `Authorization: Bearer` header with the token.");
-            responses["429"] = rejected(problem, "Too many attempts of this address to guess the token are waiting.");
+            responses["429"] = rejected(problem, "Too many attempts from this address are waiting.");
             responses["429"]["headers"] = json!({ "Retry-After": retry_after() });
         }
         for response in responses.as_object_mut().into_iter().flat_map(|responses| responses.values_mut()) {

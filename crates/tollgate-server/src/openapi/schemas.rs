@@ -68,9 +68,9 @@ pub(super) fn path_text() -> Value {
 pub(crate) fn wait_ms(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "integer",
-        "description": "Holds the answer until every limit has room, for at most this many milliseconds. Checks that wait for \
-            the same counters in this instance are admitted in order of arrival. If there is no room in time, the answer is \
-            429, and nothing is charged. If that is known earlier, the answer is sent at once.",
+        "description": "Holds the response until every limit has room, for at most this many milliseconds. Checks that wait for \
+            the same counters on this instance are admitted in order of arrival. If there is no room in time, the response \
+            is 429, and nothing is charged. If this is known earlier, the response is sent at once.",
         "minimum": 0,
         "maximum": WAIT_MS_MAX,
     })

@@ -79,10 +79,10 @@ pub enum TemplateError {
     #[error("unknown placeholder {}; expected one of {}", in_braces(.0), Field::names())]
     Unknown(Vec<String>),
     /// The template is longer than 16 KiB.
-    #[error("a template has at most {TEMPLATE_BYTES_MAX} bytes")]
+    #[error("a template can have at most {TEMPLATE_BYTES_MAX} bytes")]
     TooLong,
     /// The template has more than 100 placeholders.
-    #[error("a template has at most {PLACEHOLDERS_MAX} placeholders")]
+    #[error("a template can have at most {PLACEHOLDERS_MAX} placeholders")]
     TooManyPlaceholders,
     /// The content type is JSON, and the bodies would not be.
     #[error("the template is not valid JSON: {0}")]

@@ -44,7 +44,7 @@ tollgate_core::__names! {
 
 /// The error for an [`Anonymizer`] secret that is shorter than 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the secret for anonymize must have at least {SECRET_BYTES_MIN} bytes; this one has {bytes}")]
+#[error("the secret for anonymize must be at least {SECRET_BYTES_MIN} bytes long; this one has {bytes}")]
 pub struct SecretError {
     bytes: usize,
 }
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn short_secret_is_refused() {
         let error = Anonymizer::new(b"fifteen bytes..", Rotate::Daily).unwrap_err();
-        assert_eq!(error.to_string(), "the secret for anonymize must have at least 16 bytes; this one has 15");
+        assert_eq!(error.to_string(), "the secret for anonymize must be at least 16 bytes long; this one has 15");
     }
 
     #[test]

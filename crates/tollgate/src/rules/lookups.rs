@@ -275,10 +275,7 @@ impl Lookups {
     fn record_plan_failure(&self, reason: &str) {
         self.plan_failures.count.fetch_add(1, Ordering::Relaxed);
         if self.plan_failures.warnings.opens_at(self.key_cache.clock.now()) {
-            tracing::warn!(
-                reason,
-                "a plan lookup failed; the plan of its caller is that of the next source, or default"
-            );
+            tracing::warn!(reason, "a plan lookup failed; the caller gets the plan of the next source, or default");
         }
     }
 

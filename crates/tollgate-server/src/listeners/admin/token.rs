@@ -22,7 +22,7 @@ pub struct Token(String);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AdminTokenError {
     /// The token is too short; the field is its length.
-    #[error("a token must have at least {CHARACTERS_MIN} characters; this one has {0}")]
+    #[error("a token must be at least {CHARACTERS_MIN} characters long; this one has {0}")]
     Short(usize),
     /// The token contains a character that a bearer token cannot contain.
     #[error("a token must consist of visible ASCII characters, without spaces")]

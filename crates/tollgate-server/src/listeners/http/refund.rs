@@ -1,9 +1,9 @@
 //! `POST /v1/refund`: corrects the charge of an admitted check, by its receipt.
 //!
 //! ```json
-//! {"receipt": "AQx…"}                  gives all units back
-//! {"receipt": "AQx…", "used": 320}     the request cost 320 units: the difference is given back or charged
-//! {"receipt": "AQx…", "status": 200}   with rules: gives back what their `charge` refunds after this status
+//! {"receipt": "AQx…"}                  refunds all units
+//! {"receipt": "AQx…", "used": 320}     the request cost 320 units: the difference is refunded or charged
+//! {"receipt": "AQx…", "status": 200}   with rules: refunds what their `charge` refunds after this status
 //! ```
 //!
 //! The answer is 200 with `{"applied": true}`, or with `{"applied": false, "reason": …}` if the receipt was used before
@@ -33,13 +33,13 @@ use crate::receipts::RefundError;
 pub(crate) struct RefundBody {
     /// The receipt of an admitted check.
     receipt: String,
-    /// The units that the request actually cost. Unused units are given back. Units above the charge are charged, even
-    /// if they do not fit. Without `used` and `status`, all units are given back.
+    /// The units that the request actually cost. Unused units are refunded. Units above the charge are charged, even if
+    /// they do not fit. Without `used` and `status`, all units are refunded.
     #[serde(default, deserialize_with = "present_used")]
     #[schemars(range(max = u32::MAX), transform = not_null)]
     used: Option<u32>,
-    /// The status of the response to the request, instead of `used`. Only rules whose `charge` refunds after such a response
-    /// give units back.
+    /// The status of the response to the request, instead of `used`. Units are refunded according to the `charge` of each
+    /// rule.
     #[serde(default, deserialize_with = "present_status")]
     #[schemars(range(min = 100, max = 599), transform = not_null)]
     status: Option<u16>,

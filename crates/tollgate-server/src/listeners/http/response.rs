@@ -31,8 +31,8 @@ pub(crate) struct DecisionBody {
     #[serde(default)]
     #[schemars(transform = not_null)]
     pub(crate) receipt: Option<String>,
-    /// The outcomes of the described request after which a refund with its `status` gives units back. Absent without a
-    /// receipt, and in checks of a key and a limit.
+    /// The outcomes of the described request for which units are refunded. If the outcome is not in the list, no refund is
+    /// needed. Absent without a receipt, and in checks of a key and a limit.
     #[serde(default)]
     #[schemars(transform = not_null)]
     pub(crate) refund_on: Option<Vec<RefundOn>>,

@@ -179,8 +179,9 @@ impl Compiler<'_> {
         let (secret, span) = self.secret("a receipt secret", names, fields, Span::default())?;
         let bytes = secret.reveal().len();
         if bytes < RECEIPT_SECRET_BYTES_MIN {
-            let message =
-                format!("the receipt secret must have at least {RECEIPT_SECRET_BYTES_MIN} bytes; this one has {bytes}");
+            let message = format!(
+                "the receipt secret must be at least {RECEIPT_SECRET_BYTES_MIN} bytes long; this one has {bytes}"
+            );
             self.note(Finding::new(Code::InvalidValue, message).help("for example `openssl rand -hex 32`").at(span));
             return None;
         }
