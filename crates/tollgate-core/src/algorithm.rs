@@ -41,7 +41,7 @@ pub enum State {
     Bucket(Bucket),
 }
 
-/// What [`State::refund`] needs to know about the charge that it gives back.
+/// What [`State::refund`] needs to know about the charge that it refunds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Receipt {
     /// The time of the charge, by the store's clock.
@@ -180,7 +180,7 @@ impl State {
         }
     }
 
-    /// Gives back the units of one charge, as far as they still count at `now`.
+    /// Refunds the units of one charge, as far as they still count at `now`.
     ///
     /// `receipt` must be of a charge on this counter that was not refunded yet; this is not checked. Does nothing if
     /// the state belongs to another state machine.

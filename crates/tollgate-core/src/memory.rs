@@ -157,7 +157,7 @@ impl MemoryStore {
         checks.iter().map(|check| self.check_at(read, check)).collect()
     }
 
-    /// Gives back the units that `decision` charged, as far as they still count.
+    /// Refunds the units that `decision` charged, as far as they still count.
     ///
     /// `check` must be the check that was decided, and `decision` the result of this store. A denied decision, or one
     /// without limit statuses, refunds nothing. The store does not detect a second refund of the same decision; the
@@ -205,14 +205,14 @@ impl MemoryStore {
 
     /// Returns the status of the counter of `demand` without changing it.
     ///
-    /// The cost is ignored: the status is that of a peek (cost 0), which is always allowed, also if the subject is
+    /// The cost is ignored: the status is that of a peek (cost 0), which is always allowed, even if the subject is
     /// banned.
     pub fn inspect(&self, demand: &Demand<'_>) -> LimitStatus {
         let demand = Demand { cost: Cost::PEEK, ..*demand };
         self.check(&Check::one(&demand)).limits[0]
     }
 
-    /// Bans `subject` for `duration`, or for good if `None`.
+    /// Bans `subject` for `duration`, or permanently if `None`.
     ///
     /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, and nothing is
     /// charged. Checks that only peek (all costs 0) are not refused. A new ban replaces an earlier one of the subject.
@@ -232,7 +232,7 @@ impl MemoryStore {
         self.bans.remove(self.hasher.ban(subject), self.clock.now())
     }
 
-    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] for good, or `None` if it is not banned.
+    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] if it is permanent, or `None` if there is none.
     pub fn ban_of(&self, subject: &[u8]) -> Option<Wait> {
         self.bans.longest(std::iter::once(self.hasher.ban(subject)), self.clock.now())
     }

@@ -9,7 +9,7 @@
 //!                       │ no
 //!                  id was used? ─────── yes ──▶ AlreadyUsed   nothing changes
 //!                       │ no
-//!                  mark the id as used, give units back, charge units ──▶ Done
+//!                  mark the id as used, refund units, charge units ──▶ Done
 //! ```
 //!
 //! The last line is one atomic step: of any number of calls with one id, on any number of nodes, exactly one is `Done`.
@@ -54,7 +54,7 @@ impl fmt::Debug for ReceiptId {
     }
 }
 
-/// A correction of a charge that takes effect once: units to give back, units to charge, or both.
+/// A correction of a charge that takes effect once: units to refund, units to charge, or both.
 ///
 /// With neither, [`Store::redeem`](crate::Store::redeem) only marks the id as used.
 ///
@@ -87,8 +87,8 @@ pub struct Redemption<'a> {
     ///
     /// All redemptions of an id must have the same time.
     pub until: Timestamp,
-    /// The charge to give back: the check that was decided, and the decision. As in
-    /// [`Store::refund`](crate::Store::refund), nothing is given back for a denial.
+    /// The charge to refund: the check that was decided, and the decision. As in
+    /// [`Store::refund`](crate::Store::refund), nothing is refunded for a denial.
     pub refund: Option<(Check<'a>, &'a Decision)>,
     /// The units to charge, whether they fit or not. See [`Redemption::charged_demands`].
     pub charge: Option<Check<'a>>,
@@ -100,7 +100,7 @@ impl<'a> Redemption<'a> {
         Redemption { id, subject, until, refund: None, charge: None }
     }
 
-    /// Sets the charge to give back: the check that was decided, and the decision. Replaces an earlier one.
+    /// Sets the charge to refund: the check that was decided, and the decision. Replaces an earlier one.
     #[must_use]
     pub const fn refund(mut self, check: Check<'a>, decision: &'a Decision) -> Redemption<'a> {
         self.refund = Some((check, decision));
@@ -109,7 +109,7 @@ impl<'a> Redemption<'a> {
 
     /// Sets the units to charge. Replaces an earlier check.
     ///
-    /// The check must not use a counter to which units are given back.
+    /// The check must not use a counter to which units are refunded.
     #[must_use]
     pub const fn charge(mut self, check: Check<'a>) -> Redemption<'a> {
         self.charge = Some(check);

@@ -43,17 +43,17 @@ pub trait Store: Send + Sync {
         Box::pin(async move { Ok(self.decide(checks).await?.into_iter().map(Ok).collect()) })
     }
 
-    /// Gives back the units that `decision` charged, as far as they still count.
+    /// Refunds the units that `decision` charged, as far as they still count.
     ///
     /// `check` must be the check that was decided, and `decision` the result of this store. A denied decision, or one
     /// without limit statuses, refunds nothing. The store does not detect a second refund of the same decision; the
     /// caller must refund at most once, or use [`Store::redeem`].
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()>;
 
-    /// Gives units back and charges units as `redemption` says, unless its id was used before or is expired.
+    /// Refunds and charges units as `redemption` says, unless its id was used before or is expired.
     ///
     /// Any number of callers may redeem one id, at the same time and on all nodes that share the store: exactly one of
-    /// them gets [`Redeemed::Done`]. The id is marked as used in the same step in which the units are given back and
+    /// them gets [`Redeemed::Done`]. The id is marked as used in the same step in which the units are refunded and
     /// charged. With [`Redeemed::AlreadyUsed`] and [`Redeemed::Expired`] nothing changes. After an error, the caller may
     /// call again with the same redemption, whatever the kind of the error. If the first call was executed, the second
     /// one returns `AlreadyUsed`.
@@ -73,7 +73,7 @@ pub trait Store: Send + Sync {
 
     /// Returns the current status of the counter of `demand` without changing it.
     ///
-    /// The cost is ignored: the status is that of a peek (cost 0), which is always allowed, also if the subject is
+    /// The cost is ignored: the status is that of a peek (cost 0), which is always allowed, even if the subject is
     /// banned.
     fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus>;
 
@@ -84,11 +84,11 @@ pub trait Store: Send + Sync {
         Atomicity::Check
     }
 
-    /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
+    /// Bans `subject` for `duration`, or permanently if `None`. A new ban replaces an earlier one of the subject.
     ///
     /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, on every node
     /// that shares the store and reads bans, and nothing is charged. A check whose costs are all 0 is not refused. The
-    /// default implementation returns an error of the kind [`StoreErrorKind::Forbidden`]: the store has no bans.
+    /// default implementation returns an error of the kind [`StoreErrorKind::Forbidden`]: the store does not support bans.
     fn ban<'a>(&'a self, subject: &'a [u8], duration: Option<Duration>) -> StoreFuture<'a, ()> {
         let _ = (subject, duration);
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
@@ -102,7 +102,7 @@ pub trait Store: Send + Sync {
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
     }
 
-    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] for good, or `None` if it is not banned.
+    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] if it is permanent, or `None` if there is none.
     ///
     /// The default implementation returns an error of the kind [`StoreErrorKind::Forbidden`].
     fn ban_of<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, Option<Wait>> {
@@ -143,7 +143,7 @@ pub enum Atomicity {
     /// subjects with [`StoreErrorKind::Forbidden`]. If it decides such a check, then:
     ///
     /// - it never admits more than a quota, and a denied check keeps no charge;
-    /// - other checks may see units that a denied check has not given back yet, and be denied because of them;
+    /// - other checks may see units that a denied check has not refunded yet, and be denied because of them;
     /// - after an error, a part of the check may stay charged.
     Subject,
 }

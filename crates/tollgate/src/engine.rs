@@ -218,7 +218,7 @@ impl Engine {
         self.0.active.load().stats()
     }
 
-    /// Waits until all checks and refunds are complete whose futures were dropped. Call it before the process exits,
+    /// Waits until all checks and refunds whose futures were dropped are complete. Call it before the process exits,
     /// when no more requests are accepted: it also waits for those that are dropped in the meantime.
     ///
     /// Each call to the store that is waited for ends at the limiter's deadline. Checks and refunds whose futures still

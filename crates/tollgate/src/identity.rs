@@ -12,7 +12,7 @@
 //! | API key | [`KeySource`] finds it by its digest; an unknown key is ignored | `api_key.rs` |
 //! | user | `TokenVerifier` checks a JWT; the key decides the algorithm, never the token | `jwt.rs` |
 //! | subject | [`Identity::subject`] encodes the parts without collisions | `subject.rs` |
-//! | stored value | [`Anonymizer`] replaces values by HMAC pseudonyms that change at midnight | `anonymize.rs` |
+//! | stored value | [`Anonymizer`] replaces values with HMAC pseudonyms that change at midnight | `anonymize.rs` |
 //!
 //! The module is pure: it does no I/O, reads no clock (time is an argument) and is not asynchronous. An
 //! [`Engine`](crate::engine::Engine), and so the layer and the server, knows the keys of its rules (`keys`,

@@ -287,7 +287,7 @@ impl<M> RateLimitLayer<M> {
         self
     }
 
-    /// Sets the function that returns the cost of a request, in units. It applies to all rules, shields included.
+    /// Sets the function that returns the cost of a request, in units. It applies to all rules, including shields.
     ///
     /// If it returns `None`, the cost is the one that each rule sets. A cost of 0 is a peek: the request is charged
     /// nothing and never denied by a limit.

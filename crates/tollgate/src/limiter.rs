@@ -168,7 +168,7 @@ impl LimiterBuilder {
         LimiterBuilder { clock, ..self }
     }
 
-    /// Sets the deadline for an answer of the shared store, connecting included. Defaults to 25 ms. It has no effect on
+    /// Sets the deadline for an answer of the shared store, including connecting. Defaults to 25 ms. It has no effect on
     /// counters in process memory.
     ///
     /// It is also the default deadline of the lookups of an engine on this limiter (`Lookups::deadline`).
@@ -267,7 +267,7 @@ impl Limiter {
         }
     }
 
-    /// Decides a check, and charges all its limits if each of them allows it. A denial is an `Ok`, also one by a ban.
+    /// Decides a check, and charges all its limits if each of them allows it. A denial is an `Ok`, even if a ban caused it.
     ///
     /// If the store does not answer, the limiter's failure policy decides. If the future is dropped while it waits for
     /// a shared store, the units may still be charged, but the decision is neither counted nor reported to the
@@ -486,14 +486,14 @@ impl Limiter {
         }
     }
 
-    /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
+    /// Bans `subject` for `duration`, or permanently if `None`. A new ban replaces an earlier one of the subject.
     ///
     /// Until the ban ends, every check that counts the subject and takes units is refused with [`Decision::ban`] set,
     /// and nothing is charged. With a shared store, the ban holds on all nodes that read bans, at the latest after a
     /// second. While the store does not answer, its bans do not apply.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer, has no bans, or has no room for another one. It is called even
+    /// Returns an error if the store does not answer, does not support bans, or has no room for another one. It is called even
     /// while the circuit breaker is open.
     pub async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
         match &self.0.backend {
@@ -502,10 +502,10 @@ impl Limiter {
         }
     }
 
-    /// Lifts the ban of `subject`. Returns whether it was banned. Other nodes follow within a second.
+    /// Lifts the ban of `subject`. Returns whether it was banned. Other nodes apply this within a second.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer or has no bans. It is called even while the circuit breaker is
+    /// Returns an error if the store does not answer or does not support bans. It is called even while the circuit breaker is
     /// open.
     pub async fn unban(&self, subject: &[u8]) -> Result<bool, StoreError> {
         match &self.0.backend {
@@ -514,12 +514,12 @@ impl Limiter {
         }
     }
 
-    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] for good, or `None` if it is not banned.
+    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] if it is permanent, or `None` if there is none.
     ///
     /// Asks the store: cached bans are not used. Bans of a configuration are not considered.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer or has no bans. It is called even while the circuit breaker is
+    /// Returns an error if the store does not answer or does not support bans. It is called even while the circuit breaker is
     /// open.
     pub async fn ban_of(&self, subject: &[u8]) -> Result<Option<Wait>, StoreError> {
         match &self.0.backend {

@@ -172,7 +172,7 @@ pub struct DecidedCheck<'a> {
 }
 
 impl DecidedCheck<'_> {
-    /// Returns the outcome: allowed, denied (also by a ban in the store), or unavailable if `result` is an error.
+    /// Returns the outcome: allowed, denied (including by a ban in the store), or unavailable if `result` is an error.
     pub fn outcome(&self) -> DecisionOutcome {
         self.result.map_or(DecisionOutcome::Unavailable, |decision| DecisionOutcome::of(decision.allowed()))
     }

@@ -103,12 +103,12 @@ pub(crate) struct ChargedLimit {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Settlement {
-    /// All units are given back.
+    /// All units are refunded.
     Refund,
-    /// The request cost this many units instead of those that were charged. Unused units are given back. Units above
+    /// The request cost this many units instead of those that were charged. Unused units are refunded. Units above
     /// the charge are charged, even if they do not fit.
     Used(Cost),
-    /// The request ended. Rules with `charge = "on_failure"` give their units back after a success, those with
+    /// The request ended. Rules with `charge = "on_failure"` refund their units after a success, those with
     /// `"on_success"` after a failure. All other charges are kept.
     Ended(Ending),
 }
@@ -163,7 +163,7 @@ impl Receipt {
         (!parts.is_empty()).then_some(Receipt { id: id.to_bytes(), issuer, parts })
     }
 
-    /// Returns whether units are given back after this ending, according to the `charge` of the rules.
+    /// Returns whether units are refunded after this ending, according to the `charge` of the rules.
     ///
     /// Returns `false` for explicit checks, whose limits have no `charge`.
     pub fn is_refunded_on(&self, ending: Ending) -> bool {

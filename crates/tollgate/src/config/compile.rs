@@ -38,7 +38,7 @@ use crate::rules::{KeyEntry, Mode, RuleSet, SetParts};
 /// `source` is the text to which the spans of the configuration refer.
 ///
 /// # Errors
-/// If the configuration has an error. The report has all findings, warnings included.
+/// If the configuration has an error. The report has all findings, including warnings.
 pub(crate) fn compile(config: Config, source: Arc<Source>, loader: &Loader) -> Result<Loaded, Report> {
     let name = source.name().to_owned();
     let mut compiler = Compiler { source, loader, findings: Vec::new(), files: Vec::new(), secret_files: Vec::new() };

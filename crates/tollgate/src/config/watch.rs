@@ -131,7 +131,7 @@ impl<S: FileSource> FileWatch<S> {
         &self.0.source
     }
 
-    /// Replaces the source by the result of `change`. Does nothing if there are clones: `change` is not called.
+    /// Replaces the source with the result of `change`. Does nothing if there are clones: `change` is not called.
     #[must_use]
     pub fn map(self, change: impl FnOnce(S) -> S) -> FileWatch<S> {
         self.with(|inner| {
@@ -180,7 +180,7 @@ impl<S: FileSource> FileWatch<S> {
     ///
     /// The future never completes, except if the source has no files: then it completes at once.
     ///
-    /// Changes since the files were last read are noticed, also those before the first poll. This call itself blocks
+    /// Changes since the files were last read are noticed, even those before the first poll. This call itself blocks
     /// for a moment, because it looks up the files. If the future is dropped after its first poll,
     /// [`watch_ended`](Self::watch_ended) returns true. If it is dropped during a reload, the files may still be put
     /// into use, but the result is not reported.

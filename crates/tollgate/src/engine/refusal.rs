@@ -44,7 +44,7 @@ pub enum Refusal {
     /// The path is longer than the rules accept.
     #[non_exhaustive]
     PathTooLong {
-        /// The most bytes that a path may have, without its query.
+        /// The maximum number of bytes in a path, without its query.
         max_bytes: usize,
     },
 }

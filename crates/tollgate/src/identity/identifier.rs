@@ -422,7 +422,7 @@ impl<'r> Identity<'r> {
     ///
     /// The part for `caller` has the kind of identity that the caller has: `caller`, `api_key`, `user` or `ip`. Another
     /// part that the request does not have is replaced by the client's network, marked with `!`. Credentials and long
-    /// values are replaced by digests. With an anonymizer, all values except paths are replaced by pseudonyms.
+    /// values are replaced with digests. With an anonymizer, all values except paths are replaced with pseudonyms.
     pub fn subject(&self, by: &Subjects) -> SubjectKey {
         let mut subject = SubjectKey::empty();
         self.write_subject(by, &mut subject);

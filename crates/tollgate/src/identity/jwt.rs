@@ -161,7 +161,7 @@ impl TokenVerifier {
     /// leeway.
     ///
     /// # Errors
-    /// `Expired` also if `exp` is absent, `NotYet` before `nbf`, and `Malformed` if one of them is not a date.
+    /// `Expired` is also returned if `exp` is absent, `NotYet` before `nbf`, and `Malformed` if one of them is not a date.
     fn check_times(&self, claims: &Map<String, Value>, now: Timestamp) -> Result<(), TokenError> {
         let now_us = now.as_micros();
         let expires_us = numeric_date_us(claims, "exp")?.ok_or(TokenError::Expired)?;

@@ -59,7 +59,7 @@ impl Subject {
     /// Returns whether the client can choose the value freely, so that a rule by this kind alone limits no client:
     /// headers, cookies and paths.
     ///
-    /// `true` for every header, also for one that a trusted proxy sets.
+    /// `true` for every header, even for one that a trusted proxy sets.
     pub const fn is_chosen_by_client(&self) -> bool {
         matches!(self, Subject::Header(_) | Subject::Cookie(_) | Subject::Path)
     }
@@ -185,7 +185,7 @@ impl Subjects {
     /// Returns whether the client can choose the values of all kinds freely, so that a rule by these kinds limits no
     /// client: all of them are headers, cookies or paths.
     ///
-    /// Every header counts, also one that a trusted proxy sets.
+    /// Every header counts, even one that a trusted proxy sets.
     pub fn is_chosen_by_client(&self) -> bool {
         self.0.iter().all(Subject::is_chosen_by_client)
     }

@@ -62,7 +62,7 @@ pub enum NotReady {
 }
 
 impl NotReady {
-    /// Returns the last decision, or `None` if the store did not answer. It has no effect any more, even if it is an
+    /// Returns the last decision, or `None` if the store did not answer. It no longer has any effect, even if it is an
     /// admission: see [`NotReady::TooLate`].
     pub fn decision(&self) -> Option<&Decision> {
         match self {

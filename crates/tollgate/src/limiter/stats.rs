@@ -11,9 +11,9 @@ use crate::failure::Unavailable;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct LimiterStats {
-    /// Decisions from all sources, checks refused as unavailable included.
+    /// Decisions from all sources, including checks refused as unavailable.
     pub decisions: u64,
-    /// Decisions that admitted the request, uncounted ones included.
+    /// Decisions that admitted the request, including uncounted ones.
     pub allowed: u64,
     /// Calls to the shared store for decisions. One call decides one or several checks of a batch. Refunds, resets,
     /// bans and probes are not included.
@@ -45,7 +45,7 @@ pub struct LimiterStats {
     pub memory_overflow_keys: u64,
     /// Bytes used by the counters in process memory.
     pub memory_bytes: u64,
-    /// The most bytes that the counters in process memory may take.
+    /// The maximum number of bytes for counters in process memory.
     pub memory_max_bytes: u64,
 }
 

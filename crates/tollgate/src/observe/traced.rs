@@ -28,7 +28,7 @@ use crate::rules::RuleSet;
 /// | `exempted` | debug | `by`: `path` or `caller` |
 /// | `rules reloaded` | debug | `rules`: their number |
 ///
-/// `limits` is the texts of the limits, separated by commas. `verdict` is `allow`, `deny` (also by a ban in the store)
+/// `limits` is the texts of the limits, separated by commas. `verdict` is `allow`, `deny` (including bans in the store)
 /// or `unavailable`; of a shield, `deny` if a limit denied the request, else `unavailable`. `took_us` is in
 /// microseconds. Changes of the circuit breaker are no events of this observer: every limiter logs that its breaker
 /// opens (warn) or closes (info).

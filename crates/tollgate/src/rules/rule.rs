@@ -37,7 +37,7 @@ tollgate_core::__names! {
 /// or a success (`on_success`).
 ///
 /// Units are always charged at the start of a request, and refunded at its end if its response is not to be charged.
-/// A response with a status from 400 or a `grpc-status` other than 0, and an error of the service, is a failure. Without
+/// A response with a status of 400 or above or a `grpc-status` other than 0, and an error of the service, is a failure. Without
 /// a response (the client disconnected, or the service panicked) the charge is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]

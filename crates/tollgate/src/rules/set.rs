@@ -291,7 +291,7 @@ impl RuleSet {
         of_key().or_else(of_user)
     }
 
-    /// Returns whether the caller is exempt from all rules, shields included, by its client address or its API key.
+    /// Returns whether the caller is exempt from all rules, including shields, by its client address or its API key.
     ///
     /// Neither exempt paths (see [`Matched::is_exempt_path`]) nor the kill switch are considered.
     pub fn is_exempt(&self, identity: &Identity<'_>) -> bool {
@@ -414,7 +414,7 @@ impl RuleSet {
     }
 }
 
-/// Knows the API keys that the configuration lists, those that are only exempt included.
+/// Knows the API keys that the configuration lists, including those that are only exempt.
 impl KeySource for RuleSet {
     fn find(&self, key: &ApiKey<'_>) -> Option<KnownKey> {
         let entry = self.0.keys.get(&key.digest())?;

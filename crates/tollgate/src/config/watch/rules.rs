@@ -66,7 +66,7 @@ impl RulesSource {
 
     /// Loads and checks the file, and replaces the rules of the engine if it is valid. Blocks while it reads files.
     ///
-    /// Logs findings, and changed settings that take effect only at the next start, as warnings.
+    /// Logs findings, and changed settings that take effect only after a restart, as warnings.
     ///
     /// # Errors
     /// Returns the report of [`Loader::reload`]. The rules in force stay.
@@ -98,7 +98,7 @@ impl RulesSource {
     }
 }
 
-/// Returns the names of the settings that differ and that take effect only at the next start.
+/// Returns the names of the settings that differ and that take effect only after a restart.
 fn changed_settings(before: &Settings, after: &Settings) -> impl Iterator<Item = &'static str> {
     let changes = [
         ("store", before.store != after.store),
