@@ -155,5 +155,6 @@ fn an_address_in_use_is_reported_with_the_option_to_change() {
         command().args(["serve", "--http", &serving.http, "--resp", "off", "--admin", "off"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2));
-    assert!(said.contains("--http ADDRESS") && said.contains(&serving.http), "{said}");
+    let expected = format!("cannot open the http listener on {}: address already in use", serving.http);
+    assert!(said.contains(&expected) && said.contains("--http ADDRESS"), "{said}");
 }

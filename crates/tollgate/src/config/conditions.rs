@@ -9,7 +9,7 @@ use super::span::Spanned;
 use super::types::{Config, Exempt, MatchTable, RuleTable};
 use crate::rules::{Charge, Mode, RequestView, RuleSet};
 
-/// The conditions of all rules of a configuration, by which it can be explained why a rule does not match a request.
+/// The conditions of all rules of a configuration, which explain why a rule does not match a request.
 #[derive(Debug)]
 pub struct RuleConditions {
     of_rules: Vec<Vec<Condition>>,

@@ -20,7 +20,7 @@ pub trait MakeBody<B>: Clone {
     fn make(&self, bytes: Bytes) -> B;
 }
 
-/// Makes bodies by `From<Bytes>`, for body types such as axum's `Body`, `Full<Bytes>` and `Vec<u8>`.
+/// Makes bodies with `From<Bytes>`, for body types such as axum's `Body`, `Full<Bytes>` and `Vec<u8>`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FromBytes;
 
@@ -30,7 +30,7 @@ impl<B: From<Bytes>> MakeBody<B> for FromBytes {
     }
 }
 
-/// Makes empty bodies by `Default` and drops the bytes, for tonic. A refusal then has only a status and headers.
+/// Makes empty bodies with `Default` and drops the bytes, for tonic. A refusal then has only a status and headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EmptyBody;
 

@@ -27,9 +27,9 @@ const HASH_NAME_BYTES_MAX: usize = 512;
 /// Minimum length of the receipt secret in bytes. 16 random bytes cannot be guessed.
 const RECEIPT_SECRET_BYTES_MIN: usize = 16;
 
-/// The settings of the store and the limiter. They are used once, at the start.
+/// The settings of the store and the limiter. They are used once, at startup.
 ///
-/// A reload returns those of the new file, but the rules alone are put into use.
+/// A reload returns those of the new file, but only the rules of that file take effect.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {

@@ -131,7 +131,7 @@ impl Rule {
 
     /// Adds a method that the rule matches. A rule without methods matches all of them.
     ///
-    /// `GET` includes `HEAD`. Upper and lower case do not differ.
+    /// `GET` includes `HEAD`. Case is ignored.
     pub fn method(mut self, method: impl AsRef<str>) -> Rule {
         self.methods.push(method.as_ref().to_owned());
         self
