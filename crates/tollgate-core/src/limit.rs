@@ -207,7 +207,7 @@ impl Limit {
     /// The window is truncated to whole microseconds.
     ///
     /// # Errors
-    /// Returns an error if the quota is not 1 to 10,000,000, or the window not 1 ms to 400 days.
+    /// Returns an error if the quota is not from 1 to 10,000,000, or the window is not from 1 ms to 400 days.
     pub fn new(quota: u64, window: Duration) -> Result<Limit, LimitError> {
         let window_us = u64::try_from(window.as_micros()).unwrap_or(u64::MAX);
         Limit::build(quota, window_us, Algorithm::Sliding, None, false)
@@ -226,7 +226,7 @@ impl Limit {
     /// Returns this `token-bucket` limit with a capacity of `burst` units. Defaults to the quota.
     ///
     /// # Errors
-    /// Returns an error if the algorithm is not `token-bucket`, or the burst not 1 to 10,000,000.
+    /// Returns an error if the algorithm is not `token-bucket`, or the burst is not from 1 to 10,000,000.
     pub fn with_burst(self, burst: u64) -> Result<Limit, LimitError> {
         self.with_capacity("burst", burst)
     }
@@ -234,7 +234,7 @@ impl Limit {
     /// Returns this `leaky-bucket` limit with a queue of at most `queue` waiting units. Defaults to the quota.
     ///
     /// # Errors
-    /// Returns an error if the algorithm is not `leaky-bucket`, or the queue not 1 to 10,000,000.
+    /// Returns an error if the algorithm is not `leaky-bucket`, or the queue is not from 1 to 10,000,000.
     pub fn with_queue(self, queue: u64) -> Result<Limit, LimitError> {
         self.with_capacity("queue", queue)
     }

@@ -67,7 +67,7 @@ use crate::redemption::{Redeemed, Redemption};
 use crate::store::{Store, StoreError, StoreFuture};
 use crate::time::{Clock, Timestamp};
 
-/// A store of counters in process memory, with a cap on its size. Threads may use it at once.
+/// A store of counters in process memory, with a cap on its size. Several threads may use it at the same time.
 ///
 /// At the cap, keys without a counter share overflow counters; see [`MemoryStoreBuilder::max_bytes`].
 ///
@@ -173,7 +173,7 @@ impl MemoryStore {
         }
     }
 
-    /// Gives units back and charges units as `redemption` says, unless its id was used before or is expired.
+    /// Refunds and charges units as `redemption` says, unless its id was used before or is expired.
     ///
     /// Of any number of calls with one id, exactly one returns [`Redeemed::Done`], and the others wait until it has
     /// taken effect. A concurrent check may see the counter of one limit corrected, but not yet that of another. The

@@ -18,7 +18,7 @@ use crate::identity::{ApiKeys, Rotate};
 use crate::rules::{Charge, Mode};
 
 impl Config {
-    /// Returns the JSON schema of a configuration file, by which editors complete and check it.
+    /// Returns the JSON schema of a configuration file, with which editors can complete and check it.
     pub fn schema() -> Schema {
         schemars::schema_for!(Config)
     }
