@@ -142,7 +142,7 @@ impl Rules {
         self
     }
 
-    /// Adds a ban. Requests of the banned network, API key or user are refused with 403.
+    /// Adds a ban. Requests from the banned network, API key or user are refused with 403.
     ///
     /// If a network, key or user is banned twice, the ban that ends later applies.
     pub fn ban(mut self, ban: Ban) -> Rules {
@@ -158,7 +158,7 @@ impl Rules {
         self
     }
 
-    /// Exempts API keys from all rules. They need not be added by [`key`](Rules::key), too.
+    /// Exempts API keys from all rules. They do not have to be added by [`key`](Rules::key).
     ///
     /// A key is given in plain text, or as `sha256:` and its SHA-256 in hexadecimal. Bans that are added by
     /// [`ban`](Rules::ban) still apply.
@@ -300,14 +300,14 @@ impl Rules {
         self
     }
 
-    /// Sets the format of the bodies of refusals by rules without their own. Defaults to JSON, for
-    /// [shields](Rule::shield) to text.
+    /// Sets the format of the bodies of refusals by rules without their own. Defaults to JSON, or to text
+    /// for [shields](Rule::shield).
     pub fn body(mut self, format: BodyFormat) -> Rules {
         self.body = Some(format);
         self
     }
 
-    /// Sets whether scripts of other origins may read the rate-limit headers. Defaults to `false`.
+    /// Sets whether scripts from other origins may read the rate-limit headers. Defaults to `false`.
     ///
     /// If `true`, responses list these headers in `Access-Control-Expose-Headers`.
     pub fn expose_headers(mut self, expose: bool) -> Rules {
@@ -412,7 +412,7 @@ impl Rules {
         self.compile_with(&Loader::new())
     }
 
-    /// Does the same as [`compile`](Rules::compile), with the settings of `loader`.
+    /// Checks and compiles the rules like [`compile`](Rules::compile), with the settings of `loader`.
     ///
     /// Its store and number of instances, if they are set, override those of the rules, and are not checked. Its
     /// environment and directory are used to read variables and files.
