@@ -78,6 +78,14 @@ pub(crate) enum Failure {
         "choose another address with --{listener} ADDRESS, or disable this listener with --{listener} off"
     ))]
     Listen { listener: &'static str, address: String, error: std::io::Error },
+    #[error("cannot use a socket that LISTEN_FDS announces: {}", __io_reason(.0))]
+    #[diagnostic(help(
+        "each inherited descriptor must be a TCP socket: in a systemd socket unit, ListenStream=HOST:PORT"
+    ))]
+    InheritedSocket(std::io::Error),
+    #[error("no listener uses the inherited socket {addresses}")]
+    #[diagnostic(help("set the address of a listener to that of the socket, or remove it from the socket unit"))]
+    UnusedSockets { addresses: String },
     #[error("every listener is off, so there is nothing to serve{}", .admin.as_ref().map(|reason| format!(" (admin: {reason})")).unwrap_or_default())]
     #[diagnostic(help("set an address for at least one of --http, --resp and --admin"))]
     NothingToServe {

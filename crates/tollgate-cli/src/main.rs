@@ -10,6 +10,7 @@ mod configuration;
 mod counters;
 mod explain;
 mod failure;
+mod inherited;
 mod man;
 mod output;
 mod secrets;
@@ -25,6 +26,7 @@ use clap::{CommandFactory, Parser};
 use self::arguments::{Arguments, Command};
 use self::configuration::Validity;
 pub(crate) use self::failure::Failure;
+use self::inherited::InheritedSockets;
 
 /// Used instead of the system's allocator, where the few dozen small allocations of an HTTP response are a tenth of its
 /// cost.
@@ -65,7 +67,10 @@ fn print_usage(usage: clap::Error) -> Result<ExitCode, Failure> {
 /// Without a subcommand, prints the help.
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
-        Some(Command::Serve(serve)) => in_runtime(serve::serve(*serve))?,
+        Some(Command::Serve(serve)) => {
+            let inherited = InheritedSockets::from_env()?;
+            in_runtime(serve::serve(*serve, inherited))?;
+        }
         Some(Command::Explain(explain)) => in_runtime(explain::explain(explain))?,
         Some(Command::Inspect(inspect)) => return in_runtime(counters::inspect(inspect)).map(exit_code),
         Some(Command::Reset(reset)) => return in_runtime(counters::reset(reset)).map(exit_code),

@@ -26,6 +26,7 @@ use tracing_subscriber::EnvFilter;
 use self::announce::{Addresses, AdminToken, Announcement};
 use self::signals::Signals;
 use crate::arguments::Serve;
+use crate::inherited::InheritedSockets;
 use crate::store::check_server;
 use crate::{Failure, configuration, secrets};
 
@@ -46,11 +47,13 @@ const OFF: &str = "off";
 /// Also starts logging, raises the process's limit of open files, and generates an admin token and prints it if none
 /// was given. Exits the process at a second SIGTERM or SIGINT.
 ///
+/// A listener whose address is that of an inherited socket uses it.
+///
 /// # Errors
 /// If an option, the configuration file, the certificate or a secret is invalid, the store's server cannot be used, a
 /// listener cannot be bound, there is no listener, or a listener can be reached from other machines and no token or
 /// password was given for it.
-pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
+pub(crate) async fn serve(arguments: Serve, mut inherited: InheritedSockets) -> Result<(), Failure> {
     let signals = Signals::install()?;
     start_logs(&arguments.log);
     let loader = loader(&arguments)?;
@@ -87,9 +90,10 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     };
 
     let token = secrets::admin_token(arguments.admin_token_file.as_deref())?;
-    let (admin, admin_disabled) = listen_admin(arguments.admin.as_deref(), token.is_some()).await?;
-    let http = listen("http", &arguments.http).await?;
-    let resp = listen("resp", &arguments.resp).await?;
+    let (admin, admin_disabled) = listen_admin(arguments.admin.as_deref(), token.is_some(), &mut inherited).await?;
+    let http = listen("http", &arguments.http, &mut inherited).await?;
+    let resp = listen("resp", &arguments.resp, &mut inherited).await?;
+    inherited.verify_all_taken()?;
     let http_token = secrets::http_token(arguments.http_token_file.as_deref())?;
     let resp_options = resp_options(&arguments)?;
     if !arguments.insecure {
@@ -300,14 +304,18 @@ fn bounds(arguments: &Serve) -> Bounds {
     }
 }
 
-/// Binds a listener to the first of the addresses of `HOST:PORT` that can be bound, with a queue of [`BACKLOG`]
-/// connections.
+/// Returns the inherited socket of `HOST:PORT`, or binds one to the first of its addresses that can be bound, with a
+/// queue of [`BACKLOG`] connections.
 ///
 /// # Errors
 /// If the host cannot be resolved or none of its addresses can be bound. The error is that of the last one.
-async fn bind(address: &str) -> std::io::Result<TcpListener> {
+async fn bind(address: &str, inherited: &mut InheritedSockets) -> std::io::Result<TcpListener> {
+    let addresses: Vec<_> = tokio::net::lookup_host(address).await?.collect();
+    if let Some(socket) = inherited.take(&addresses)? {
+        return Ok(socket);
+    }
     let mut failure = None;
-    for address in tokio::net::lookup_host(address).await? {
+    for address in addresses {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         socket.set_reuseaddr(true)?;
         match socket.bind(address).and_then(|()| socket.listen(BACKLOG)) {
@@ -318,17 +326,21 @@ async fn bind(address: &str) -> std::io::Result<TcpListener> {
     Err(failure.unwrap_or_else(|| ErrorKind::AddrNotAvailable.into()))
 }
 
-/// Binds a listener, or returns `None` if the address is `off`. `listener` is the name of its option, for the error
+/// Opens a listener, or returns `None` if the address is `off`. `listener` is the name of its option, for the error
 /// message.
-async fn listen(listener: &'static str, address: &str) -> Result<Option<TcpListener>, Failure> {
+async fn listen(
+    listener: &'static str,
+    address: &str,
+    inherited: &mut InheritedSockets,
+) -> Result<Option<TcpListener>, Failure> {
     if address == OFF {
         return Ok(None);
     }
-    let bound = bind(address).await;
+    let bound = bind(address, inherited).await;
     bound.map(Some).map_err(|error| Failure::Listen { listener, address: address.to_owned(), error })
 }
 
-/// Binds the admin listener to `address`, or to the default address if that is `None`.
+/// Opens the admin listener on `address`, or to the default address if that is `None`.
 ///
 /// `has_token` says whether the operator has set a token. A generated one does not count.
 ///
@@ -341,8 +353,9 @@ async fn listen(listener: &'static str, address: &str) -> Result<Option<TcpListe
 async fn listen_admin(
     address: Option<&str>,
     has_token: bool,
+    inherited: &mut InheritedSockets,
 ) -> Result<(Option<TcpListener>, Option<String>), Failure> {
-    let listener = match listen("admin", address.unwrap_or(ADMIN_DEFAULT)).await {
+    let listener = match listen("admin", address.unwrap_or(ADMIN_DEFAULT), inherited).await {
         Ok(listener) => listener,
         Err(Failure::Listen { error, .. }) if address.is_none() && error.kind() == ErrorKind::AddrInUse => {
             return Ok((None, Some(format!("{ADMIN_DEFAULT} is in use"))));

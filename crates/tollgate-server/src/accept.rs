@@ -19,9 +19,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use crate::address_slots::{AddressSlot, AddressSlots};
 use crate::budget::{EvictingBudget, Receiving, Reservation};
 use crate::listener::{ConnectionContext, Listener, Role, ServerState};
 use crate::listeners::admin::is_loopback;
+use crate::log_limit::LogLimit;
+use crate::proxy_protocol;
 use crate::shutdown::Shutdown;
 use crate::stream::ClientStream;
 use crate::tls::Tls;
@@ -33,7 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(10);
 /// The number of connections that are accepted before other tasks run.
 const ACCEPT_BATCH: usize = 64;
-/// The time that a client has for its TLS handshake.
+/// The time that a client has for the header of the PROXY protocol and for its TLS handshake, each.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection over the limit may take to receive the reply that says so.
 const OVER_LIMIT_TIMEOUT: Duration = Duration::from_millis(10);
@@ -50,6 +53,7 @@ type Accepted = (StdTcpStream, SocketAddr);
 struct Acceptor {
     listener: Arc<dyn Listener>,
     slots: ConnectionSlots,
+    clients: Arc<ClientAdmission>,
     spares: Arc<SpareDescriptors>,
     /// Bounds the bytes that all connections together hold of requests that are not complete.
     receive_budget: Arc<EvictingBudget>,
@@ -101,6 +105,7 @@ impl Acceptor {
         };
         Acceptor {
             slots,
+            clients: Arc::default(),
             spares,
             receive_budget: EvictingBudget::new(bounds.receive_bytes, evictions.clone()),
             grace: bounds.grace,
@@ -153,17 +158,18 @@ impl Acceptor {
             self.listener.stats().connections.count_refused();
             return self.reject(stream).await;
         };
-        let (listener, tls) = (self.listener.clone(), self.tls.clone());
+        let (listener, tls, clients) = (self.listener.clone(), self.tls.clone(), self.clients.clone());
         let receiving = Receiving::new(self.receive_budget.clone());
         let stats = listener.stats().clone();
         let context = ConnectionContext { shutdown: shutdown.clone(), receiving, slot, stats };
         let (open, spares) = (listener.stats().connections.open(), self.spares.clone());
         self.workers.serve(move || async move {
             if let Ok(stream) = TcpStream::from_std(stream)
+                && let Some((stream, client, _slot)) = clients.admit(stream, peer, &*listener, tls.is_some()).await
                 && let Some(stream) = handshake(stream, tls).await
             {
                 let name = listener.name();
-                if let Err(error) = listener.serve(stream, peer, context).await {
+                if let Err(error) = listener.serve(stream, client, context).await {
                     tracing::debug!(listener = name, %error, "connection failed");
                 }
             }
@@ -173,15 +179,73 @@ impl Acceptor {
         });
     }
 
-    /// Sends the listener's over-limit reply, waiting at most 10 ms, and closes the connection.
-    ///
-    /// Sends nothing if the listener uses TLS.
+    /// Rejects a connection for which there is no slot, as [`reject`] does.
     async fn reject(&self, stream: StdTcpStream) {
-        if self.tls.is_none()
-            && let Ok(mut stream) = TcpStream::from_std(stream)
-        {
-            let reply = self.listener.over_limit_reply();
-            let _ = tokio::time::timeout(OVER_LIMIT_TIMEOUT, stream.write_all(reply)).await;
+        if let Ok(stream) = TcpStream::from_std(stream) {
+            reject(stream, &*self.listener, self.tls.is_some()).await;
+        }
+    }
+}
+
+/// Sends the listener's over-limit reply, waiting at most 10 ms, and closes the connection.
+///
+/// Sends nothing if the connection is to be encrypted.
+async fn reject(mut stream: TcpStream, listener: &dyn Listener, is_encrypted: bool) {
+    if !is_encrypted {
+        let _ = tokio::time::timeout(OVER_LIMIT_TIMEOUT, stream.write_all(listener.over_limit_reply())).await;
+    }
+}
+
+/// Determines the clients of new connections, and bounds the connections of each of them.
+#[derive(Default)]
+struct ClientAdmission {
+    addresses: Arc<AddressSlots>,
+    log: LogLimit,
+}
+
+impl ClientAdmission {
+    /// Determines the client of a connection from `peer`, and takes a slot for it if its connections are bounded.
+    ///
+    /// Reads the header of the PROXY protocol if the listener expects one from `peer`. Returns the stream after it, and
+    /// the address of the client: that of the header, or `peer`.
+    ///
+    /// Returns `None` if the header is invalid or takes longer than 10 s, which is logged, or if the client has too many
+    /// connections, which is counted and [answered](reject).
+    async fn admit(
+        &self,
+        mut stream: TcpStream,
+        peer: SocketAddr,
+        listener: &dyn Listener,
+        is_encrypted: bool,
+    ) -> Option<(TcpStream, SocketAddr, Option<AddressSlot>)> {
+        let (mut client, mut policy) = (peer, listener.peer_policy(peer.ip()));
+        if policy.expects_proxy_header {
+            let header = tokio::time::timeout(HANDSHAKE_TIMEOUT, proxy_protocol::read_header(&mut stream)).await;
+            let reason = match header {
+                Ok(Ok(None)) => None,
+                Ok(Ok(Some(address))) => {
+                    (client, policy) = (address, listener.peer_policy(address.ip()));
+                    None
+                }
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some("the PROXY protocol header took too long".to_owned()),
+            };
+            if let Some(reason) = reason {
+                if let Some(suppressed) = self.log.admit() {
+                    let name = listener.name();
+                    tracing::warn!(listener = name, suppressed, "closed a connection of a trusted proxy: {reason}");
+                }
+                return None;
+            }
+        }
+        let Some(max) = policy.connections_max else { return Some((stream, client, None)) };
+        match self.addresses.take(client.ip(), max) {
+            Some(slot) => Some((stream, client, Some(slot))),
+            None => {
+                listener.stats().connections.count_refused();
+                reject(stream, listener, is_encrypted).await;
+                None
+            }
         }
     }
 }

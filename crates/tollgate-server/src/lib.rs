@@ -13,6 +13,7 @@
 //! ```
 
 mod accept;
+mod address_slots;
 mod auth_guard;
 mod browser;
 mod budget;
@@ -24,6 +25,7 @@ mod log_limit;
 mod memory_watch;
 mod metrics;
 mod openapi;
+mod proxy_protocol;
 mod readiness;
 mod receipt_secret;
 mod receipts;

@@ -14,7 +14,7 @@
 //! [`connection::serve`](crate::listeners::http::connection::serve) with a handler whose response bodies may be
 //! streams.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -61,6 +61,14 @@ pub(crate) trait Listener: Send + Sync + 'static {
         Role::Service
     }
 
+    /// Returns how a connection from `peer` is accepted. Defaults to [`PeerPolicy::default`].
+    ///
+    /// Called with the remote address of a connection, and again with the address in its PROXY protocol header.
+    fn peer_policy(&self, peer: IpAddr) -> PeerPolicy {
+        let _ = peer;
+        PeerPolicy::default()
+    }
+
     /// Serves the connection of the client at `peer` until it ends.
     ///
     /// The implementation must end the connection after `context.shutdown` has reached `Closing`. A connection that is
@@ -77,6 +85,15 @@ pub(crate) enum Role {
     /// was idle for longest. It keeps a few file descriptors in reserve, is not encrypted on a loopback address, and
     /// closes after all listeners of role `Service`.
     Operator,
+}
+
+/// How connections from one address are accepted. By default, they have no PROXY protocol header and are not bounded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct PeerPolicy {
+    /// Whether each connection must begin with a [PROXY protocol](crate::proxy_protocol) header.
+    pub(crate) expects_proxy_header: bool,
+    /// The number of open connections from this address. One more is rejected. `None` sets no bound.
+    pub(crate) connections_max: Option<usize>,
 }
 
 /// The shutdown signal, account of received bytes ([`Receiving`]), connection slot and counters of one connection.

@@ -19,6 +19,7 @@ const ENV_EXAMPLE: &str = "ops/docker/.env.example";
 const READY: &str = "ops/docker/tollgate-ready";
 const MANIFEST: &str = "ops/kubernetes/tollgate.yaml";
 const UNIT: &str = "ops/systemd/tollgate.service";
+const SOCKET_UNIT: &str = "ops/systemd/tollgate.socket";
 const WORKFLOW: &str = ".github/workflows/test.yaml";
 const PAGE: &str = "docs/operations.md";
 
@@ -459,6 +460,24 @@ fn systemd_accepts_the_unit_and_finds_it_confined() {
     assert_eq!(text, "");
     let threshold = format!("--threshold={EXPOSURE_MAX}");
     succeed(tool("systemd-analyze").args(["security", "--offline=true", "--no-pager", &threshold]).arg(&file));
+}
+
+/// The sockets of the socket unit are those of the service's listeners, so each of them uses one.
+#[test]
+fn systemd_accepts_the_socket_unit_and_its_addresses_are_those_of_the_listeners() {
+    let dir = tempfile::tempdir().unwrap();
+    let service = read(UNIT).replace("/usr/local/bin/tollgate", env!("CARGO_BIN_EXE_tollgate"));
+    std::fs::write(dir.path().join("tollgate.service"), service).unwrap();
+    let (file, unit) = (dir.path().join("tollgate.socket"), read(SOCKET_UNIT));
+    std::fs::write(&file, &unit).unwrap();
+    assert_eq!(succeed(tool("systemd-analyze").args(["verify", "--man=no"]).arg(&file)), "");
+    let sockets: Vec<&str> = unit.lines().filter_map(|line| line.strip_prefix("ListenStream=")).collect();
+    let deployment = unit_deployment();
+    let listeners = ["http", "resp"].map(|listener| {
+        let (host, port) = deployment.address(listener);
+        format!("{host}:{port}")
+    });
+    assert_eq!(sockets, listeners);
 }
 
 /// The command line of the unit starts with the credentials that systemd would provide.
