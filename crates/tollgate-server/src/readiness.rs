@@ -101,9 +101,9 @@ impl EvictionState {
 pub(crate) struct ReadinessBody {
     /// Whether requests should be sent to this instance.
     ready: bool,
-    /// Why the store may lose counters. Empty if it does not.
+    /// The reasons why the store may lose counters. Empty if there are none.
     degraded: Vec<String>,
-    /// Whether the instance shuts down.
+    /// Whether the instance is shutting down.
     shutting_down: bool,
     /// The tasks that have ended unexpectedly.
     ended: Vec<&'static str>,

@@ -547,7 +547,7 @@ impl Limiter {
 pub(crate) fn catch_panic<T>(call: impl FnOnce() -> T) -> Option<T> {
     let result = catch_unwind(AssertUnwindSafe(call)).ok();
     if result.is_none() {
-        tracing::error!("the in-process store panicked; deciding by the failure policy");
+        tracing::error!("the in-process store panicked; the failure policy applies");
     }
     result
 }

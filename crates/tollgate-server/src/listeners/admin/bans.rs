@@ -6,7 +6,7 @@
 //!   DELETE ?subject=ip:203.0.113.9            lifts the ban
 //! ```
 //!
-//! The subject is what a rule counts, as `explain` shows it, or the key of explicit checks.
+//! The subject is what a rule counts by, as `explain` shows it, or the key of explicit checks.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(crate) struct BanBody {
     subject: String,
     /// Whether the subject is banned.
     banned: bool,
-    /// Milliseconds until the ban ends, rounded up; null without a ban, and for a ban without an end.
+    /// Milliseconds until the ban ends, rounded up; null without a ban, and for a permanent ban.
     retry_after_ms: Option<u64>,
     /// Whether the subject was banned before the ban was lifted. Absent if no ban was to be lifted.
     #[serde(skip_serializing_if = "Option::is_none")]
