@@ -5,7 +5,7 @@
 //! | state | ready | because |
 //! |---|---|---|
 //! | the store answers, or counters are in memory | yes | |
-//! | the store does not answer | no | until it does, decisions are made from this node's local share |
+//! | the store does not answer | no | until it does, decisions are made from this instance's local share |
 //! | a reload failed | yes | the old rules are in force; the response says what is wrong |
 //! | the store evicts keys when its memory is full | yes | reported as `degraded`: an evicted counter starts from zero |
 //! | the instance shuts down | no | new requests should go elsewhere while open connections are served |
