@@ -68,7 +68,7 @@ pub trait Store: Send + Sync {
 
     /// Deletes the counter of `demand`, as if its key had never been used.
     ///
-    /// The cost is ignored. A ban of the subject stays.
+    /// The cost is ignored. A ban on the subject stays.
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()>;
 
     /// Returns the current status of the counter of `demand` without changing it.
@@ -95,7 +95,7 @@ pub trait Store: Send + Sync {
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
     }
 
-    /// Lifts the ban of `subject`. Returns whether it was banned.
+    /// Lifts the ban on `subject`. Returns whether it was banned.
     ///
     /// The default implementation returns an error of the kind [`StoreErrorKind::Forbidden`].
     fn unban<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, bool> {
@@ -103,7 +103,7 @@ pub trait Store: Send + Sync {
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
     }
 
-    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] if it is permanent, or `None` if there is
+    /// Returns the time until the ban on `subject` ends, [`Wait::NEVER`] if it is permanent, or `None` if there is
     /// none.
     ///
     /// The default implementation returns an error of the kind [`StoreErrorKind::Forbidden`].

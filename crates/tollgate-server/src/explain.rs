@@ -484,7 +484,8 @@ const MASK: &str = "***";
 /// The mark before the address that is counted in the place of an absent value.
 const ABSENT: char = '!';
 
-/// Returns the parts of a subject, each as its kind, such as `ip` or `header:x-a`, and its value. `global` has no value.
+/// Returns the parts of a subject, each as its kind, such as `ip` or `header:x-a`, and its value. `global` has no
+/// value.
 fn parts(subject: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     // `&` occurs only between parts, and a kind contains no `:` except the one before the name of a header or cookie.
     subject.split('&').map(|part| {
@@ -536,7 +537,7 @@ fn absence(kind: &str, identifier: &Identifier, headers: &HeaderMap, peer: IpAdd
     }
 }
 
-/// Returns the ban of the configuration that is in force for the caller, as text; `None` if there is none.
+/// Returns the ban in the configuration that is in force for the caller, as text; `None` if there is none.
 pub(crate) fn banned_in_configuration(rules: &RuleSet, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
     rules.ban(identity, now).map(|ban| match (ban.reason(), ban.until()) {
         (Some(reason), _) => format!("banned: {reason}"),

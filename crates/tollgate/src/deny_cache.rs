@@ -198,7 +198,7 @@ impl DenyCache {
         check.demands().iter().filter_map(of_subject).max()
     }
 
-    /// Removes the cached ban of a subject, if there is one. The store is not changed.
+    /// Removes the cached ban on a subject, if there is one. The store is not changed.
     pub(crate) fn forget_ban(&self, subject: &[u8]) {
         self.bans.forget(self.bans.id(subject));
     }

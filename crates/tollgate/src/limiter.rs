@@ -137,7 +137,7 @@ impl LimiterBuilder {
     /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` or `rediss://…`.
     ///
     /// A Redis store connects in a background task on the current tokio runtime. This does not wait for it, and the
-    /// server may be down. Checks read the bans of their subjects. `memory` removes a shared store that was set before.
+    /// server may be down. Checks read the bans on their subjects. `memory` removes a shared store that was set before.
     ///
     /// # Errors
     /// Returns an error if the URL names no store, or if it names Redis and no tokio runtime is running.

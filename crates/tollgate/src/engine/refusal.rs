@@ -86,7 +86,7 @@ impl Refusal {
         }
     }
 
-    /// Returns the source of the denial, or of the ban in the store. [`Source::None`] for a ban of the configuration, a
+    /// Returns the source of the denial, or of the ban in the store. [`Source::None`] for a ban in the configuration, a
     /// path that is too long, and an unavailable store.
     pub fn source(&self) -> Source {
         match self {

@@ -253,7 +253,7 @@ impl Shared {
         self.call(Call::Ban, 0, async { self.store.ban_of(subject).await }).await
     }
 
-    /// Removes the ban of a subject from the deny cache.
+    /// Removes the ban on a subject from the deny cache.
     fn forget_ban(&self, subject: &[u8]) {
         self.deny_cache.iter().for_each(|cache| cache.forget_ban(subject));
     }
