@@ -46,7 +46,8 @@ pub(super) fn document() -> Value {
     let bad_query = || rejected("A parameter is unknown, missing or invalid. The message says what is expected.");
     let store_failed = || rejected("The store failed, or the listener is overloaded.");
     let subject = || {
-        let what = "What a rule counts by, as `tollgate explain --reveal` shows it, or the key of explicit checks. At most 65536 bytes.";
+        let what = "What a rule counts by, as `tollgate explain --reveal` shows it, or the key that a check names. \
+                    At most 65536 bytes.";
         parameter("subject", true, what, "ip:203.0.113.9", json!({ "type": "string" }))
     };
     let paths = json!({
@@ -247,8 +248,8 @@ fn parameter(name: &str, is_required: bool, description: &str, example: &str, sc
 fn counter_parameters() -> Value {
     let text = || json!({ "type": "string" });
     let key =
-        "The key of explicit checks. With `rule`, a client: an address, an API key, the name of a key, or a subject.";
-    let limit = "The limit of explicit checks. With `rule`, the name of one of its limits; all of them by default.";
+        "The key that a check names. With `rule`, a client: an address, an API key, the name of a key, or a subject.";
+    let limit = "The limit that a check names. With `rule`, the name of one of its limits; all of them by default.";
     let plan = "The plan of the client, in a rule with limits per plan. Required if nothing else determines it.";
     json!([
         parameter("key", true, key, "user:42", text()),
