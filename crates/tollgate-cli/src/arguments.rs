@@ -56,7 +56,7 @@ pub(crate) enum Command {
     Reset(Inspect),
     /// Refuse all requests from a subject (HTTP 403), on all instances that share the store
     #[command(
-        after_help = "Examples:\n  tollgate ban ip:203.0.113.9 --for 1h --store redis://127.0.0.1:6379\n  tollgate ban user:42 --config tollgate.toml\n  tollgate ban user:42 --admin http://127.0.0.1:9090\n\nSUBJECT is what a rule counts, as `tollgate explain --reveal` prints it after `counts`, or the key of an explicit check."
+        after_help = "Examples:\n  tollgate ban ip:203.0.113.9 --for 1h --store redis://127.0.0.1:6379\n  tollgate ban user:42 --config tollgate.toml\n  tollgate ban user:42 --admin http://127.0.0.1:9090\n\nSUBJECT is what a rule counts by, as `tollgate explain --reveal` prints it after `counts`, or the key of a check that names a key and a limit."
     )]
     Ban(Ban),
     /// Lift the ban on a subject

@@ -33,7 +33,7 @@ pub(crate) async fn ban(arguments: Ban) -> Result<(), Failure> {
     }
 }
 
-/// Runs `tollgate unban`: lifts the ban of a subject, and prints whether there was one. A subject without a ban is not
+/// Runs `tollgate unban`: lifts the ban on a subject, and prints whether there was one. A subject without a ban is not
 /// an error.
 ///
 /// # Errors

@@ -213,14 +213,14 @@ fn warn_about_refunds(rules: &RuleSet, has_receipts: bool) {
     if !has_receipts {
         tracing::warn!(
             rules = by_outcome,
-            "these rules charge by the outcome of a request, which clients report with a receipt; without a receipt \
-             secret, every request stays charged: set receipt_secret_env or receipt_secret_file"
+            "the charge of these rules depends on the outcome of a request, which clients report with a receipt; \
+             without a receipt secret, every request stays charged: set receipt_secret_env or receipt_secret_file"
         );
     } else if !rules.identifier().proxies().networks().is_empty() {
         tracing::warn!(
             rules = by_outcome,
-            "these rules charge by the outcome of a request; a proxy that uses forward-auth does not report it, so its \
-             requests stay charged"
+            "the charge of these rules depends on the outcome of a request; a proxy that uses forward-auth does not \
+             report it, so its requests stay charged"
         );
     }
 }
@@ -233,8 +233,8 @@ fn log_settings_for_requests_only(loaded: &Loaded) {
         let settings = settings.join(", ");
         tracing::info!(
             settings,
-            "these settings apply to requests that rules decide, but not to checks that name their key and limit: such \
-             a check has no address, API key, path or rule, and its response body is the decision"
+            "these settings apply to requests that are decided by rules, but not to checks that name their key and \
+             limit: such a check has no address, API key, path or rule, and its response body is the decision"
         );
     }
 }

@@ -24,7 +24,7 @@ pub struct Wait(u64);
 impl Wait {
     /// No wait.
     pub const ZERO: Wait = Wait(0);
-    /// An endless wait: the cost can never fit, or a ban has no end. Greater than every other wait.
+    /// An endless wait: the cost can never fit, or a ban is permanent. Greater than every other wait.
     pub const NEVER: Wait = Wait(u64::MAX);
 
     /// Creates a wait of `micros` microseconds.
@@ -87,7 +87,7 @@ pub struct LimitStatus {
     /// proceeding. For a peek (cost 0) it is the value for one unit. If another limit denied the request and this
     /// one has `count_denied`, the units were charged, and it is the time until they fit again.
     ///
-    /// After a ban, the time until it ends. [`Wait::NEVER`] if the cost can never fit, or the ban has no end.
+    /// After a ban, the time until it ends. [`Wait::NEVER`] if the cost can never fit, or the ban is permanent.
     pub retry_after: Wait,
     /// The time until one more unit becomes available; zero if none is missing. After a ban, the time until it ends.
     pub next_after: Wait,
@@ -121,8 +121,8 @@ pub enum Source {
     Store,
     /// An earlier denial by the store, which still holds, was repeated from a cache.
     DenyCache,
-    /// A counter in this process, with this node's share of the quota, decided instead of the store: the store did not
-    /// answer, or the caller asked for a local decision.
+    /// A counter in this process, with this instance's share of the quota, decided instead of the store: the store did
+    /// not answer, or the caller asked for a local decision.
     Local,
     /// No counter decided: usually the failure policy did, because the store did not answer.
     None,
@@ -248,8 +248,8 @@ pub struct Decision {
     pub at: Timestamp,
     /// Where the decision came from.
     pub source: Source,
-    /// The time until the ban ends, if a ban of a subject of the check refused the request; [`Wait::NEVER`] if it has
-    /// no end.
+    /// The time until the ban ends, if a ban on a subject of the check refused the request; [`Wait::NEVER`] if it is
+    /// permanent.
     ///
     /// `None` if no ban applies: the limits alone decided. If a ban applies, no counter was read or charged, and each
     /// status in `limits` denies until the ban ends.
@@ -291,7 +291,7 @@ impl Decision {
 
     /// Returns how long the client should wait before it retries or proceeds.
     ///
-    /// - Banned: the time until the ban ends; [`Wait::NEVER`] if it has no end.
+    /// - Banned: the time until the ban ends; [`Wait::NEVER`] if it is permanent.
     /// - Denied: the longest `retry_after` of the limits that deny; [`Wait::NEVER`] if waiting does not help.
     /// - Admitted: the longest wait that a leaky bucket asks for, else zero. Peeks (cost 0) are ignored.
     pub fn retry_after(&self) -> Wait {

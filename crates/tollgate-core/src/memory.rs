@@ -196,7 +196,7 @@ impl MemoryStore {
 
     /// Deletes the counter of `demand`, as if its key had never been used. The cost is ignored.
     ///
-    /// A ban of the subject stays. Units that the key charged to an overflow counter stay charged, since other keys
+    /// A ban on the subject stays. Units that the key charged to an overflow counter stay charged, since other keys
     /// share that counter.
     pub fn reset(&self, demand: &Demand<'_>) {
         let name = self.hasher.name(&demand.limit, &demand.key);
@@ -227,17 +227,18 @@ impl MemoryStore {
         self.bans.add(self.hasher.ban(subject), end.map(Timestamp::from_micros), now)
     }
 
-    /// Lifts the ban of `subject`. Returns whether it was banned.
+    /// Lifts the ban on `subject`. Returns whether it was banned.
     pub fn unban(&self, subject: &[u8]) -> bool {
         self.bans.remove(self.hasher.ban(subject), self.clock.now())
     }
 
-    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] if it is permanent, or `None` if there is none.
+    /// Returns the time until the ban on `subject` ends, [`Wait::NEVER`] if it is permanent, or `None` if there is
+    /// none.
     pub fn ban_of(&self, subject: &[u8]) -> Option<Wait> {
         self.bans.longest(std::iter::once(self.hasher.ban(subject)), self.clock.now())
     }
 
-    /// Returns the time until the longest ban of the check's subjects ends, or `None` if no ban refuses the check.
+    /// Returns the time until the longest ban on the check's subjects ends, or `None` if no ban refuses the check.
     ///
     /// A check whose costs are all 0 is never refused.
     #[cold]

@@ -1,8 +1,8 @@
 //! Corrections of a charge that take effect exactly once.
 //!
 //! A [refund](crate::Store::refund) must be called at most once, and not again after an error. This cannot be
-//! guaranteed if several nodes may refund the same charge, or if a client repeats its request. So a redemption has an
-//! id, and the store remembers which ids were used:
+//! guaranteed if several instances may refund the same charge, or if a client repeats its request. So a redemption has
+//! an id, and the store remembers which ids were used:
 //!
 //! ```text
 //!   redeem(id) ──▶ until has passed? ── yes ──▶ Expired       nothing changes
@@ -12,8 +12,8 @@
 //!                  mark the id as used, refund units, charge units ──▶ Done
 //! ```
 //!
-//! The last line is one atomic step: of any number of calls with one id, on any number of nodes, exactly one is `Done`.
-//! After an error, when the outcome is unknown, the caller calls again with the same id.
+//! The last line is one atomic step: of any number of calls with one id, on any number of instances, exactly one is
+//! `Done`. After an error, when the outcome is unknown, the caller calls again with the same id.
 //!
 //! **Used ids are kept for a limited time.** A store remembers an id until `until`. From then on, every call with this
 //! id is `Expired`, whether it was used or not.

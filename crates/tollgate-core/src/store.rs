@@ -52,11 +52,11 @@ pub trait Store: Send + Sync {
 
     /// Refunds and charges units as `redemption` says, unless its id was used before or is expired.
     ///
-    /// Any number of callers may redeem one id, at the same time and on all nodes that share the store: exactly one of
-    /// them gets [`Redeemed::Done`]. The id is marked as used in the same step in which the units are refunded and
-    /// charged. With [`Redeemed::AlreadyUsed`] and [`Redeemed::Expired`] nothing changes. After an error, the caller may
-    /// call again with the same redemption, whatever the kind of the error. If the first call was executed, the second
-    /// one returns `AlreadyUsed`.
+    /// Any number of callers may redeem one id, at the same time and on all instances that share the store: exactly one
+    /// of them gets [`Redeemed::Done`]. The id is marked as used in the same step in which the units are refunded and
+    /// charged. With [`Redeemed::AlreadyUsed`] and [`Redeemed::Expired`] nothing changes. After an error, the caller
+    /// may call again with the same redemption, whatever the kind of the error. If the first call was executed, the
+    /// second one returns `AlreadyUsed`.
     ///
     /// The default implementation returns an error of the kind [`StoreErrorKind::Forbidden`]: the store does not
     /// support receipts.
@@ -68,7 +68,7 @@ pub trait Store: Send + Sync {
 
     /// Deletes the counter of `demand`, as if its key had never been used.
     ///
-    /// The cost is ignored. A ban of the subject stays.
+    /// The cost is ignored. A ban on the subject stays.
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()>;
 
     /// Returns the current status of the counter of `demand` without changing it.
@@ -86,15 +86,16 @@ pub trait Store: Send + Sync {
 
     /// Bans `subject` for `duration`, or permanently if `None`. A new ban replaces an earlier one of the subject.
     ///
-    /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, on every node
+    /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, on every instance
     /// that shares the store and reads bans, and nothing is charged. A check whose costs are all 0 is not refused. The
-    /// default implementation returns an error of the kind [`StoreErrorKind::Forbidden`]: the store does not support bans.
+    /// default implementation returns an error of the kind [`StoreErrorKind::Forbidden`]: the store does not support
+    /// bans.
     fn ban<'a>(&'a self, subject: &'a [u8], duration: Option<Duration>) -> StoreFuture<'a, ()> {
         let _ = (subject, duration);
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
     }
 
-    /// Lifts the ban of `subject`. Returns whether it was banned.
+    /// Lifts the ban on `subject`. Returns whether it was banned.
     ///
     /// The default implementation returns an error of the kind [`StoreErrorKind::Forbidden`].
     fn unban<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, bool> {
@@ -102,7 +103,8 @@ pub trait Store: Send + Sync {
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
     }
 
-    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] if it is permanent, or `None` if there is none.
+    /// Returns the time until the ban on `subject` ends, [`Wait::NEVER`] if it is permanent, or `None` if there is
+    /// none.
     ///
     /// The default implementation returns an error of the kind [`StoreErrorKind::Forbidden`].
     fn ban_of<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, Option<Wait>> {

@@ -20,7 +20,7 @@
 //! | explicit | algorithm `:` window in µs |
 //! | rule | `rule:` rule `:` limit `:` state machine (`log`, `pair`, `bucket`) |
 //! | named | name `:` state machine; `throttle` is the name of `CL.THROTTLE`, `probe` that of [`Demand::probe`] |
-//! | a ban of the subject | `ban` |
+//! | a ban on the subject | `ban` |
 //! | a used receipt | `receipt:` id in 32 lower-case hex digits |
 //!
 //! A name has only `a` to `z` and `-`, so no named scope has the text of another scope: an explicit one ends with

@@ -1,4 +1,4 @@
-//! A Tollgate store on Redis and Valkey: counters that many nodes share, decided by one Lua script in one round trip.
+//! A Tollgate store on Redis and Valkey: counters that instances share, decided by one Lua script in one round trip.
 //!
 //! ```no_run
 //! use tollgate_core::{Check, Demand, Key, Limit, Store};

@@ -37,7 +37,7 @@ pub(crate) struct QuotaAndCost {
 }
 
 impl Step {
-    /// Encodes a check. With `reads_bans`, the script also reads the ban of each subject, unless all costs are 0.
+    /// Encodes a check. With `reads_bans`, the script also reads the ban on each subject, unless all costs are 0.
     pub(crate) fn check(check: &Check<'_>, prefix: &Prefix, reads_bans: bool) -> Step {
         let mut step = Step::empty();
         if reads_bans && check.charges() {

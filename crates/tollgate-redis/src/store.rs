@@ -148,7 +148,7 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets whether checks read the bans of their subjects. Defaults to `false`: banned subjects are not refused.
+    /// Sets whether checks read the bans on their subjects. Defaults to `false`: banned subjects are not refused.
     ///
     /// With `true`, a check costs the server one key more per subject. [`Store::ban`], [`Store::unban`] and
     /// [`Store::ban_of`] work either way. A limiter built from a configuration or a URL sets this to `true`.

@@ -1,4 +1,4 @@
-//! Slows down clients that guess the RESP password or the admin token.
+//! Slows down clients that guess the RESP password, the HTTP token or the admin token.
 //!
 //! ```text
 //!   failed attempts of an address   1 … 5    6      7      8     …    12      13 and more

@@ -42,7 +42,7 @@ pub struct Explanation {
     pub path: String,
     /// The kind of the caller's identity: `api_key`, `user` or `ip`.
     pub caller: &'static str,
-    /// The name of the API key, in the configuration or by a lookup. `None` without a known key, or if it has no name.
+    /// The name of the API key, from the configuration or a lookup. `None` without a known key, or if it has no name.
     pub key_name: Option<String>,
     /// The result of the key lookup, such as `found in the Redis hash tollgate:keys`. `None` if the request has no key,
     /// if the configuration lists it, or if no key lookup is configured.
@@ -107,7 +107,7 @@ pub struct RuleExplanation {
     pub because: Vec<String>,
     /// The kinds of subjects that the rule counts by, as in the configuration.
     pub by: Vec<String>,
-    /// The subject that the rule counts for this request, masked unless values are revealed.
+    /// The subject by which the rule counts this request, masked unless values are revealed.
     pub counts: String,
     /// Why parts of the subject are absent, such as `the request has no header x-tenant`: one text per part with a `!`
     /// in `counts`. The client's address is counted in its place. Empty if no part is absent.
@@ -116,7 +116,7 @@ pub struct RuleExplanation {
     pub cost: u32,
     /// Whether this is a shield rule, which is decided in process memory before all others.
     pub shield: bool,
-    /// The limits of the rule for this caller and its plan, also if the rule does not apply.
+    /// The limits of the rule for this caller and its plan, even if the rule does not apply.
     pub limits: Vec<LimitExplanation>,
     #[serde(skip)]
     subject: Vec<u8>,
@@ -484,7 +484,8 @@ const MASK: &str = "***";
 /// The mark before the address that is counted in the place of an absent value.
 const ABSENT: char = '!';
 
-/// Returns the parts of a subject, each as its kind, such as `ip` or `header:x-a`, and its value. `global` has no value.
+/// Returns the parts of a subject, each as its kind, such as `ip` or `header:x-a`, and its value. `global` has no
+/// value.
 fn parts(subject: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     // `&` occurs only between parts, and a kind contains no `:` except the one before the name of a header or cookie.
     subject.split('&').map(|part| {
@@ -536,7 +537,7 @@ fn absence(kind: &str, identifier: &Identifier, headers: &HeaderMap, peer: IpAdd
     }
 }
 
-/// Returns the ban of the configuration that is in force for the caller, as text; `None` if there is none.
+/// Returns the ban in the configuration that is in force for the caller, as text; `None` if there is none.
 pub(crate) fn banned_in_configuration(rules: &RuleSet, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
     rules.ban(identity, now).map(|ban| match (ban.reason(), ban.until()) {
         (Some(reason), _) => format!("banned: {reason}"),

@@ -23,8 +23,8 @@ use crate::listeners::http::refund::{RefundBody, RefundedBody};
 use crate::listeners::http::request::CheckBody;
 use crate::listeners::http::response::{DecisionBody, ErrorBody, RefusalBody};
 
-const TOKEN_REQUIRED: &str =
-    "The listener requires a token, and the request has no `Authorization: Bearer` header with that token.";
+const TOKEN_REQUIRED: &str = "The listener requires a token, and the request has no `Authorization: Bearer` header \
+    with that token; or too many attempts from this address are waiting.";
 
 /// The API of a listener: an OpenAPI document, and its page.
 pub(crate) struct Api {
@@ -134,7 +134,7 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
     let (limits, retry) = (limit_headers(), retry_after());
     let rejected = |description: &str| rejected(&problem, description);
     let mut forbidden = rejected(
-        "The key or the described caller is banned, or a browser sent the request for a web page whose origin is not allowed.",
+        "The key or the described caller is banned, or a browser sent the request on behalf of a web page whose origin is not allowed.",
     );
     forbidden["content"]["application/json"]["schema"] = json!({ "anyOf": [refusal, problem] });
     forbidden["headers"] = json!({
@@ -184,7 +184,7 @@ fn refund(schemas: &mut SchemaGenerator) -> Value {
     unavailable["headers"] = json!({ "Retry-After": retry_after() });
     json!({ "post": {
         "operationId": "refund",
-        "summary": "Correct the charge of an admitted check, by its receipt",
+        "summary": "Correct the charge of an admitted check, with its receipt",
         "description": "A receipt is applied once, no matter how often and to which instances it is sent. A client that gets no response may \
             send it again.",
         "requestBody": { "required": true, "content": { "application/json": {
@@ -200,9 +200,9 @@ fn refund(schemas: &mut SchemaGenerator) -> Value {
                 "description": "The receipt is valid. `applied` says whether this refund was applied.",
                 "content": { "application/json": { "schema": refunded } },
             },
-            "400": rejected("The body is invalid, or the text is not a receipt of this deployment (`invalid_receipt`)."),
+            "400": rejected("The body is invalid, or the receipt was not issued by this deployment (`invalid_receipt`)."),
             "401": unauthenticated(&problem, TOKEN_REQUIRED),
-            "403": rejected("A browser sent the request for a web page whose origin is not allowed."),
+            "403": rejected("A browser sent the request on behalf of a web page whose origin is not allowed."),
             "405": not_allowed(&problem, "POST"),
             "408": rejected("The body did not arrive in time."),
             "409": rejected("The units were counted in the memory of another instance. Only that instance can refund them."),

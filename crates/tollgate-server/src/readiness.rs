@@ -5,7 +5,7 @@
 //! | state | ready | because |
 //! |---|---|---|
 //! | the store answers, or counters are in memory | yes | |
-//! | the store does not answer | no | until it does, decisions are made from this node's local share |
+//! | the store does not answer | no | until it does, decisions are made from this instance's local share |
 //! | a reload failed | yes | the old rules are in force; the response says what is wrong |
 //! | the store evicts keys when its memory is full | yes | reported as `degraded`: an evicted counter starts from zero |
 //! | the instance shuts down | no | new requests should go elsewhere while open connections are served |
@@ -101,9 +101,9 @@ impl EvictionState {
 pub(crate) struct ReadinessBody {
     /// Whether requests should be sent to this instance.
     ready: bool,
-    /// Why the store may lose counters. Empty if it does not.
+    /// The reasons why the store may lose counters. Empty if there are none.
     degraded: Vec<String>,
-    /// Whether the instance shuts down.
+    /// Whether the instance is shutting down.
     shutting_down: bool,
     /// The tasks that have ended unexpectedly.
     ended: Vec<&'static str>,

@@ -47,8 +47,8 @@
 //! request, the one with the longest wait; if none denied it, the one with the smallest fraction of its quota left. On
 //! a tie the first one is shown. `ietf` lists all limits.
 //!
-//! **Which quota.** Headers show the policy's full quota, even while the store is unavailable and this node grants only
-//! its share of it. `remaining` is what this node can really grant.
+//! **Which quota.** Headers show the policy's full quota, even while the store is unavailable and this instance grants
+//! only its share of it. `remaining` is what this instance can really grant.
 //!
 //! **Rendered once.** The constant parts are rendered when a [`Policy`] is built, joined when [`Policies`] is built,
 //! and cloned per request. Only numbers are formatted per request.

@@ -195,7 +195,7 @@ impl Breaker {
 
 /// Returns the delay before probe number `attempt`, counted from 0: 100 ms, doubled with each attempt up to 800 ms.
 ///
-/// `jitter` is clamped to 0.0 ..= 1.0 and shortens the delay by up to a quarter, so that the nodes of a fleet do not
+/// `jitter` is clamped to 0.0 ..= 1.0 and shortens the delay by up to a quarter, so that instances do not all
 /// probe at the same moment.
 pub(crate) fn probe_after(attempt: u32, jitter: f64) -> Duration {
     let doubled = PROBE_AFTER_MIN.saturating_mul(1 << attempt.min(10)).min(PROBE_AFTER_MAX);

@@ -19,9 +19,9 @@
 //! An admission that left no units is cached as a denial of one unit until `next_after`. A cached denial is used only
 //! for exactly the cost that the store denied. A larger cost has to wait longer, and only the store knows how long.
 //!
-//! **At most one second.** A reset or a lifted ban on another node ends a denial early. So a denial is cached for at
-//! most a second, even if its wait is an hour. A client that retries without pause costs one store call per second and
-//! key.
+//! **At most one second.** A reset or a lifted ban on another instance ends a denial early. So a denial is cached for
+//! at most a second, even if its wait is an hour. A client that retries without pause costs one store call per second
+//! and key.
 //!
 //! **Exceptions.** If a refund can free units early, or denials are charged (`count_denied`), the limiter does not use
 //! this cache. A changed limit is a different entry.
@@ -198,7 +198,7 @@ impl DenyCache {
         check.demands().iter().filter_map(of_subject).max()
     }
 
-    /// Removes the cached ban of a subject, if there is one. The store is not changed.
+    /// Removes the cached ban on a subject, if there is one. The store is not changed.
     pub(crate) fn forget_ban(&self, subject: &[u8]) {
         self.bans.forget(self.bans.id(subject));
     }
@@ -519,7 +519,7 @@ mod tests {
         assert!(ask(&Check::one(&often)).allowed());
         assert!(!ask(&Check::new(&both).unwrap()).allowed());
         clock.advance(Duration::from_secs(5));
-        // On another node, so that this cache is not updated.
+        // On another instance, so that this cache is not updated.
         store.reset(&daily);
         clock.advance(Duration::from_secs(5));
         assert!(ask(&Check::one(&often)).allowed());

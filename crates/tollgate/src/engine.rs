@@ -1,4 +1,4 @@
-//! The engine: decides requests by rules.
+//! The engine: applies rules to requests.
 //!
 //! ```text
 //!   identify ─▶ banned address? ─▶ path too long? ─▶ shield without room? ─▶ match_rules ─▶ banned key or user?
@@ -15,26 +15,26 @@
 //!
 //! **Cheap refusals come first.** A request from a banned address, with a path beyond the bound, or for which a shield
 //! has no room is refused before its path is normalised, its key hashed, its token verified, or its key or plan looked
-//! up. A shield without room lets a key pass that a lookup exempts only if the answer about the key is cached.
+//! up. A shield without room admits a key that a lookup exempts only if the result of that lookup is cached.
 //!
 //! **One decision.** All enforced limits that apply, except those of shields, are decided together: the request passes
-//! all of them, or none is charged (except limits with `count_denied`). Shields are decided before. A shield that has
+//! all of them, or none is charged (except limits with `count_denied`). Shields are decided first. A shield that has
 //! admitted a request keeps its charge if another limit then refuses it, unless the shield charges `on_success`.
 //!
 //! **If the store does not answer**, the failure policy of each rule applies. One rule with `deny` refuses the request
-//! as unavailable. The limits of rules with `local` are decided together by this node's share. Those of rules with
-//! `allow` are left out.
+//! as unavailable. The limits of rules with `local` are decided together by this instance's share. Those of rules
+//! with `allow` are left out.
 //!
-//! **A client that disconnects** before the response keeps its charge, whatever `charge` says: only a response earns a
-//! refund. A check of a shared store that has started runs to completion without the client, so a client that resets
+//! **A client that disconnects** before the response stays charged, whatever `charge` says: only a response leads to a
+//! refund. A check on a shared store that has started runs to completion without the client, so a client that resets
 //! its requests as fast as it sends them is charged like any other. [`Engine::wait_for_pending`] waits for such checks.
 //!
 //! **A ban in the store** ([`Store::ban`](crate::Store::ban)) refuses a request if a rule that applies counts the
-//! banned subject in the store, also in shadow mode. It is read with the counters. Bans of the configuration need no
+//! banned subject in the store, even in shadow mode. It is read with the counters. Bans in the configuration need no
 //! store and come first.
 //!
-//! **A reload** replaces the whole rule set. Requests in progress finish by the rules they started with. Counters are
-//! identified by rule and limit, so they survive.
+//! **A reload** replaces the whole rule set. Requests in progress finish under the rules they started with. Counters
+//! are identified by rule and limit, so they survive.
 
 mod active_rules;
 mod check_plan;
@@ -71,7 +71,7 @@ use crate::observe::BannedBy;
 use crate::receipt::{Receipt, RedeemError, Settlement};
 use crate::rules::{CompiledRule, Indices, LazyReadings, Lookups, RequestView, RuleSet};
 
-/// Decides requests by rules.
+/// Applies rules to requests, and decides whether they are admitted.
 ///
 /// Clones are cheap and share everything.
 ///
@@ -156,7 +156,7 @@ impl Engine {
         Engine::on_clock(limiter, rules, lookups, clock)
     }
 
-    /// Creates an engine that uses `clock` to time bans of the configuration, identities (tokens, pseudonyms) and
+    /// Creates an engine that uses `clock` to time bans in the configuration, identities (tokens, pseudonyms) and
     /// shield rules. For tests.
     ///
     /// The limiter keeps its own clock. See [`with_lookups`](Engine::with_lookups) for `lookups`.
@@ -168,7 +168,7 @@ impl Engine {
     /// Creates an engine whose shield rules count in `shield`, by the clock of that store. The other constructors
     /// create a store with the default cap.
     ///
-    /// Bans of the configuration and identities use the system's clock. See [`with_lookups`](Engine::with_lookups) for
+    /// Bans in the configuration and identities use the system's clock. See [`with_lookups`](Engine::with_lookups) for
     /// `lookups`.
     pub fn with_shield(limiter: Limiter, rules: RuleSet, lookups: impl Into<Lookups>, shield: MemoryStore) -> Engine {
         Engine::of_parts(limiter, rules, lookups.into(), Arc::new(SystemClock::new()), shield)
@@ -186,7 +186,7 @@ impl Engine {
         Engine(Arc::new(Inner { limiter, shield, active, lookups, clock, pending: Arc::default() }))
     }
 
-    /// Replaces the rules, and reports this to the observers. Requests in progress finish by the old ones.
+    /// Replaces the rules, and reports this to the observers. Requests in progress finish under the old ones.
     ///
     /// Counters are kept. So are the [statistics](Engine::rule_stats) of rules whose name stays; those of removed rules
     /// are dropped.
@@ -210,8 +210,9 @@ impl Engine {
         &self.0.shield
     }
 
-    /// Returns the statistics of the rules in use, in their order: one entry for a rule's mode, and one for another
-    /// mode in which it has decided requests. A rule in the mode `off` has an entry only if it has decided requests.
+    /// Returns the statistics of the rules in use, in their order: one entry for the current mode of each rule, and one
+    /// for another mode in which it has decided requests. A rule in the mode `off` has an entry only if it has decided
+    /// requests in another mode.
     ///
     /// A rule that a reload keeps, by its name, continues its statistics.
     pub fn rule_stats(&self) -> Vec<RuleStats> {
@@ -227,7 +228,7 @@ impl Engine {
         self.0.pending.wait().await;
     }
 
-    /// Corrects the charges of a receipt exactly once, no matter how often and by how many nodes it is redeemed.
+    /// Corrects the charges of a receipt exactly once, no matter how often and by how many instances it is redeemed.
     ///
     /// # Errors
     /// Returns an error if the store does not answer, after which the receipt may be redeemed again, or if the receipt
@@ -252,7 +253,7 @@ impl Engine {
     /// Observers are called before this returns. Call [`Permit::finish`] when the response is known.
     ///
     /// If the returned future is dropped while it waits for a shared store, the check runs to completion and its charge
-    /// is kept. If it is dropped before, while a key or a plan is looked up, nothing is charged.
+    /// is kept. If it is dropped earlier, while a key or a plan is looked up, nothing is charged.
     pub async fn check(&self, request: &RequestView<'_>, peer: IpAddr, options: RequestOptions) -> Outcome {
         let active = self.0.active.load();
         let (mut looked_up, mut spent) = (None, Duration::ZERO);
@@ -290,7 +291,7 @@ impl Engine {
     /// the answer is not cached. `looked_up` is then the result, in a second call.
     ///
     /// # Errors
-    /// Returns the refusal by a ban of the configuration, by the maximum length of paths, or by a shield.
+    /// Returns the refusal by a ban in the configuration, by the maximum length of paths, or by a shield.
     fn prepare(
         &self,
         active: &ActiveRules,
@@ -537,7 +538,7 @@ impl Engine {
     }
 
     /// Refunds a decision on limits of a group, in the store in which they were charged: the shields' store, the
-    /// limiter's store, or this node's share.
+    /// limiter's store, or this instance's share.
     ///
     /// `check` must have exactly the limits of `decision`, in the same order; they may be a part of the group. A denial
     /// and an uncounted admission refund nothing. Call it at most once per decision.

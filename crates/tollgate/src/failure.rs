@@ -2,12 +2,12 @@
 //!
 //! | `on_failure` | the request | the risk |
 //! |---|---|---|
-//! | `local` (default) | is decided in process memory, with this node's share of the quota | across an outage up to twice the quota |
+//! | `local` (default) | is decided in process memory, with this instance's share of the quota | across an outage up to twice the quota |
 //! | `allow` | is admitted and not counted | the upstream gets unlimited traffic |
 //! | `deny` | is refused as unavailable (503, never 429) | the service is unavailable with the store |
 //!
 //! `local` is the default because a limiter that fails open adds load to the outage that it should contain, and one
-//! that fails closed extends the outage to the service. A node's share is quota / instances, rounded up.
+//! that fails closed extends the outage to the service. An instance's share is quota / instances, rounded up.
 //!
 //! A cost above the share but within the whole limit never fits into the share, but will fit when the store is back.
 //! The time of that is unknown, so such a denial has the limit's window as its `retry_after`.
@@ -20,7 +20,7 @@ use tollgate_core::{Check, Demand, KeyError, Limit, StoreError, StoreErrorKind, 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum OnFailure {
-    /// Decides with this node's share of the quota, counted in process memory. Admits the request uncounted if the
+    /// Decides with this instance's share of the quota, counted in process memory. Admits the request uncounted if the
     /// memory store panics.
     #[default]
     Local,
@@ -114,7 +114,7 @@ pub enum CheckKeyError {
     Unavailable(#[from] Unavailable),
 }
 
-/// Returns the limit that one of `instances` nodes enforces by itself while the store does not answer.
+/// Returns the share of a limit that each instance enforces by itself while the store does not answer.
 ///
 /// Quota, burst and queue are divided by `instances` and rounded up; the window stays. Zero instances count as one.
 pub(crate) fn local_share(limit: &Limit, instances: u32) -> Limit {
@@ -129,7 +129,7 @@ pub(crate) fn local_share(limit: &Limit, instances: u32) -> Limit {
     local
 }
 
-/// Returns the `retry_after` of a denial by this node's share of a limit, while the store does not answer.
+/// Returns the `retry_after` of a denial by this instance's share of a limit, while the store does not answer.
 ///
 /// `by_share` is the wait that the share alone gives. It is returned, unless it is [`Wait::NEVER`] and the cost fits
 /// into the whole limit: then the result is the limit's window.

@@ -40,13 +40,13 @@
 //! of its response. If a leaky bucket admits a request with a wait, the layer waits, up to
 //! [`RateLimitLayer::wait_at_most`].
 //!
-//! Refunds of a rule (`charge`) are decided by the head of the response. An error of the inner service counts as a
-//! failure. If the request's future is dropped before that, because the client disconnected, an outer timeout expired
+//! The head of the response decides whether a rule refunds units (`charge`). An error from the inner service counts as
+//! a failure. If the request's future is dropped before that, because the client disconnected, an outer timeout expired
 //! or the inner service panicked, the charge is kept.
 //!
-//! **An unknown remote address is an error.** A request in whose extensions the remote address of its connection is not
-//! found is answered with 500, and an error that says what to do is logged. Counting all such requests together would
-//! let one client lock out all others.
+//! **An unknown remote address is an error.** If the extensions of a request do not contain the remote address of its
+//! connection, the response is 500, and an error that says what to do is logged. Counting all such requests together
+//! would let one client lock out all others.
 //!
 #![doc = include_str!("layer/recipes.md")]
 
@@ -128,7 +128,7 @@ impl RateLimitLayer {
     /// Creates a layer with one limit, such as `10/min`, for each client address, counted in process memory.
     ///
     /// The remote address of the connection is found where axum puts it (feature `axum`), else as a [`SocketAddr`] in
-    /// the request's extensions; [`RateLimitLayer::peer`] sets another way. A request whose remote address is not found
+    /// the request's extensions; [`RateLimitLayer::peer`] replaces this. A request whose remote address is not found
     /// is answered with 500, and an error is logged: an axum application must be served with
     /// `into_make_service_with_connect_info::<SocketAddr>()`.
     ///
@@ -157,7 +157,7 @@ impl RateLimitLayer {
         Ok(RateLimitLayer::new(engine, |extensions| extensions.get::<SocketAddr>().map(SocketAddr::ip)))
     }
 
-    /// Creates a layer that decides requests by `engine`.
+    /// Creates a layer that decides requests with `engine`.
     ///
     /// `find_peer` returns the remote address of the connection from the extensions of a request. A request for which
     /// it returns `None` is answered with 500, and an error is logged.
@@ -174,12 +174,12 @@ impl RateLimitLayer {
         RateLimitLayer { settings: Arc::new(settings), make_body: FromBytes }
     }
 
-    /// Creates a layer for axum that decides requests by `engine`.
+    /// Creates a layer for axum that decides requests with `engine`.
     ///
     /// The application must be served with `into_make_service_with_connect_info::<SocketAddr>()`, which makes the
     /// remote address known. Tests that call the router without a socket add axum's `MockConnectInfo` around the layer.
-    /// Without both, the address may be a [`SocketAddr`] in the request's extensions. A request whose remote address is
-    /// not found is answered with 500, and an error is logged.
+    /// Without either, the address may be a [`SocketAddr`] in the request's extensions. A request whose remote address
+    /// is not found is answered with 500, and an error is logged.
     ///
     /// Rules match the path that the client sent, inside a nested router too.
     #[cfg(feature = "axum")]

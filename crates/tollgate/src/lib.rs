@@ -21,10 +21,10 @@
 //! The example needs `tokio` with the features `macros` and `rt-multi-thread`.
 //!
 //! `RateLimitLayer::per_ip("10/min")?` is a Tower layer that limits an HTTP service. `Rules` set limits by route,
-//! caller or plan, in code; `Config` and `Loader` read the same rules from a file. An `Engine` decides requests by
-//! them.
+//! caller or plan, in code; `Config` and `Loader` read the same rules from a file. An `Engine` applies them to
+//! requests.
 //!
-//! The types of everyday use are at the root. The modules hold the rest. The limits, the algorithms and the memory
+//! The most frequently used types are at the root. The modules hold the rest. The limits, the algorithms and the memory
 //! store are those of `tollgate-core`, re-exported here.
 //!
 //! # Features
@@ -37,7 +37,7 @@
 //! | `rules` | yes | limits by rules, in code or from a TOML file: `rules`, `config`, `identity`, `engine`, `answer` |
 //! | `jwt` | – | users by verified JSON web tokens: `[jwt]` in a file, `Rules::jwt`, `identity::TokenVerifier` |
 //! | `yaml` | – | configuration files in YAML, in addition to TOML |
-//! | `notify` | – | events of the operating system for `RulesWatcher`, which reloads a changed file; without them it polls |
+//! | `notify` | – | operating-system file events for `RulesWatcher`, which reloads a changed file; without them it polls |
 //! | `schema` | – | the JSON schema of the configuration file, for editors: `Config::schema` |
 //! | `tower` | – | `RateLimitLayer` for any HTTP service |
 //! | `axum` | – | `RateLimitLayer::axum`, which finds the remote address of a connection where axum puts it |

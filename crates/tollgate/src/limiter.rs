@@ -45,7 +45,7 @@ pub use self::stats::LimiterStats;
 use crate::failure::{CheckKeyError, FailurePolicy, OnFailure, Unavailable};
 use crate::observe::{Observer, Observers};
 
-/// The default deadline for an answer of the shared store.
+/// The default deadline for an answer from the shared store.
 const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
 
 /// Decides checks, in process memory or on a shared store.
@@ -101,7 +101,7 @@ pub struct CheckOptions {
     pub refundable: bool,
 }
 
-/// The error of a URL that names no store, or of a Redis store that cannot be built.
+/// The error returned if a URL names no store, or if a Redis store cannot be built.
 #[cfg(feature = "redis")]
 #[derive(Debug, thiserror::Error)]
 #[error("{0}, or `memory`")]
@@ -137,7 +137,7 @@ impl LimiterBuilder {
     /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` or `rediss://…`.
     ///
     /// A Redis store connects in a background task on the current tokio runtime. This does not wait for it, and the
-    /// server may be down. Checks read the bans of their subjects. `memory` removes a shared store that was set before.
+    /// server may be down. Checks read the bans on their subjects. `memory` removes a shared store that was set before.
     ///
     /// # Errors
     /// Returns an error if the URL names no store, or if it names Redis and no tokio runtime is running.
@@ -150,8 +150,8 @@ impl LimiterBuilder {
         Ok(self.store(Arc::new(store)))
     }
 
-    /// Sets the memory store. It holds all counters or, with a shared store, only those of this node's shares, which
-    /// are used while the shared store does not answer.
+    /// Sets the memory store. It holds all counters or, with a shared store, only those of this instance's shares,
+    /// which are used while the shared store does not answer.
     ///
     /// Defaults to a store with the default cap that runs on the limiter's clock.
     #[must_use]
@@ -168,10 +168,10 @@ impl LimiterBuilder {
         LimiterBuilder { clock, ..self }
     }
 
-    /// Sets the deadline for an answer of the shared store, including connecting. Defaults to 25 ms. It has no effect on
-    /// counters in process memory.
+    /// Sets the deadline for an answer from the shared store, including connecting. Defaults to 25 ms. It has no effect
+    /// on counters in process memory.
     ///
-    /// It is also the default deadline of the lookups of an engine on this limiter (`Lookups::deadline`).
+    /// It is also the default deadline for the lookups of an engine that uses this limiter (`Lookups::deadline`).
     ///
     /// If this process is short of CPU when the deadline passes, an answer that has already arrived is still used.
     #[must_use]
@@ -179,18 +179,18 @@ impl LimiterBuilder {
         LimiterBuilder { deadline, ..self }
     }
 
-    /// Sets the deadline for an answer of the shared store to [`Limiter::until_ready`]. Defaults to
+    /// Sets the deadline for an answer from the shared store to [`Limiter::until_ready`]. Defaults to
     /// [`deadline`](Self::deadline), which still applies to all other calls.
     ///
     /// An incoming request must not wait long for the store, but outgoing work can. With a longer deadline here, a slow
-    /// store decides the work, instead of the failure policy. The deadline is for one answer of the store; `wait_max`
-    /// of `until_ready` bounds the time that it waits for units.
+    /// store can still make the decision, and the failure policy does not apply. The deadline is for one answer from
+    /// the store; `wait_max` of `until_ready` bounds the time that it waits for units.
     #[must_use]
     pub fn ready_deadline(self, deadline: Duration) -> Self {
         LimiterBuilder { ready_deadline: Some(deadline), ..self }
     }
 
-    /// Sets the number of nodes that share the quota while the store does not answer. Defaults to 1; 0 counts as 1.
+    /// Sets the number of instances that share the quota while the store does not answer. Defaults to 1; 0 counts as 1.
     #[must_use]
     pub fn instances(self, instances: u32) -> Self {
         LimiterBuilder { instances: instances.max(1), ..self }
@@ -203,7 +203,7 @@ impl LimiterBuilder {
         LimiterBuilder { on_failure, ..self }
     }
 
-    /// Sets whether denials of a shared store are cached for as long as they certainly hold, at most one second.
+    /// Sets whether denials from a shared store are cached while they are certain to hold, for at most one second.
     /// Defaults to `true`.
     #[must_use]
     pub fn deny_cache(self, deny_cache: bool) -> Self {
@@ -267,7 +267,8 @@ impl Limiter {
         }
     }
 
-    /// Decides a check, and charges all its limits if each of them allows it. A denial is an `Ok`, even if a ban caused it.
+    /// Decides a check, and charges all its limits if each of them allows it. A denial is an `Ok`, even if a ban caused
+    /// it.
     ///
     /// If the store does not answer, the limiter's failure policy decides. If the future is dropped while it waits for
     /// a shared store, the units may still be charged, but the decision is neither counted nor reported to the
@@ -304,8 +305,8 @@ impl Limiter {
     ///
     /// `on_failure` holds the policies in the order of the check. Limits beyond its end have the limiter's own policy.
     /// If the store does not answer, one limit with [`OnFailure::Deny`] refuses the check as unavailable. Otherwise the
-    /// limits with [`OnFailure::Local`] are decided together by this node's share, and those with [`OnFailure::Allow`]
-    /// are left out; the result is [`EachDecision::Partial`] if any is left out.
+    /// limits with [`OnFailure::Local`] are decided together by this instance's share, and those with
+    /// [`OnFailure::Allow`] are left out; the result is [`EachDecision::Partial`] if any is left out.
     ///
     /// `refundable` says whether units may be refunded later, as in [`CheckOptions`].
     ///
@@ -419,7 +420,7 @@ impl Limiter {
         FailurePolicy::uniform(options.on_failure.unwrap_or(self.0.on_failure))
     }
 
-    /// Decides a check by this node's share of its limits, in process memory, without calling a shared store. For
+    /// Decides a check by this instance's share of its limits, in process memory, without calling a shared store. For
     /// callers with a failure policy of their own.
     ///
     /// Charges the counters of the local shares. Without a shared store, it charges the limiter's only counters, with
@@ -441,13 +442,13 @@ impl Limiter {
     /// Refunds the units that an admitted decision charged. Call it at most once per decision.
     ///
     /// `check` must be the check of the decision; if their numbers of limits differ, nothing is refunded. Units are
-    /// refunded where they were charged: in the store, or in this node's share for [`Source::Local`]. Nothing is
-    /// refunded for a denial or an uncounted admission, which is an `Ok`. If the future is dropped before it completes,
-    /// the units may or may not be refunded.
+    /// refunded where they were charged: in the store, or in this instance's share for [`Source::Local`]. For a denial
+    /// or an uncounted admission, nothing is refunded, and the result is `Ok`. If the future is dropped before it
+    /// completes, the units may or may not be refunded.
     ///
     /// # Errors
     /// Returns an error if the store does not answer, or at once while the circuit breaker is open. The refund is then
-    /// lost; it is not repeated. A refund in this node's share fails only if the memory store panics.
+    /// lost; it is not repeated. A refund in this instance's share fails only if the memory store panics.
     pub async fn refund(&self, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
         if !has_status_per_limit(decision, check) {
             return Ok(());
@@ -460,12 +461,12 @@ impl Limiter {
 
     /// Deletes the counter of `demand`, as if its key had never been used. The cost is ignored.
     ///
-    /// With a shared store, also deletes the counter of this node's share and removes the counter from this node's deny
-    /// cache, even if the store fails. Other nodes may repeat a cached denial for up to a second.
+    /// With a shared store, also deletes the counter of this instance's share and removes the counter from this
+    /// instance's deny cache, even if the store fails. Other instances may repeat a cached denial for up to a second.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer within the deadline. It is called even while the circuit breaker
-    /// is open.
+    /// Returns an error if the store does not answer within the deadline. The store is called even while the circuit
+    /// breaker is open.
     pub async fn reset(&self, demand: &Demand<'_>) -> Result<(), StoreError> {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.reset(demand)).ok_or_else(panicked),
@@ -477,8 +478,8 @@ impl Limiter {
     /// peek, which is always allowed.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer within the deadline. It is called even while the circuit breaker
-    /// is open, and the local share is not consulted.
+    /// Returns an error if the store does not answer within the deadline. The store is called even while the circuit
+    /// breaker is open, and the local share is not consulted.
     pub async fn inspect(&self, demand: &Demand<'_>) -> Result<LimitStatus, StoreError> {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.inspect(demand)).ok_or_else(panicked),
@@ -489,12 +490,12 @@ impl Limiter {
     /// Bans `subject` for `duration`, or permanently if `None`. A new ban replaces an earlier one of the subject.
     ///
     /// Until the ban ends, every check that counts the subject and takes units is refused with [`Decision::ban`] set,
-    /// and nothing is charged. With a shared store, the ban holds on all nodes that read bans, at the latest after a
+    /// and nothing is charged. With a shared store, the ban applies on all instances that read bans, within a
     /// second. While the store does not answer, its bans do not apply.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer, does not support bans, or has no room for another one. It is called even
-    /// while the circuit breaker is open.
+    /// Returns an error if the store does not answer, does not support bans, or has no room for another one. The store
+    /// is called even while the circuit breaker is open.
     pub async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.ban(subject, duration)).ok_or_else(panicked)?,
@@ -502,11 +503,11 @@ impl Limiter {
         }
     }
 
-    /// Lifts the ban of `subject`. Returns whether it was banned. Other nodes apply this within a second.
+    /// Lifts the ban on `subject`. Returns whether it was banned. Other instances apply this within a second.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer or does not support bans. It is called even while the circuit breaker is
-    /// open.
+    /// Returns an error if the store does not answer or does not support bans. The store is called even while the
+    /// circuit breaker is open.
     pub async fn unban(&self, subject: &[u8]) -> Result<bool, StoreError> {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.unban(subject)).ok_or_else(panicked),
@@ -514,13 +515,14 @@ impl Limiter {
         }
     }
 
-    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] if it is permanent, or `None` if there is none.
+    /// Returns the time until the ban on `subject` ends, [`Wait::NEVER`] if it is permanent, or `None` if there is
+    /// none.
     ///
-    /// Asks the store: cached bans are not used. Bans of a configuration are not considered.
+    /// Asks the store: cached bans are not used. Bans in a configuration are not considered.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer or does not support bans. It is called even while the circuit breaker is
-    /// open.
+    /// Returns an error if the store does not answer or does not support bans. The store is called even while the
+    /// circuit breaker is open.
     pub async fn ban_of(&self, subject: &[u8]) -> Result<Option<Wait>, StoreError> {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.ban_of(subject)).ok_or_else(panicked),
@@ -547,7 +549,7 @@ impl Limiter {
 pub(crate) fn catch_panic<T>(call: impl FnOnce() -> T) -> Option<T> {
     let result = catch_unwind(AssertUnwindSafe(call)).ok();
     if result.is_none() {
-        tracing::error!("the in-process store panicked; deciding by the failure policy");
+        tracing::error!("the in-process store panicked; the failure policy applies");
     }
     result
 }

@@ -1,7 +1,7 @@
 //! Observers, which are called after every decision, store call, change of the circuit breaker and reload.
 //!
-//! A limiter keeps a few counts itself ([`LimiterStats`](crate::LimiterStats)). For more, such as a histogram, a list of
-//! the most denied keys or an audit log, add an [`Observer`]:
+//! A limiter keeps a few counts itself ([`LimiterStats`](crate::LimiterStats)). For more, such as a histogram, a list
+//! of the most denied keys or an audit log, add an [`Observer`]:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -34,12 +34,13 @@
 //! ```
 //!
 //! An [`Engine`](crate::engine::Engine) reports to the observers of its limiter what the limiter does not see: refusals
-//! by shields, bans of the configuration, exemptions and reloads.
+//! by shields, bans in the configuration, exemptions and reloads.
 //!
-//! **Contract.** Observers are called by the task that decides the request, in the order in which they were added, after
-//! the result is known and before it is returned. They cannot change the result, and they delay it, so they should only
-//! count or pass on what they get. A panic of an observer is caught, and logged once per observer; the observer is called
-//! again next time. Durations are measured by the limiter's clock, which is not read for this if there are no observers.
+//! **Contract.** Observers are called by the task that decides the request, in the order in which they were added,
+//! after the result is known and before it is returned. They cannot change the result, and they delay it, so they
+//! should only count or pass on what they get. A panic of an observer is caught, and logged once per observer; the
+//! observer is called again next time. Durations are measured by the limiter's clock, which is not read for this if
+//! there are no observers.
 //!
 //! **Confidential data.** An observer sees keys and client addresses. It must not put them into metrics or into logs
 //! above debug level. [`TracingObserver`] shows how.
@@ -69,13 +70,14 @@ pub trait Observer: Send + Sync + 'static {
     /// Called after each check that a limiter has decided, by the store, the deny cache, the local share or the failure
     /// policy.
     ///
-    /// A batch is one call per check. An engine makes one check for all enforced rules of a request that are not shields,
-    /// and one for each shadow rule.
+    /// A batch is one call per check. An engine makes one check for all enforced rules of a request that are not
+    /// shields, and one for each shadow rule.
     fn decided(&self, decided: &DecidedCheck<'_>) {
         let _ = decided;
     }
 
-    /// Called after each call of a limiter to a shared store, successful or not. Not called for a store in process memory.
+    /// Called after each call of a limiter to a shared store, successful or not. Not called for a store in process
+    /// memory.
     ///
     /// Lookups of plans are not reported.
     fn store_called(&self, call: &StoreCall) {
@@ -99,8 +101,8 @@ pub trait Observer: Send + Sync + 'static {
 
     /// Called when an engine refuses a request by a ban of its rule set.
     ///
-    /// A refusal by a ban in the store is reported to [`Observer::decided`], as a decision with its [`ban`](Decision::ban)
-    /// set.
+    /// A refusal by a ban in the store is reported to [`Observer::decided`], as a decision with its
+    /// [`ban`](Decision::ban) set.
     #[cfg(feature = "rules")]
     fn banned(&self, request: &BannedRequest) {
         let _ = request;
@@ -114,7 +116,8 @@ pub trait Observer: Send + Sync + 'static {
         let _ = request;
     }
 
-    /// Called after [`Engine::reload`](crate::engine::Engine::reload), with the new rules, even if they equal the old ones.
+    /// Called after [`Engine::reload`](crate::engine::Engine::reload), with the new rules, even if they equal the old
+    /// ones.
     #[cfg(feature = "rules")]
     fn reloaded(&self, rules: &RuleSet) {
         let _ = rules;
@@ -200,8 +203,9 @@ pub enum StoreCallKind {
     Decide,
     /// Refunds units of an admission.
     Refund,
-    /// Charges the units by which a request has exceeded its estimated cost ([`Limiter::settle`](crate::Limiter::settle)),
-    /// or corrects a charge once ([`Limiter::redeem`](crate::Limiter::redeem)).
+    /// Charges the units by which a request has exceeded its estimated cost
+    /// ([`Limiter::settle`](crate::Limiter::settle)), or corrects a charge once
+    /// ([`Limiter::redeem`](crate::Limiter::redeem)).
     Settle,
     /// Deletes a counter.
     Reset,
@@ -233,8 +237,8 @@ pub struct ShieldRefusal<'a> {
     /// The check of all shields that match the request. The scope of each key names its rule. Keys are client
     /// addresses, or their pseudonyms.
     pub check: &'a Check<'a>,
-    /// The decision. `None` if no limit denied the request: the shields' store holds a ban of the address, or it panicked
-    /// and the failure policy of a shield is `deny`.
+    /// The decision. `None` if no limit denied the request: the shields' store holds a ban on the address, or it
+    /// panicked and the failure policy of a shield is `deny`.
     pub decision: Option<&'a Decision>,
 }
 

@@ -1,4 +1,4 @@
-//! Receipts: the charges of an admitted request as data, to be corrected later, by any node, exactly once.
+//! Receipts: the charges of an admitted request as data, to be corrected later, by any instance, exactly once.
 //!
 //! A Rust service keeps the [`Permit`](crate::engine::Permit) of a request, or the [`Decision`] of a check, until the
 //! work is done. A service in another language has only text. So an admission can be turned into a receipt, which is
@@ -324,7 +324,7 @@ impl Limiter {
         Receipt::new(id, ReceiptPart::new(false, decision, charged).into_iter().collect(), self)
     }
 
-    /// Corrects the charges of a receipt exactly once, no matter how often and by how many nodes it is redeemed.
+    /// Corrects the charges of a receipt exactly once, no matter how often and by how many instances it is redeemed.
     ///
     /// A receipt of a request that a shield has charged must be redeemed with
     /// [`Engine::redeem`](crate::engine::Engine::redeem).

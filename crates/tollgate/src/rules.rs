@@ -1,4 +1,4 @@
-//! Compiled rules: find the limits that a request must pass, in a time that does not grow with the number of rules.
+//! Compiled rules: find the limits that a request must pass, in time that does not grow with the number of rules.
 //!
 //! A [`RuleSet`] is compiled from a [`Config`](crate::config::Config) or from [`Rules`] in code, and never changes. A
 //! reload compiles another one and replaces the whole set.
@@ -34,9 +34,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Servers differ in how they decode and normalize a path, so one path may be taken for several, its *readings*: `a/b`
-//! and `a%2Fb` for `/a%2Fb`. **A rule applies if it matches any reading of the path. An exemption applies only if it
-//! matches all of them.** So another spelling of a path does not evade a rule. `path.rs` explains it.
+//! Servers differ in how they decode and normalize a path, so one path may be read in several ways, its *readings*:
+//! `a/b` and `a%2Fb` for `/a%2Fb`. **A rule applies if it matches any reading of the path. An exemption applies only if
+//! it matches all of them.** So another spelling of a path does not evade a rule. `path.rs` has the details.
 
 mod builder;
 pub(crate) mod comparisons;

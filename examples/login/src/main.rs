@@ -1,4 +1,4 @@
-//! A login that limits wrong passwords. The rules are in `tollgate.toml`.
+//! A login endpoint that limits wrong passwords. The rules are in `tollgate.toml`.
 //!
 //! A limiter in front of the handler sees the headers of a request, not its body. So the user's name is in a header,
 //! and the handler reads it only from there: a client that sends another name there also logs in as that other user.

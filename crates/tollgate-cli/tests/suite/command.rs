@@ -244,7 +244,7 @@ fn serve_warns_about_rules_whose_units_cannot_be_refunded() {
     };
     // With counters in memory, the service has a secret of its own. The warning would precede the addresses.
     let silent = start("");
-    assert!(!silent.output().contains("charge by the outcome"), "{}", silent.output());
+    assert!(!silent.output().contains("depends on the outcome"), "{}", silent.output());
     let redis = Server::redis();
     let shared = format!("store = \"{}\"\ninstances = 1", redis.url());
     let secret = "receipt_secret = \"0123456789abcdef\"";
@@ -259,7 +259,7 @@ fn serve_warns_about_rules_whose_units_cannot_be_refunded() {
         assert!(warning.contains("WARN") && warning.contains("shorten") && !warning.contains("other"), "{warning}");
     }
     let with_secret = start(&format!("{shared}\n{secret}"));
-    assert!(!with_secret.output().contains("charge by the outcome"), "{}", with_secret.output());
+    assert!(!with_secret.output().contains("depends on the outcome"), "{}", with_secret.output());
 }
 
 #[test]

@@ -44,12 +44,12 @@ impl Bans {
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    /// Bans a subject until `end`, or for good if `None`. Replaces an earlier ban of the subject.
+    /// Bans a subject until `end`, or for good if `None`. Replaces an earlier ban on the subject.
     ///
     /// Also drops all bans that have ended at `now`.
     ///
     /// # Errors
-    /// Returns an error of the kind [`StoreErrorKind::Unavailable`] if there are [`BANS_MAX`] bans of other subjects.
+    /// Returns an error of the kind [`StoreErrorKind::Unavailable`] if there are [`BANS_MAX`] bans on other subjects.
     pub(super) fn add(&self, subject: CounterHash, end: Option<Timestamp>, now: Timestamp) -> Result<(), StoreError> {
         let mut table = self.table.write();
         table.drop_expired(now);
@@ -66,7 +66,7 @@ impl Bans {
         Ok(())
     }
 
-    /// Lifts the ban of a subject. Returns whether there was one at `now`. Also drops all bans that have ended.
+    /// Lifts the ban on a subject. Returns whether there was one at `now`. Also drops all bans that have ended.
     pub(super) fn remove(&self, subject: CounterHash, now: Timestamp) -> bool {
         let mut table = self.table.write();
         table.drop_expired(now);
@@ -75,9 +75,9 @@ impl Bans {
         was_banned
     }
 
-    /// Returns the time until the longest ban of these subjects ends, or `None` if none of them is banned at `now`.
+    /// Returns the time until the longest ban on these subjects ends, or `None` if none of them is banned at `now`.
     ///
-    /// [`Wait::NEVER`] if one of them is banned permanently. Drops expired bans of all subjects.
+    /// [`Wait::NEVER`] if one of them is banned permanently. Drops expired bans on all subjects.
     pub(super) fn longest(&self, subjects: impl Iterator<Item = CounterHash>, now: Timestamp) -> Option<Wait> {
         let table = self.table.read();
         let ends = subjects.filter_map(|subject| table.by_subject.get(&subject));

@@ -136,7 +136,7 @@ impl CounterHasher {
         CounterHash::new(low ^ high, (high >> 32) as u32, shard)
     }
 
-    /// Returns the name under which the ban of a subject is stored. Bans have a table of their own.
+    /// Returns the name under which the ban on a subject is stored. Bans have a table of their own.
     pub(super) fn ban(&self, subject: &[u8]) -> CounterHash {
         self.counter(self.subject(subject), 0)
     }

@@ -201,7 +201,7 @@ pub(crate) struct DecisionStats {
     /// Requests that enforced rules decided. Each is counted once, however many rules apply.
     by_rules: DecisionCounts,
     times: [Histogram; SOURCES.len()],
-    /// Refusals by bans of the configuration, and by bans in the store.
+    /// Refusals by bans in the configuration, and by bans in the store.
     banned: [AtomicU64; 2],
 }
 

@@ -46,7 +46,8 @@ pub(super) fn document() -> Value {
     let bad_query = || rejected("A parameter is unknown, missing or invalid. The message says what is expected.");
     let store_failed = || rejected("The store failed, or the listener is overloaded.");
     let subject = || {
-        let what = "What a rule counts, as `tollgate explain --reveal` shows it, or the key of explicit checks. At most 65536 bytes.";
+        let what = "What a rule counts by, as `tollgate explain --reveal` shows it, or the key that a check names. \
+                    At most 65536 bytes.";
         parameter("subject", true, what, "ip:203.0.113.9", json!({ "type": "string" }))
     };
     let paths = json!({
@@ -105,11 +106,11 @@ pub(super) fn document() -> Value {
             "put": {
                 "operationId": "ban",
                 "summary": "Ban a subject",
-                "description": "Replaces an earlier ban of the subject.",
+                "description": "Replaces an earlier ban on the subject.",
                 "parameters": [
                     subject(),
                     parameter(
-                        "for", false, "How long the ban lasts, at least 1ms. Without it, the ban has no end.", "1h 30min",
+                        "for", false, "How long the ban lasts, at least 1ms. Without it, the ban is permanent.", "1h 30min",
                         json!({ "type": "string" }),
                     ),
                 ],
@@ -117,7 +118,7 @@ pub(super) fn document() -> Value {
             },
             "delete": {
                 "operationId": "unban",
-                "summary": "Lift the ban of a subject",
+                "summary": "Lift the ban on a subject",
                 "parameters": [subject()],
                 "responses": { "200": response("The subject is not banned.", &ban), "400": bad_query(), "503": store_failed() },
             },
@@ -174,7 +175,7 @@ fn complete(mut operations: Value, access: Access, methods: &str, problem: &Sche
         responses["405"] = not_allowed(problem, methods);
         if access != Access::Everyone {
             responses["403"] =
-                rejected(problem, "A browser sent the request for a web page whose origin is not allowed.");
+                rejected(problem, "A browser sent the request on behalf of a web page whose origin is not allowed.");
             responses["421"] = rejected(
                 problem,
                 "The name in `Host` is neither an address, nor a name without a dot, nor configured.",
@@ -247,8 +248,8 @@ fn parameter(name: &str, is_required: bool, description: &str, example: &str, sc
 fn counter_parameters() -> Value {
     let text = || json!({ "type": "string" });
     let key =
-        "The key of explicit checks. With `rule`, a client: an address, an API key, the name of a key, or a subject.";
-    let limit = "The limit of explicit checks. With `rule`, the name of one of its limits; all of them by default.";
+        "The key that a check names. With `rule`, a client: an address, an API key, the name of a key, or a subject.";
+    let limit = "The limit that a check names. With `rule`, the name of one of its limits; all of them by default.";
     let plan = "The plan of the client, in a rule with limits per plan. Required if nothing else determines it.";
     json!([
         parameter("key", true, key, "user:42", text()),

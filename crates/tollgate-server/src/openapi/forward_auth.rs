@@ -9,16 +9,16 @@ use super::{denial_headers, header, limit_headers, retry_after, schemas};
 pub(super) fn paths(problem: &Schema) -> [(&'static str, Value); 2] {
     let plain = json!({ "get": {
         "operationId": "forwardAuth",
-        "summary": "Decide a request for Caddy or Traefik",
+        "summary": "Decide whether a request is allowed, for Caddy or Traefik",
         "description": "The proxy describes a request in headers, and sends the visitor's other headers unchanged. The configured \
             rules decide. Any method is accepted; the body and the query are ignored. The address of the proxy must be in \
-            `trusted_proxies` of the rules. No token is required.",
+            `trusted_proxies` in the configuration. No token is required.",
         "parameters": parameters(),
         "responses": plain_responses(problem),
     } });
     let nginx = json!({ "get": {
         "operationId": "forwardAuthNginx",
-        "summary": "Decide a request for the auth_request module of nginx",
+        "summary": "Decide whether a request is allowed, for the auth_request module of nginx",
         "description": "Like `/v1/forward-auth`, but a refusal is always 403, because nginx turns other statuses into a 500. \
             The response for the visitor is in headers.",
         "parameters": parameters(),
@@ -47,8 +47,8 @@ fn parameters() -> Value {
         parameter("X-Forwarded-Host", "The host of the visitor's request.", "example.com", text()),
         parameter(
             "X-Forwarded-For",
-            "The visitor's address, as in any request through trusted proxies. If `forwarding_header` of the rules names another \
-                header, that one is required instead.",
+            "The visitor's address, as in any request through trusted proxies. If `forwarding_header` in the \
+                configuration names another header, that one is required instead.",
             "203.0.113.9",
             text(),
         ),

@@ -74,7 +74,7 @@ fn proxies(config: &Config, parts: &SetParts, note: &mut Note<'_>) {
     {
         let message = format!("`{}` is never read, because no proxy is trusted to set it", **header);
         let help = "list your proxies in `trusted_proxies`, for example [\"10.0.0.0/8\"]; \
-                    otherwise all clients behind a proxy share one budget";
+                    otherwise all clients behind a proxy share one quota";
         note(Code::ProxiesUntrusted, header.span(), message, help);
     }
     if networks.contains_all_v4_or_v6() {

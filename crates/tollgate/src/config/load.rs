@@ -200,7 +200,7 @@ impl Loader {
         Loader { store: Some(Secret::new(url)), ..self }
     }
 
-    /// Sets the number of instances (nodes) that share the quotas while the store is unavailable.
+    /// Sets the number of instances that share the quotas while the store is unavailable.
     ///
     /// Overrides the `instances` of the file. Without either, there is one instance; 0 counts as 1.
     #[must_use]

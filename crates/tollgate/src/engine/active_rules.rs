@@ -94,7 +94,7 @@ impl ActiveRules {
     /// `now`.
     ///
     /// Nothing is refused while the kill switch is on. Bans in the store are not considered. Verifies the request's
-    /// token only if users are banned and no ban of a key applies.
+    /// token only if users are banned and no ban on a key applies.
     pub(super) fn refuse_banned_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Result<(), Box<Refusal>> {
         match self.bans_callers {
             true => refuse_banned(self.rules.ban_of_caller(identity, now), now),

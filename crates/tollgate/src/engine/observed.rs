@@ -22,7 +22,7 @@ impl Engine {
         }
     }
 
-    /// Reports to the observers that a ban of the configuration has refused a request. Does nothing for another
+    /// Reports to the observers that a ban in the configuration has refused a request. Does nothing for another
     /// refusal.
     ///
     /// `by` says whether the address or the caller is banned.

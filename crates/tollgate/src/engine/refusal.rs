@@ -36,9 +36,9 @@ pub enum Refusal {
     /// a subject by which the request is counted.
     #[non_exhaustive]
     Banned {
-        /// The time until the ban ends; [`Wait::NEVER`] if it has no end.
+        /// The time until the ban ends; [`Wait::NEVER`] if it is permanent.
         remaining: Wait,
-        /// The component that reported the ban. [`Source::None`] for a ban of the configuration.
+        /// The component that reported the ban. [`Source::None`] for a ban in the configuration.
         source: Source,
     },
     /// The path is longer than the rules accept.
@@ -55,7 +55,8 @@ impl Refusal {
         decision.ban.map(|remaining| Refusal::Banned { remaining, source: decision.source })
     }
 
-    /// Creates the refusal of a decision that is not an admission: by a ban if the decision has one, else by its limits.
+    /// Creates the refusal of a decision that is not an admission: by a ban if the decision has one, else by its
+    /// limits.
     ///
     /// `policies` must be those of the decision's limits, in the same order.
     pub fn by_decision(decision: Decision, policies: Arc<Policies>) -> Refusal {
@@ -85,7 +86,7 @@ impl Refusal {
         }
     }
 
-    /// Returns the source of the denial, or of the ban in the store. [`Source::None`] for a ban of the configuration, a
+    /// Returns the source of the denial, or of the ban in the store. [`Source::None`] for a ban in the configuration, a
     /// path that is too long, and an unavailable store.
     pub fn source(&self) -> Source {
         match self {

@@ -9,7 +9,7 @@
 //!   pseudonym = HMAC-SHA-256(salt, kind ":" value), its first 16 bytes in hexadecimal
 //! ```
 //!
-//! Nodes with the same secret compute the same pseudonyms on the same date. The kind is part of the input, so an
+//! Instances with the same secret compute the same pseudonyms on the same date. The kind is part of the input, so an
 //! address and a user with the same text have different pseudonyms. Counters change at midnight, so a caller may use up
 //! to twice its quota around midnight. [`Rotate::Never`] avoids that, but then pseudonyms can be linked over any time.
 
@@ -55,7 +55,7 @@ pub struct SecretError {
 /// use tollgate::Timestamp;
 /// use tollgate::identity::{Anonymizer, Rotate};
 ///
-/// let anonymizer = Anonymizer::new(b"a secret that all nodes share", Rotate::Daily)?;
+/// let anonymizer = Anonymizer::new(b"a secret that all instances share", Rotate::Daily)?;
 /// let noon = Timestamp::from_micros(1_770_120_000_000_000);
 /// let pseudonym = anonymizer.salt(noon).pseudonym("ip", b"203.0.113.9");
 /// assert_eq!(pseudonym.to_string().len(), 32);
@@ -70,7 +70,7 @@ pub struct Anonymizer {
 }
 
 impl Anonymizer {
-    /// Creates an anonymizer with a secret. Nodes that share a store need the same `secret` and `rotate`.
+    /// Creates an anonymizer with a secret. Instances that share a store need the same `secret` and `rotate`.
     ///
     /// # Errors
     /// Fails if the secret is shorter than 16 bytes.

@@ -113,7 +113,7 @@ impl FromStr for ForwardingHeader {
             "x-forwarded-host" | "x-forwarded-port" | "x-forwarded-proto" => {
                 Err(error("this header contains no address".to_owned()))
             }
-            // A misspelt name would be a header that no proxy writes, so that all clients would share one budget.
+            // A misspelt name would be a header that no proxy writes, so that all clients would share one quota.
             other => match suggest::nearest(other, ["X-Forwarded-For", "Forwarded"]) {
                 Some(meant) => Err(error(format!("unknown header; did you mean {meant}?"))),
                 None => Ok(ForwardingHeader { name, syntax: Syntax::List }),

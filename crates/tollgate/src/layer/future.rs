@@ -5,8 +5,8 @@
 //!        └─────────▶ admitted ─▶ wait (leaky bucket) ─▶ inner service ─▶ finish ▶ response
 //! ```
 //!
-//! If this future is dropped, its permit is dropped with it, and every charge is kept. The head of the response determines
-//! the refunds; an error of the inner service is a failure.
+//! If this future is dropped, its permit is dropped with it, and every charge is kept. The head of the response
+//! determines the refunds; an error from the inner service is a failure.
 
 use std::future::{Future, poll_fn};
 use std::net::IpAddr;
@@ -23,7 +23,8 @@ use super::{LayerSettings, refuse};
 use crate::engine::{Ending, Outcome, RequestOptions};
 use crate::rules::RequestView;
 
-/// The future of a [`RateLimit`](super::RateLimit) service. Resolves to a refusal, or to the result of the inner service.
+/// The future of a [`RateLimit`](super::RateLimit) service. Resolves to a refusal, or to the result of the inner
+/// service.
 ///
 /// Resolves to a response with status 500 if the remote address of the request is unknown. If the future is dropped,
 /// the charge is kept.

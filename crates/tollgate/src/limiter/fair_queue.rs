@@ -14,8 +14,8 @@
 //! ```
 //!
 //! **Bounded.** A queue exists only while a check waits in it. Checks that share only some counters (the same global
-//! limit for many users) are in different queues and contend for the shared counters, as nodes do. That contention is
-//! between the first of each queue, not between all waiting checks.
+//! limit for many users) are in different queues and contend for the shared counters, as instances do. That contention
+//! is between the first of each queue, not between all waiting checks.
 //!
 //! **Why not only jitter?** Jitter spreads the calls but does not reduce their number, and the order stays random.
 

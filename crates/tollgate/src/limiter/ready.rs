@@ -6,9 +6,9 @@
 //! **Waiting in order.** Checks of this process that wait for the same counters are queued (`fair_queue.rs`). Only the
 //! first one asks the store, and they are admitted in the order of their arrival.
 //!
-//! **Remaining contention** is between nodes, and between checks that share some counters but not all. A check that is
-//! denied again after its wait adds a random part of up to a tenth of the next wait, at most 20 ms. Without that, the
-//! node nearest to the store would win every time.
+//! **Remaining contention** is between instances, and between checks that share some counters but not all. A check that
+//! is denied again after its wait adds a random part of up to a tenth of the next wait, at most 20 ms. Without that,
+//! the instance nearest to the store would win every time.
 //!
 //! **Never longer than `wait_max`.** If the required wait exceeds the deadline, the denial is returned at once and
 //! nothing is charged. If a leaky bucket charged a slot that comes too late, it is refunded. A check that does not
@@ -189,7 +189,7 @@ impl Limiter {
                 return Err(NotReady::TooLate(decision));
             }
             let pause = if is_local { wait.min(LOCAL_PAUSE_MAX) } else { wait };
-            // The wait is exact. Jitter is added only after another node or queue has taken the units.
+            // The wait is exact. Jitter is added only after another instance or queue has taken the units.
             let jitter =
                 if is_contended { (pause / 10).min(JITTER_MAX).mul_f64(fastrand::f64()) } else { Duration::ZERO };
             let asks_at = (now + pause.max(PAUSE_MIN) + jitter).min(deadline);

@@ -20,8 +20,8 @@
 //! repeated, since it is unknown whether it was executed. A lost refund leaves too many units charged until their
 //! window ends. A lost overrun leaves too few units charged, by the amount of that one underestimate.
 //!
-//! **Exactly once.** [`Limiter::redeem`] makes the same correction under an id that the store marks as used. Any node
-//! may call it any number of times, so a failed call can be repeated.
+//! **Exactly once.** [`Limiter::redeem`] makes the same correction under an id that the store marks as used. Any
+//! instance may call it any number of times, so a failed call can be repeated.
 
 use smallvec::SmallVec;
 use tollgate_core::{
@@ -102,13 +102,13 @@ impl Limiter {
 
     /// Corrects the charge of an admitted decision to the costs in `actual`, once for all calls with this `id`.
     ///
-    /// The correction is that of [`settle_each`](Limiter::settle_each). Of any number of calls with one id, on all nodes
-    /// that share the store, even concurrent ones, exactly one corrects the charge and returns [`Redeemed::Done`].
-    /// The others return [`Redeemed::AlreadyUsed`] and change nothing, even if their `actual` differs. After an error
-    /// the caller may call again with the same id.
+    /// The correction is that of [`settle_each`](Limiter::settle_each). Of any number of calls with one id, on all
+    /// instances that share the store, even concurrent ones, exactly one corrects the charge and returns
+    /// [`Redeemed::Done`]. The others return [`Redeemed::AlreadyUsed`] and change nothing, even if their `actual`
+    /// differs. After an error the caller may call again with the same id.
     ///
-    /// The id must belong to this decision alone, such as 128 random bits. It can be redeemed until 10 minutes after the
-    /// longest `reset_after` of the decision, so that a late overrun still counts. From then on the result is
+    /// The id must belong to this decision alone, such as 128 random bits. It can be redeemed until 10 minutes after
+    /// the longest `reset_after` of the decision, so that a late overrun still counts. From then on the result is
     /// [`Redeemed::Expired`], and nothing changes. The store remembers a used id until then.
     ///
     /// ```
@@ -131,7 +131,7 @@ impl Limiter {
     /// ```
     ///
     /// A decision of [`Source::Local`](crate::Source::Local) is corrected on the local counters, and its id is marked
-    /// there, so it must be redeemed on the node that made it. For a denial and for a decision of
+    /// there, so it must be redeemed on the instance that made it. For a denial and for a decision of
     /// [`Source::None`](crate::Source::None), which charged nothing, each call returns `Done` and changes nothing. The
     /// same holds if the numbers of limits of `check` and `decision` differ.
     ///
@@ -195,10 +195,11 @@ pub(super) struct Difference<'a> {
 }
 
 impl<'a> Difference<'a> {
-    /// Compares the charge of `decision` with the costs in `actual`, which are in the order of the check and may be fewer.
+    /// Compares the charge of `decision` with the costs in `actual`, which are in the order of the check and may be
+    /// fewer.
     ///
-    /// Returns `None` if nothing was charged or the decision is not that of the check: it is a denial, or does not have a
-    /// status for each limit.
+    /// Returns `None` if nothing was charged or the decision is not that of the check: it is a denial, or does not have
+    /// a status for each limit.
     pub(super) fn between(check: &Check<'a>, decision: &Decision, actual: &[Cost]) -> Option<Difference<'a>> {
         if !decision.allowed() || !has_status_per_limit(decision, check) {
             return None;

@@ -26,7 +26,7 @@ use crate::observe::{Observers, StoreCallKind as Call};
 const NO_TIMER: &str = "the store can be used only inside a tokio runtime with time enabled";
 const NOT_ASKED: &str = "the store is not called until a probe succeeds";
 
-/// A shared store with its deadline, circuit breaker and deny cache, and this node's shares of the limits.
+/// A shared store with its deadline, circuit breaker and deny cache, and this instance's shares of the limits.
 pub(super) struct Shared {
     store: Arc<dyn Store>,
     local: MemoryStore,
@@ -91,7 +91,7 @@ impl Shared {
         Shared { store, local, clock, observers, deny_cache, breaker, last_failure, deadlines, instances }
     }
 
-    /// Returns the memory store that holds this node's shares.
+    /// Returns the memory store that holds this instance's shares.
     pub(super) fn local(&self) -> &MemoryStore {
         &self.local
     }
@@ -253,7 +253,7 @@ impl Shared {
         self.call(Call::Ban, 0, async { self.store.ban_of(subject).await }).await
     }
 
-    /// Removes the ban of a subject from the deny cache.
+    /// Removes the ban on a subject from the deny cache.
     fn forget_ban(&self, subject: &[u8]) {
         self.deny_cache.iter().for_each(|cache| cache.forget_ban(subject));
     }
@@ -445,7 +445,7 @@ impl Shared {
         self.observers.breaker_changed(false);
     }
 
-    /// Decides a check without the store, by the failure policy of each limit: limits with `local` by this node's
+    /// Decides a check without the store, by the failure policy of each limit: limits with `local` by this instance's
     /// share, those with `allow` are left out.
     ///
     /// If no limit is `local`, or the memory store panics, the result is an uncounted admission.
@@ -475,8 +475,8 @@ impl Shared {
         })
     }
 
-    /// Decides a check by this node's share of each limit, and charges the shares. If the memory store panics, admits
-    /// the check uncounted.
+    /// Decides a check by this instance's share of each limit, and charges the shares. If the memory store panics,
+    /// admits the check uncounted.
     ///
     /// The decision has [`Source::Local`], and waits of [`local_wait`]. An uncounted admission has [`Source::None`].
     pub(super) fn check_local(&self, check: &Check<'_>) -> Decision {
@@ -490,7 +490,7 @@ impl Shared {
         decision
     }
 
-    /// Returns the demands of a check, with this node's share of each limit.
+    /// Returns the demands of a check, with this instance's share of each limit.
     fn local_demands<'a>(&self, check: &Check<'a>) -> SmallVec<[Demand<'a>; 2]> {
         let share = |demand: &Demand<'a>| Demand { limit: local_share(&demand.limit, self.instances), ..*demand };
         check.demands().iter().map(share).collect()

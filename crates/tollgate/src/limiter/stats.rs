@@ -26,7 +26,7 @@ pub struct LimiterStats {
     pub store_answers: u64,
     /// Denials answered from the deny cache, without a call to the store.
     pub deny_cache_hits: u64,
-    /// Decisions made with this node's share of the quota.
+    /// Decisions made with this instance's share of the quota.
     pub local: u64,
     /// Requests admitted without counting because the store did not answer.
     pub uncounted: u64,

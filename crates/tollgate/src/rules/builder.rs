@@ -219,7 +219,7 @@ impl Rules {
     /// process.
     ///
     /// Paths are not replaced. `rotate` sets when the pseudonyms change. Only for counters in process memory: building
-    /// fails if the store is shared. Nodes that share a store need a common secret:
+    /// fails if the store is shared. Instances that share a store need a common secret:
     /// [`anonymize_with`](Rules::anonymize_with).
     pub fn anonymize(mut self, rotate: Rotate) -> Rules {
         self.anonymize = Some((rotate, None));
@@ -229,7 +229,7 @@ impl Rules {
     /// Counts by pseudonyms instead of addresses, keys and other values of callers, under this secret.
     ///
     /// Paths are not replaced. `rotate` sets when the pseudonyms change. The secret has at least 16 bytes, and must be
-    /// the same on all nodes that share a store.
+    /// the same on all instances that share a store.
     pub fn anonymize_with(mut self, secret: SecretSource, rotate: Rotate) -> Rules {
         self.anonymize = Some((rotate, Some(secret)));
         self
@@ -373,10 +373,10 @@ impl Rules {
         self
     }
 
-    /// Sets the number of nodes that share a store, at least 1. Defaults to 1.
+    /// Sets the number of instances that share a store, at least 1. Defaults to 1.
     ///
-    /// While the store does not answer, each node grants quota / `instances`, rounded up, under [`OnFailure::Local`].
-    /// Ignored by [`Engine::new`](crate::engine::Engine::new), like [`store`](Rules::store).
+    /// While the store does not answer, each instance grants quota / `instances`, rounded up, under
+    /// [`OnFailure::Local`]. Ignored by [`Engine::new`](crate::engine::Engine::new), like [`store`](Rules::store).
     pub fn instances(mut self, instances: u32) -> Rules {
         self.instances = Some(instances);
         self

@@ -1,4 +1,4 @@
-//! API keys from a Redis hash: an application writes a field, and every node knows the key within about a second.
+//! API keys from a Redis hash: an application writes a field, and every instance knows the key within about a second.
 //!
 //! ```text
 //!   HSET tollgate:keys  api_key:4e738ca5…  '{"name": "acme", "plan": "pro"}'    by the key's SHA-256

@@ -21,7 +21,8 @@ pub(crate) struct ExemptList {
 }
 
 impl ExemptList {
-    /// Returns whether the path is exempt under each of its [readings](Readings), the paths that servers may take it for.
+    /// Returns whether the path is exempt under each of its [readings](Readings), the paths that servers may take it
+    /// for.
     ///
     /// If only `/health` is exempt, `/health/../admin` is not. `false` if the path has too many readings to compute.
     pub(crate) fn has_path(&self, readings: &LazyReadings<'_>) -> bool {
@@ -35,7 +36,7 @@ impl ExemptList {
     }
 }
 
-/// A ban of the configuration file or of [`Rules::ban`](super::Rules::ban), temporary or permanent.
+/// A ban from the configuration file or [`Rules::ban`](super::Rules::ban), temporary or permanent.
 #[derive(Clone, Debug)]
 pub struct CompiledBan {
     pub(crate) until: Option<Timestamp>,
@@ -64,7 +65,7 @@ impl CompiledBan {
     }
 }
 
-/// The bans of the configuration, by network, API key and user.
+/// The bans in the configuration, by network, API key and user.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BanList {
     pub(crate) networks: PrefixTable<CompiledBan>,
@@ -73,7 +74,7 @@ pub(crate) struct BanList {
 }
 
 impl BanList {
-    /// Replaces all bans of networks. If a network has two bans, the one that ends later is kept.
+    /// Replaces all bans on networks. If a network has two bans, the one that ends later is kept.
     pub(crate) fn set_networks(&mut self, bans: Vec<(IpNet, CompiledBan)>) {
         self.networks = PrefixTable::new(bans, |kept, ban| {
             if kept.end_order() < ban.end_order() {
@@ -82,12 +83,12 @@ impl BanList {
         });
     }
 
-    /// Adds the ban of an API key. If the key is already banned, the ban that ends later is kept.
+    /// Adds the ban on an API key. If the key is already banned, the ban that ends later is kept.
     pub(crate) fn add_key(&mut self, key: KeyDigest, ban: CompiledBan) {
         keep_longer(self.keys.entry(key), ban);
     }
 
-    /// Adds the ban of a user. If the user is already banned, the ban that ends later is kept.
+    /// Adds the ban on a user. If the user is already banned, the ban that ends later is kept.
     pub(crate) fn add_user(&mut self, user: &str, ban: CompiledBan) {
         keep_longer(self.users.entry(user.into()), ban);
     }
@@ -96,24 +97,24 @@ impl BanList {
         self.networks.is_empty() && self.keys.is_empty() && self.users.is_empty()
     }
 
-    /// Returns whether the list has a ban of an API key or of a user, ended or not.
+    /// Returns whether the list has a ban on an API key or a user, ended or not.
     pub(crate) fn has_keys_or_users(&self) -> bool {
         !self.keys.is_empty() || !self.users.is_empty()
     }
 
-    /// Returns a ban of a network that contains `address` and that is in force at `now`, or `None` if there is none.
+    /// Returns a ban on a network that contains `address` and that is in force at `now`, or `None` if there is none.
     ///
     /// If there are several, returns that of the smallest network.
     pub(crate) fn of_address(&self, address: IpAddr, now: Timestamp) -> Option<&CompiledBan> {
         self.networks.covering(address).find(|ban| ban.holds_at(now))
     }
 
-    /// Returns the ban of an API key if it has one that is in force at `now`, else `None`.
+    /// Returns the ban on an API key if it has one that is in force at `now`, else `None`.
     pub(crate) fn of_key(&self, key: &KeyDigest, now: Timestamp) -> Option<&CompiledBan> {
         self.keys.get(key).filter(|ban| ban.holds_at(now))
     }
 
-    /// Returns the ban of a user if it has one that is in force at `now`, else `None`.
+    /// Returns the ban on a user if it has one that is in force at `now`, else `None`.
     pub(crate) fn of_user(&self, user: &str, now: Timestamp) -> Option<&CompiledBan> {
         self.users.get(user).filter(|ban| ban.holds_at(now))
     }

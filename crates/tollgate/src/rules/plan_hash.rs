@@ -1,4 +1,4 @@
-//! Plans from a Redis hash: an application writes a field, and every node uses the new plan within about a second.
+//! Plans from a Redis hash: an application writes a field, and every instance uses the new plan within about a second.
 //!
 //! ```text
 //!   HSET tollgate:plans  api_key:4e738ca5…  pro        by the key's SHA-256, so that the hash holds no key
@@ -22,9 +22,9 @@
 //!
 //! A lookup that times out continues in the background, and its reply is cached. After a failure, or after timeouts for
 //! two callers, no request reads the hash for 250 ms, so that few requests wait for the timeout. Meanwhile the last
-//! reply for a caller is used, even if it has expired. For a caller without a cached reply the lookup resolves to `None`. So callers keep
-//! their plans during an outage, as long as they are in the cache. Failures are logged as a warning, at most every ten
-//! seconds.
+//! reply for a caller is used, even if it has expired. For a caller without a cached reply the lookup resolves to
+//! `None`. So callers keep their plans during an outage, as long as they are in the cache. Failures are logged as a
+//! warning, at most every ten seconds.
 //!
 //! **Why not in the same call as the decision?** The plan determines which limits are decided.
 
@@ -37,7 +37,8 @@ use tollgate_redis::{RedisStore, Reply};
 use super::lookup_cache::{CacheOptions, Loading, LookupCache, LookupStats, TTL_DEFAULT, WaitOptions};
 use super::plan::{PlanFuture, PlanLookup, PlanQuestion};
 
-/// Maximum number of commands at once. They share one connection, and a node that starts sees many callers at once.
+/// Maximum number of commands at once. They share one connection, and an instance that starts sees many callers at
+/// once.
 const LOOKUPS_MAX: usize = 1_024;
 /// Maximum length of a plan's name. A longer value is treated like a missing field.
 const NAME_BYTES_MAX: usize = 64;

@@ -210,12 +210,12 @@ impl RuleSet {
         self.0.is_off
     }
 
-    /// Returns whether bans of networks are to be checked: there are any, ended or not, and the kill switch is off.
+    /// Returns whether bans on networks are to be checked: there are any, ended or not, and the kill switch is off.
     pub(crate) fn bans_addresses(&self) -> bool {
         !self.0.is_off && !self.0.bans.networks.is_empty()
     }
 
-    /// Returns whether bans of keys and users are to be checked: there are any, ended or not, and the kill switch is
+    /// Returns whether bans on keys and users are to be checked: there are any, ended or not, and the kill switch is
     /// off.
     pub(crate) fn bans_callers(&self) -> bool {
         !self.0.is_off && self.0.bans.has_keys_or_users()
@@ -255,17 +255,17 @@ impl RuleSet {
         self.0.on_failure
     }
 
-    /// Returns the ban of the configuration that is in force at `now` for the client's address, else for an API key in
+    /// Returns the ban in the configuration that is in force at `now` for the client's address, else for an API key in
     /// the request, else for its verified user.
     ///
     /// `None` if there is no such ban, or if the kill switch is on. Bans in the store are not considered. Verifies the
-    /// request's token only if there are bans of users.
+    /// request's token only if there are bans on users.
     pub fn ban(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
         let of_address = || self.ban_of_address(identity, now).filter(|_| self.bans_addresses());
         of_address().or_else(|| self.ban_of_caller(identity, now).filter(|_| self.bans_callers()))
     }
 
-    /// Returns the ban of a network that contains the client's address, if one is in force at `now`.
+    /// Returns the ban on a network that contains the client's address, if one is in force at `now`.
     ///
     /// If there are several, returns that of the smallest network. Bans in the store are not considered.
     ///
@@ -274,10 +274,10 @@ impl RuleSet {
         self.0.bans.of_address(identity.address(), now)
     }
 
-    /// Returns the ban of an API key in the request, else of its verified user, if one is in force at `now`.
+    /// Returns the ban on an API key in the request, else on its verified user, if one is in force at `now`.
     ///
     /// The key may be in any API key header or bearer token, and need not be known. Verifies the request's token only
-    /// if there are bans of users. Bans in the store are not considered.
+    /// if there are bans on users. Bans in the store are not considered.
     ///
     /// Ignores the kill switch: call it only if [`bans_callers`](RuleSet::bans_callers).
     pub(crate) fn ban_of_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
@@ -391,8 +391,8 @@ impl RuleSet {
         self.look_up_limit_set_with(question, lookups, || tracing::error!("a plan lookup panicked")).await
     }
 
-    /// Looks up a limit set like [`look_up_limit_set`](RuleSet::look_up_limit_set), and calls `on_panic` for each lookup
-    /// that panicked.
+    /// Looks up a limit set like [`look_up_limit_set`](RuleSet::look_up_limit_set), and calls `on_panic` for each
+    /// lookup that panicked.
     pub(crate) async fn look_up_limit_set_with(
         &self,
         question: &PlanQuestion,

@@ -1,4 +1,4 @@
-//! `/v1/bans`: the bans of subjects in the store.
+//! `/v1/bans`: the bans on subjects in the store.
 //!
 //! ```text
 //!   PUT    ?subject=ip:203.0.113.9&for=1h     bans a subject for an hour; without `for`, for good
@@ -6,7 +6,7 @@
 //!   DELETE ?subject=ip:203.0.113.9            lifts the ban
 //! ```
 //!
-//! The subject is what a rule counts, as `explain` shows it, or the key of explicit checks.
+//! The subject is what a rule counts by, as `explain` shows it, or the key of explicit checks.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(crate) struct BanBody {
     subject: String,
     /// Whether the subject is banned.
     banned: bool,
-    /// Milliseconds until the ban ends, rounded up; null without a ban, and for a ban without an end.
+    /// Milliseconds until the ban ends, rounded up; null without a ban, and for a permanent ban.
     retry_after_ms: Option<u64>,
     /// Whether the subject was banned before the ban was lifted. Absent if no ban was to be lifted.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -49,7 +49,7 @@ struct BanQuery {
 
 /// Bans the subject of the query for the time in `for`, or without an end, and answers with the ban.
 ///
-/// Replaces an earlier ban of the subject. Logs that a subject was banned, but not which.
+/// Replaces an earlier ban on the subject. Logs that a subject was banned, but not which.
 ///
 /// The answer is 400 if the query is invalid, and 503 if the store fails.
 pub(super) async fn set(listener: &AdminListener, query: &str) -> Response<Bytes> {
@@ -80,7 +80,7 @@ pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<B
     }
 }
 
-/// Lifts the ban of the subject of the query in the store, and answers whether there was one.
+/// Lifts the ban on the subject of the query in the store, and answers whether there was one.
 ///
 /// Logs that a ban was lifted, but not of which subject.
 ///
@@ -103,7 +103,7 @@ pub(super) async fn lift(listener: &AdminListener, query: &str) -> Response<Byte
 }
 
 impl BanBody {
-    /// Creates the body of a response. `ban` is the time until the ban of the subject ends, or `None` without a ban.
+    /// Creates the body of a response. `ban` is the time until the ban on the subject ends, or `None` without a ban.
     fn new(subject: &[u8], ban: Option<Wait>) -> BanBody {
         BanBody {
             subject: String::from_utf8_lossy(subject).into_owned(),

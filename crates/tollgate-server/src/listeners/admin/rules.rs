@@ -54,7 +54,7 @@ struct RuleBody {
     charge: &'static str,
     /// The units that a request costs.
     cost: u32,
-    /// The numbers of the decisions since the start, by outcome.
+    /// The number of decisions since startup, by outcome.
     decisions: Vec<DecisionCount>,
 }
 

@@ -157,7 +157,9 @@ enum ForwardAuthError {
          X-Forwarded-Uri, X-Forwarded-Host and the client's address"
     )]
     Header(&'static str),
-    #[error("expected the client's address in the header {0}, set by the proxy (forwarding_header of the rules)")]
+    #[error(
+        "expected the client's address in the header {0}, set by the proxy (forwarding_header in the configuration)"
+    )]
     NoAddress(HeaderName),
     #[error("{0}")]
     Malformed(#[from] DescriptionError),

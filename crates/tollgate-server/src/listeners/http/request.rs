@@ -288,8 +288,8 @@ pub(crate) enum CheckRequestError {
     #[error("wait_ms must be a whole number from 0 to {WAIT_MS_MAX}, found {0}")]
     Wait(u64),
     #[error(
-        "wait_ms is for checks that name their key and limit; a request is decided at once, so leave wait_ms out and \
-         follow retry_after_ms"
+        "wait_ms is for checks that name their key and limit; a request is decided at once, so omit wait_ms and wait \
+         for retry_after_ms instead"
     )]
     WaitByRules,
     #[error("{0}")]

@@ -27,7 +27,7 @@ pub(crate) struct DecisionBody {
     #[schemars(transform = not_null)]
     pub(crate) response: Option<AddedHeaders>,
     /// The receipt, with which the charged units can be refunded. Absent if none was requested, or if nothing was charged;
-    /// with rules, if no rule charges by the outcome of the request.
+    /// with rules, if the charge of no rule depends on the outcome of the request.
     #[serde(default)]
     #[schemars(transform = not_null)]
     pub(crate) receipt: Option<String>,

@@ -345,5 +345,5 @@ async fn wait_of_a_request_by_rules_is_rejected() {
     let body = described("/json", "203.0.113.9", "{}").replacen('{', r#"{"wait_ms":10,"#, 1);
     let (status, _, body) = ask(&listener_with_config(RULES, None), &body).await;
     assert_eq!((status, &body["error"]), (400, &json!("bad_request")));
-    assert!(body["message"].as_str().unwrap().contains("leave wait_ms out"), "{body}");
+    assert!(body["message"].as_str().unwrap().contains("omit wait_ms"), "{body}");
 }

@@ -151,9 +151,9 @@ impl Compiler<'_> {
         (ExemptList { addresses: self.networks(&config.exempt.addresses), paths }, patterns)
     }
 
-    /// Compiles the bans of networks, API keys and users. Adds an error for each invalid value.
+    /// Compiles the bans on networks, API keys and users. Adds an error for each invalid value.
     ///
-    /// A ban of an invalid network is left out. One with an invalid end is compiled as permanent.
+    /// A ban on an invalid network is left out. One with an invalid end is compiled as permanent.
     pub(super) fn bans(&mut self, config: &Config) -> BanList {
         let (mut bans, mut banned_networks) = (BanList::default(), Vec::new());
         for entry in &config.bans {

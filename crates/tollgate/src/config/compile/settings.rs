@@ -38,7 +38,7 @@ pub struct Settings {
     pub store: Option<Secret>,
     /// The prefix of every key in the store.
     pub prefix: String,
-    /// The number of instances (nodes) that share the quotas while the store is unavailable. `None` means 1.
+    /// The number of instances that share the quotas while the store is unavailable. `None` means 1.
     pub instances: Option<u32>,
     /// The deadline for a decision of the store.
     pub deadline: Duration,

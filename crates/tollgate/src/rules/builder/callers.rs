@@ -88,7 +88,8 @@ impl ListedKey {
         ListedKey::of(Ok(Secret::new(key)))
     }
 
-    /// Creates an entry for the key with this SHA-256 digest: 64 hexadecimal digits, as `printf %s KEY | sha256sum` prints.
+    /// Creates an entry for the key with this SHA-256 digest: 64 hexadecimal digits, as `printf %s KEY | sha256sum`
+    /// prints.
     pub fn sha256(digest: impl Into<String>) -> ListedKey {
         ListedKey::of(Err(Secret::new(digest)))
     }
@@ -97,7 +98,8 @@ impl ListedKey {
         ListedKey { key, name: None, plan: None, limits: Vec::new(), is_exempt: false }
     }
 
-    /// Sets the name of the key's owner, which error messages and [`KeyEntry::name`](crate::rules::KeyEntry::name) show.
+    /// Sets the name of the key's owner, which error messages and [`KeyEntry::name`](crate::rules::KeyEntry::name)
+    /// show.
     pub fn name(mut self, name: impl Into<String>) -> ListedKey {
         self.name = Some(name.into());
         self
@@ -105,7 +107,8 @@ impl ListedKey {
 
     /// Sets the plan of callers with this key. Building fails if there is no such plan.
     ///
-    /// Defaults to the plan that the client's address, a trusted header, the token or a lookup determines, else `default`.
+    /// Defaults to the plan that the client's address, a trusted header, the token or a lookup determines, else
+    /// `default`.
     pub fn plan(mut self, plan: impl Into<String>) -> ListedKey {
         self.plan = Some(plan.into());
         self
@@ -140,7 +143,7 @@ impl ListedKey {
     }
 }
 
-/// A ban of a network, an API key or a user, whose requests are refused with 403. Permanent unless it has an end.
+/// A ban on a network, an API key or a user, whose requests are refused with 403. Permanent unless it has an end.
 ///
 /// It also applies to exempt requests and to those that no rule matches, but not while the
 /// [kill switch](super::Rules::kill_switch) is on.
@@ -170,19 +173,19 @@ pub(super) enum Banned {
 }
 
 impl Ban {
-    /// Creates a ban of all clients in a network, such as `203.0.113.0/24`, or of a single address.
+    /// Creates a ban on all clients in a network, such as `203.0.113.0/24`, or on a single address.
     pub fn network(network: impl Into<String>) -> Ban {
         Ban::of(Banned::Network(network.into()))
     }
 
-    /// Creates a ban of an API key, given in plain text, or as `sha256:` and its SHA-256 in hexadecimal.
+    /// Creates a ban on an API key, given in plain text, or as `sha256:` and its SHA-256 in hexadecimal.
     ///
     /// The key need not be known. A request is refused if it has the key in any API key header or bearer token.
     pub fn api_key(key: impl Into<String>) -> Ban {
         Ban::of(Banned::ApiKey(Secret::new(key)))
     }
 
-    /// Creates a ban of a user: the subject (`sub`) of a verified JSON web token.
+    /// Creates a ban on a user: the subject (`sub`) of a verified JSON web token.
     pub fn user(user: impl Into<String>) -> Ban {
         Ban::of(Banned::User(user.into()))
     }
@@ -199,7 +202,8 @@ impl Ban {
         self
     }
 
-    /// Sets the reason, which [`CompiledBan::reason`](crate::rules::CompiledBan::reason) returns. Clients do not see it.
+    /// Sets the reason, which [`CompiledBan::reason`](crate::rules::CompiledBan::reason) returns. Clients do not see
+    /// it.
     pub fn reason(mut self, reason: impl Into<String>) -> Ban {
         self.reason = Some(reason.into());
         self
