@@ -13,6 +13,7 @@ mod forward_auth;
 mod instances;
 mod invalid_input;
 mod life;
+mod mixed;
 mod newcomer;
 mod operate;
 mod ops;
