@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests of the client packages and of the examples that use them, for each language that is on this machine. They
-# use the `tollgate` binary of the debug build, and start their own servers.
+# Runs the tests of the client packages and of the examples that use them, for each language that is on this machine, and
+# then all packages on one Redis at the same time. The tests use the `tollgate` binary of the debug build, and start their
+# own servers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.tools/bin:$PATH"
@@ -23,15 +24,20 @@ language() {
 
 python_tests() { PYTHONPATH=.tools/python python3 -m pytest -q -p no:cacheprovider clients/python examples/flask-plans; }
 node_tests() { npm test --silent --prefix clients/node && hono_shortener; }
-# The outside tests of the Rust shortener, on the Hono one. The features are those of `make test`, so nothing is built again.
-hono_shortener() {
-    local suite
-    suite=$(cargo test --workspace --all-features --locked --no-run --message-format=json 2>/dev/null | python3 -c '
+# suite DIRECTORY: prints the path of the test binary of a crate. The features are those of `make test`, so that nothing is
+# built again.
+suite() {
+    cargo test --workspace --all-features --locked --no-run --test suite --message-format=json 2>/dev/null | python3 -c '
 import json, sys
 for message in map(json.loads, sys.stdin):
     target = message.get("target", {})
-    if message.get("executable") and target["name"] == "suite" and "/examples/shortener/" in target["src_path"]:
-        print(message["executable"])')
+    if message.get("executable") and target["name"] == "suite" and f"/{sys.argv[1]}/" in target["src_path"]:
+        print(message["executable"])' "$1"
+}
+# The outside tests of the Rust shortener, on the Hono one.
+hono_shortener() {
+    local suite
+    suite=$(suite examples/shortener)
     (cd examples/shortener && SHORTENER_COMMAND="$(command -v node) $PWD/../shortener-hono/src/server.js" "$suite")
 }
 php_tests() { (cd clients/php && phpunit) && (cd examples/php-plans && phpunit PlansTest.php); }
@@ -42,6 +48,15 @@ language python python3 python_tests
 language node node node_tests
 language php php php_tests
 language go go go_tests
+
+# All languages on one Redis. The test itself reports those that are missing.
+mixed_run() {
+    local suite
+    suite=$(suite crates/tollgate-cli)
+    (cd crates/tollgate-cli && "$suite" mixed:: --ignored --nocapture)
+}
+echo "clients: all packages, the service and the library on one Redis"
+mixed_run || failed+=("mixed run")
 
 for reason in "${not_run[@]}"; do echo "clients: not run: $reason"; done
 if [ "${#failed[@]}" -gt 0 ]; then

@@ -12,8 +12,13 @@ import (
 
 // refusalBody is the JSON body of a refusal. In decisions of the service its fields are those of the answer.
 type refusalBody struct {
-	Error        string `json:"error"`
-	Message      string `json:"message"`
+	Error   string `json:"error"`
+	Message string `json:"message"`
+	limitFields
+}
+
+// limitFields are the fields that both forms of the body of a refusal have.
+type limitFields struct {
 	Limit        *int64 `json:"limit,omitempty"`
 	RetryAfter   *int64 `json:"retry_after"`
 	RetryAfterMs *int64 `json:"retry_after_ms"`
@@ -67,10 +72,18 @@ func (d Decision) Body() string {
 	if d.Response != nil {
 		return d.Response.Body
 	}
-	body := d.refusal
-	if body.Error == "" {
-		body = d.describe()
+	return encoded(d.fields())
+}
+
+// fields returns the fields of the body of a refusal: those of the service's answer, or computed ones.
+func (d Decision) fields() refusalBody {
+	if d.refusal.Error != "" {
+		return d.refusal
 	}
+	return d.describe()
+}
+
+func encoded(body any) string {
 	text, err := json.Marshal(body)
 	if err != nil { // strings and numbers can always be encoded
 		return "{}"
@@ -78,11 +91,24 @@ func (d Decision) Body() string {
 	return string(text)
 }
 
-// WriteRefusal writes a refusal as the response: its status, headers and body.
-func (d Decision) WriteRefusal(w http.ResponseWriter) {
+// WriteRefusal writes a refusal as the response: its status, headers and body, which is JSON.
+func (d Decision) WriteRefusal(w http.ResponseWriter) { d.writeRefusal(w, nil) }
+
+// WriteRefusalTo writes a refusal as the response to a request. If its Accept header asks for
+// application/problem+json, the body is a problem of RFC 9457, unless the rules of the service determine it.
+func (d Decision) WriteRefusalTo(w http.ResponseWriter, r *http.Request) {
+	d.writeRefusal(w, r.Header.Values("Accept"))
+}
+
+func (d Decision) writeRefusal(w http.ResponseWriter, accept []string) {
 	addHeaders(w.Header(), d.Header())
+	body := d.Body()
+	if d.Response == nil && asksForProblem(accept) {
+		w.Header().Set("Content-Type", problemType)
+		body = encoded(d.problem())
+	}
 	w.WriteHeader(d.StatusCode())
-	_, _ = w.Write([]byte(d.Body())) // the client may be gone
+	_, _ = w.Write([]byte(body)) // the client may be gone
 }
 
 func addHeaders(to, from http.Header) {
@@ -93,7 +119,8 @@ func addHeaders(to, from http.Header) {
 
 // describe returns the fields of the body of a refusal.
 func (d Decision) describe() refusalBody {
-	body := refusalBody{Error: string(d.Reason), RetryAfter: retrySeconds(d.RetryAfter)}
+	body := refusalBody{Error: string(d.Reason)}
+	body.RetryAfter = retrySeconds(d.RetryAfter)
 	if d.RetryAfter != Never {
 		ms := max(ceilDiv(d.RetryAfter, time.Millisecond), 1)
 		body.RetryAfterMs = &ms

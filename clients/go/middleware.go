@@ -155,7 +155,7 @@ func handlerOf(
 				return
 			}
 			if !decision.Allowed {
-				decision.WriteRefusal(w)
+				decision.WriteRefusalTo(w, r)
 				return
 			}
 			addHeaders(w.Header(), decision.Header())
@@ -193,7 +193,7 @@ func refuseByError(w http.ResponseWriter, r *http.Request, err error) {
 			Body:   `{"error":"bad_request","message":"the request cannot be checked"}`,
 		}
 	}
-	decision.WriteRefusal(w)
+	decision.WriteRefusalTo(w, r)
 }
 
 // statusRecorder records the status of a response.

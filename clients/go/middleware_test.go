@@ -95,6 +95,20 @@ func TestMiddlewareAnswersWithHeadersAndRefusals(t *testing.T) {
 	}
 }
 
+func TestRefusalIsAProblemIfTheRequestAsksForIt(t *testing.T) {
+	handler := Middleware(&scriptedLimiter{replies: [][]int64{denied}}, Limit("10/min"))(http.HandlerFunc(hello))
+	for accept, want := range map[string][2]string{
+		"application/problem+json": {"application/problem+json", `"title":"Quota exceeded","status":429`},
+		"*/*":                      {"application/json", `"error":"rate_limited"`},
+	} {
+		response := serve(handler, get("203.0.113.9:1", "Accept", "text/html", "Accept", accept))
+		body, _ := io.ReadAll(response.Body)
+		if response.StatusCode != 429 || response.Header.Get("Content-Type") != want[0] || !strings.Contains(string(body), want[1]) {
+			t.Errorf("%s: %v %s", accept, response, body)
+		}
+	}
+}
+
 func TestKeyOfARequest(t *testing.T) {
 	byUser := Key(func(r *http.Request) string { return r.Header.Get("X-User") })
 	for _, test := range []struct {

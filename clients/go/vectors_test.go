@@ -105,6 +105,18 @@ func TestVectorsOfAnswers(t *testing.T) {
 		if err := json.Unmarshal([]byte(decision.Body()), &body); err != nil || !reflect.DeepEqual(body, vector.Body) {
 			t.Errorf("%+v: found %v %v", vector, body, err)
 		}
+		var problem map[string]any
+		if err := json.Unmarshal([]byte(encoded(decision.problem())), &problem); err != nil || !reflect.DeepEqual(problem, vector.Problem) {
+			t.Errorf("%+v: found %v %v", vector, problem, err)
+		}
+	}
+}
+
+func TestVectorsOfAccept(t *testing.T) {
+	for _, vector := range servers.LoadVectors(t).Accepts {
+		if asksForProblem(vector.Lines) != vector.Problem {
+			t.Errorf("%q: found %v", vector.Lines, !vector.Problem)
+		}
 	}
 }
 

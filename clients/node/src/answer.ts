@@ -28,22 +28,66 @@ export function rateLimitHeaders(decision: Decision, atUs: number | undefined): 
   return headers;
 }
 
-/** Returns the default response of a refusal: 429, 403 for a ban, or 503 if nothing was decided. */
-export function refusalResponse(decision: Decision): RefusalResponse {
+const JSON_TYPE = "application/json";
+const PROBLEM_TYPE = "application/problem+json";
+const PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types#";
+
+/**
+ * Returns the default response of a refusal: 429, 403 for a ban, or 503 if nothing was decided.
+ *
+ * The body is JSON, or a problem of RFC 9457 if `accept`, the lines of the request's `Accept`, asks for
+ * `application/problem+json`.
+ */
+export function refusalResponse(decision: Decision, accept: string | readonly string[] = []): RefusalResponse {
   if (decision.response) return decision.response;
-  const body = {
-    error: decision.reason,
-    message: decision.message ?? refusalMessage(decision),
-    ...limitFields(decision),
-  };
+  const message = decision.message ?? refusalMessage(decision);
   const status = { rate_limited: 429, banned: 403, unavailable: 503, path_too_long: 414 }[
     decision.reason ?? "rate_limited"
   ];
+  const isProblem = asksForProblem(typeof accept === "string" ? [accept] : accept);
+  const body = isProblem
+    ? { ...problemFields(decision, status), detail: message, ...violatedPolicies(decision), ...limitFields(decision) }
+    : { error: decision.reason, message, ...limitFields(decision) };
   return {
     status,
-    headers: { "content-type": "application/json", ...decision.headers },
+    headers: { "content-type": isProblem ? PROBLEM_TYPE : JSON_TYPE, ...decision.headers },
     body: JSON.stringify(body),
   };
+}
+
+/**
+ * Returns whether the lines of an `Accept` header ask for `application/problem+json`: they must name it, with a weight
+ * above 0 and not below that of `application/json`.
+ */
+export function asksForProblem(accept: readonly string[]): boolean {
+  let [problem, json] = [0, 0];
+  for (const range of accept.join(",").split(",")) {
+    const [name, ...parameters] = range.split(";");
+    const type = name!.trim().toLowerCase();
+    if (type === PROBLEM_TYPE) problem = Math.max(problem, weightOf(parameters));
+    if (type === JSON_TYPE) json = Math.max(json, weightOf(parameters));
+  }
+  return problem > 0 && problem >= json;
+}
+
+/** Returns the weight in the parameters of a media type: 1 without `q`, 0 if its value is invalid. */
+function weightOf(parameters: readonly string[]): number {
+  for (const parameter of parameters) {
+    const weight = /^\s*q\s*=(.*)$/is.exec(parameter)?.[1]?.trim();
+    if (weight !== undefined) return /^[01](\.[0-9]{0,3})?$/.test(weight) ? Math.min(1, Number(weight)) : 0;
+  }
+  return 1;
+}
+
+function problemFields({ reason }: Decision, status: number): Record<string, unknown> {
+  return reason === "unavailable"
+    ? { type: `${PROBLEM_TYPES}temporary-reduced-capacity`, title: "The rate limiter is temporarily unavailable", status }
+    : { type: `${PROBLEM_TYPES}quota-exceeded`, title: "Quota exceeded", status };
+}
+
+function violatedPolicies(decision: Decision): Record<string, unknown> {
+  const names = refusing(decision).map((status) => status.name);
+  return names.length > 0 ? { "violated-policies": names } : {};
 }
 
 function limitFields(decision: Decision): Record<string, unknown> {

@@ -73,7 +73,7 @@ function gateByRules<Request>(tollgate: Tollgate, describe: (request: Request) =
     const { method, path, headers, peer } = describe(request);
     const described = { method, path: originForm(path), headers, peer: requirePeer(peer) };
     const decision = await tollgate.checkRequest(described, { receipt: true });
-    return outcomeOf(decision, (status) => {
+    return outcomeOf(decision, () => headers, (status) => {
       if (decision.refundOn?.includes(endingOf(status))) void ignoreErrors(tollgate.refund(decision, { status }));
     });
   };
@@ -98,15 +98,22 @@ function gateByLimits<Request>(options: ExplicitOptions<Request>, describe: (req
       ...(units !== undefined && { cost: units }),
       ...(refundOn !== undefined && { receipt: true }),
     });
-    return outcomeOf(decision, (status) => {
+    return outcomeOf(decision, () => describe(request).headers, (status) => {
       if (endingOf(status) === refundOn) void ignoreErrors(limiter.refund(decision));
     });
   };
 }
 
 /** Builds the outcome of a decision. An admission by a `leaky-bucket` is delayed here. */
-async function outcomeOf(decision: Decision, finish: (status: number) => void): Promise<Outcome> {
-  if (!decision.allowed) return { decision, refusal: refusalResponse(decision) };
+async function outcomeOf(
+  decision: Decision,
+  headersOf: () => IncomingRequest["headers"],
+  finish: (status: number) => void,
+): Promise<Outcome> {
+  if (!decision.allowed) {
+    const accept = headersOf().flatMap(([name, value]) => (name.toLowerCase() === "accept" ? [value] : []));
+    return { decision, refusal: refusalResponse(decision, accept) };
+  }
   const delayMs = Math.ceil((decision.retryAfter ?? 0) * 1_000);
   if (delayMs > 0) await new Promise((resolve) => setTimeout(resolve, delayMs));
   return { decision, refusal: null, headers: decision.headers, finish };

@@ -144,6 +144,20 @@ for (const [name, framework] of Object.entries(FRAMEWORKS)) {
         app.close();
       });
 
+      test("a refusal is a problem if the request asks for it", async () => {
+        const app = await start({ limiter: freshLimiter(), limit: "1/h", key: () => "a" });
+        await get(app, "/x");
+        const problem = await get(app, "/x", { headers: { accept: "text/html, application/problem+json" } });
+        assert.equal(problem.status, 429);
+        assert.match(problem.headers.get("content-type"), /^application\/problem\+json/);
+        const body = await problem.json();
+        assert.deepEqual([body.title, body["violated-policies"]], ["Quota exceeded", ["per-hour"]]);
+        assert.match(body.detail, /^the limit of 1 per hour has been reached/);
+        const plain = await get(app, "/x", { headers: { accept: "*/*" } });
+        assert.match(plain.headers.get("content-type"), /^application\/json/);
+        app.close();
+      });
+
       test("an error of the handler keeps the headers", async () => {
         const app = await start({ limiter: freshLimiter(), limit: "2/h" });
         const failed = await get(app, "/throw");

@@ -8,7 +8,8 @@ import { fileURLToPath } from "node:url";
 import { RedisServer, Service, eventually, freePort, writeConfig } from "./harness.mjs";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
-const blocks = [...readFileSync(`${root}README.md`, "utf8").matchAll(/^```js\n(.*?)^```$/gms)].map((match) => match[1]);
+const readme = readFileSync(`${root}README.md`, "utf8");
+const blocks = [...readme.matchAll(/^```js\n(.*?)^```$/gms)].map((match) => match[1]);
 
 let redis, service;
 before(async () => {
@@ -20,6 +21,10 @@ after(() => Promise.all([redis.kill(), service.child.kill()]));
 
 test("the README opens with ten lines that work", () => {
   assert.ok(blocks[0].trim().split("\n").length <= 10);
+});
+
+test("there are no other blocks", () => {
+  assert.equal([...readme.matchAll(/^```\w+$/gm)].length, blocks.length);
 });
 
 for (const [index, block] of blocks.entries()) {

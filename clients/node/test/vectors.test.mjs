@@ -62,6 +62,17 @@ for (const [form, tollgate] of Object.entries(FORMS)) {
         const { status, headers, body } = tollgate.refusalResponse(decision);
         assert.deepEqual([status, headers], [answer.status, answer.headers]);
         assert.deepEqual(JSON.parse(body), answer.body);
+        const problem = tollgate.refusalResponse(decision, "application/problem+json");
+        assert.deepEqual(problem.headers, { ...headers, "content-type": "application/problem+json" });
+        assert.deepEqual(JSON.parse(problem.body), answer.problem);
+      }
+    });
+
+    test("a refusal is a problem if Accept asks for it", async () => {
+      const decision = await decide(tollgate, vectors.answers.find((answer) => answer.status === 429));
+      for (const { lines, problem } of vectors.accepts) {
+        const type = tollgate.refusalResponse(decision, lines).headers["content-type"];
+        assert.equal(type === "application/problem+json", problem, lines.join("|"));
       }
     });
   });

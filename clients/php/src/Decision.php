@@ -79,9 +79,10 @@ final class Decision
      * Returns the headers of a response with this decision: the rate-limit headers, and on a refusal Retry-After,
      * Cache-Control and Content-Type. By rules, they are those of the response.
      *
+     * @param string $accept the request's Accept, which must also be passed to body()
      * @return array<string, string>
      */
-    public function headers(): array
+    public function headers(string $accept = ''): array
     {
         if ($this->response !== null) {
             return $this->response->headers;
@@ -89,7 +90,7 @@ final class Decision
         $headers = $this->rateLimitHeaders ?? $this->computedHeaders();
         if (!$this->allowed) {
             $headers['cache-control'] = 'no-store';
-            $headers['content-type'] = 'application/json';
+            $headers['content-type'] = Problem::isAskedForBy($accept) ? Problem::CONTENT_TYPE : 'application/json';
             if ($this->retryAfterUs !== LimitStatus::NEVER) {
                 $headers['retry-after'] = (string) max(self::ceilDiv($this->retryAfterUs, 1_000_000), 1);
             }
@@ -97,13 +98,19 @@ final class Decision
         return $headers;
     }
 
-    /** Returns the body of a refusal: JSON, or by rules that of the response. */
-    public function body(): string
+    /**
+     * Returns the body of a refusal: JSON, or a problem of RFC 9457 if the request's Accept asks for it. By rules, it is
+     * that of the response.
+     */
+    public function body(string $accept = ''): string
     {
         if ($this->response !== null) {
             return $this->response->body;
         }
         $fields = $this->body !== [] ? $this->body : $this->refusalFields();
+        if (Problem::isAskedForBy($accept)) {
+            $fields = Problem::of($this, $fields);
+        }
         return json_encode($fields, JSON_UNESCAPED_SLASHES | JSON_UNESCAPED_UNICODE | JSON_THROW_ON_ERROR);
     }
 

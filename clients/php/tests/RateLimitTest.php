@@ -58,6 +58,17 @@ final class RateLimitTest extends TestCase
         }
     }
 
+    public function testRefusalIsAProblemIfTheRequestAsksForIt(): void
+    {
+        $middleware = new RateLimit(new ScriptedLimiter([self::DENIED, self::DENIED]), '10/min');
+        $response = $middleware->process(self::request(headers: ['Accept' => ['text/html', 'application/problem+json']]), self::handler());
+        self::assertSame([429, 'application/problem+json'], [$response->getStatusCode(), $response->getHeaderLine('Content-Type')]);
+        $problem = json_decode((string) $response->getBody(), true);
+        self::assertSame(['Quota exceeded', 429, ['per-minute'], 12], [$problem['title'], $problem['status'], $problem['violated-policies'], $problem['retry_after']]);
+        $response = $middleware->process(self::request(headers: ['Accept' => '*/*']), self::handler());
+        self::assertSame('application/json', $response->getHeaderLine('Content-Type'));
+    }
+
     public function testKeyOfARequest(): void
     {
         $byUser = static fn (ServerRequestInterface $request): string => $request->getHeaderLine('X-User');

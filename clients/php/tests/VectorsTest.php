@@ -8,6 +8,7 @@ use PHPUnit\Framework\TestCase;
 use Tollgate\Demand;
 use Tollgate\Exception\Invalid;
 use Tollgate\Limit;
+use Tollgate\Problem;
 use Tollgate\ScriptCall;
 use Tollgate\TrustedProxies;
 
@@ -63,7 +64,17 @@ final class VectorsTest extends TestCase
             self::assertSame($vector['headers'], $headers);
             if (!$decision->allowed) {
                 self::assertEquals($vector['body'], json_decode($decision->body(), true));
+                self::assertSame(Problem::CONTENT_TYPE, $decision->headers(Problem::CONTENT_TYPE)['content-type']);
+                self::assertEquals($vector['problem'], json_decode($decision->body(Problem::CONTENT_TYPE), true));
             }
+        }
+    }
+
+    public function testAcceptHeadersThatAskForAProblem(): void
+    {
+        foreach (Servers::vectors()['accepts'] as $vector) {
+            // PSR-7 joins the lines of a header in this way.
+            self::assertSame($vector['problem'], Problem::isAskedForBy(implode(', ', $vector['lines'])), json_encode($vector['lines']));
         }
     }
 

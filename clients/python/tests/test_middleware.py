@@ -160,6 +160,20 @@ def test_route_is_limited_by_address(framework: str, redis_server: RedisServer, 
     assert send("GET", "/", peer="203.0.113.10").status == 200, "another client has its own units"
 
 
+def test_refusal_is_a_problem_if_the_request_asks_for_it(
+    framework: str, redis_server: RedisServer, key: str
+) -> None:
+    limiter = limiter_for(framework, redis_server, key)
+    send = serve(framework, {"limiter": limiter, "limit": "1/h"})
+    send("GET", "/")
+    problem = send("GET", "/", [("Accept", "text/html, application/problem+json")])
+    assert (problem.status, problem.headers["content-type"]) == (429, "application/problem+json")
+    body = problem.json()
+    assert (body["title"], body["violated-policies"]) == ("Quota exceeded", ["per-hour"])
+    assert body["detail"].startswith("the limit of 1 per hour has been reached")
+    assert send("GET", "/", [("Accept", "*/*")]).headers["content-type"] == "application/json"
+
+
 def test_errors_of_the_view_have_the_headers_too(
     framework: str, redis_server: RedisServer, key: str
 ) -> None:

@@ -11,6 +11,7 @@ from conftest import GENEROUS, PACKAGE, REPOSITORY, RedisServer
 
 from tollgate import InvalidInput, Limit
 from tollgate.address import TrustedProxies, address_subject
+from tollgate.answer import asks_for_problem
 from tollgate.decision import Decision, LimitStatus
 from tollgate.keys import STATE_VERSION, ban_key, counter_key
 from tollgate.redis import RedisLimiter
@@ -134,3 +135,11 @@ def test_answer_is_that_of_the_rust_layer(case: dict[str, Any]) -> None:
     headers = {"content-type": "application/json", **case["headers"]}
     assert {**response.headers} == headers
     assert json.loads(response.body) == case["body"]
+    problem = decision.refusal(["application/problem+json"])
+    assert {**problem.headers} == {**headers, "content-type": "application/problem+json"}
+    assert json.loads(problem.body) == case["problem"]
+
+
+@cases("accepts")
+def test_accept_header_asks_for_a_problem(case: dict[str, Any]) -> None:
+    assert asks_for_problem(case["lines"]) == case["problem"]

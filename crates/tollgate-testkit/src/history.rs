@@ -30,12 +30,17 @@
 //! **Cached denials** ([`Source::DenyCache`]) repeat a decision of the store. Each needs a decision of the store that
 //! was received before and is still valid, for the same cost, with the same `remaining` and a wait that ends at the
 //! same time.
+//!
+//! **Decisions without the store's time**, as other processes and languages report them, are verified with the help of a
+//! second limit that records all admissions: see `history/reported.rs`.
 
 mod cached;
 mod counter;
+mod reported;
 mod violation;
 mod witness;
 
+pub use reported::{JournalEntry, Reported};
 pub use violation::{Report, Violation};
 
 use tollgate_core::{Algorithm, Decision, Limit, SLIDING_EXACT_QUOTA_MAX, Source, Timestamp};
@@ -71,6 +76,9 @@ struct Counter {
     limit: Limit,
     answers: Vec<Answer>,
     refunds: Vec<Refund>,
+    reported: Vec<Reported>,
+    /// The journal of the reported admissions, in the order of time.
+    journal: Vec<JournalEntry>,
 }
 
 /// One limit status of a decision, with the times at which the caller sent the check and received the decision.
@@ -117,7 +125,8 @@ impl History {
                 matches!(limit.algorithm(), Algorithm::Sliding | Algorithm::SlidingLog) && !limit.count_denied(),
                 "only sliding and sliding-log without count_denied can be verified, not {limit}"
             );
-            Counter { limit, answers: Vec::new(), refunds: Vec::new() }
+            let (answers, refunds, reported, journal) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+            Counter { limit, answers, refunds, reported, journal }
         };
         History { counters: limits.into_iter().map(counter).collect(), checks: 0, uncounted: Vec::new() }
     }
@@ -181,6 +190,40 @@ impl History {
         }
     }
 
+    /// Records a decision whose store time the caller does not know. The history then also needs the
+    /// [journal](History::note_journal) of the counter.
+    ///
+    /// # Panics
+    /// If the limit is not exact, the decision is neither one of the store nor from the deny cache, or the index is out
+    /// of range.
+    pub fn note_reported(&mut self, counter: usize, reported: Reported) {
+        let counter = &mut self.counters[counter];
+        assert_eq!(tick_us(&counter.limit), 1, "a limit that groups admissions is not exact: {}", counter.limit);
+        let is_counted = matches!(reported.source, None | Some(Source::Store | Source::DenyCache));
+        assert!(is_counted, "a decision that the journal does not include: {reported:?}");
+        self.checks += 1;
+        counter.reported.push(reported);
+    }
+
+    /// Records the journal of a counter: all units that its reported decisions have charged, in the order of time.
+    ///
+    /// The units of one time may be in one entry or in several.
+    ///
+    /// # Panics
+    /// If the journal of the counter was recorded before, the entries are not in the order of time, or the index is out
+    /// of range.
+    pub fn note_journal(&mut self, counter: usize, journal: Vec<JournalEntry>) {
+        assert!(journal.is_sorted_by_key(|entry| entry.at_us), "a journal is in the order of time");
+        let entries = &mut self.counters[counter].journal;
+        assert!(entries.is_empty(), "a counter has one journal");
+        for entry in journal {
+            match entries.last_mut().filter(|last| last.at_us == entry.at_us) {
+                Some(last) => last.units += entry.units,
+                None => entries.push(entry),
+            }
+        }
+    }
+
     /// Adds the decisions and refunds of another history of the same counters.
     ///
     /// # Panics
@@ -193,6 +236,9 @@ impl History {
             assert_eq!(mine.limit, theirs.limit, "both histories must have the same counters");
             mine.answers.extend(theirs.answers);
             mine.refunds.extend(theirs.refunds);
+            mine.reported.extend(theirs.reported);
+            assert!(mine.journal.is_empty() || theirs.journal.is_empty(), "a counter has one journal");
+            mine.journal.extend(theirs.journal);
         }
     }
 
@@ -205,6 +251,7 @@ impl History {
             self.uncounted.iter().for_each(|&sent_us| report.add(Violation::Uncounted { sent_us }));
         }
         for (number, counter) in self.counters.iter_mut().enumerate() {
+            reported::verify(number, counter, &mut report);
             counter::verify(number, counter, &mut report);
             witness::verify(number, counter, bounds, &mut report);
             cached::verify(number, counter, &mut report);

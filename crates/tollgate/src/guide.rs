@@ -20,4 +20,5 @@ pages! {
     FromOtherLanguages "07-from-other-languages.md"
     TestingYourLimits "08-testing-your-limits.md"
     WithProxies "09-with-nginx-caddy-traefik.md"
+    ComingFromOtherLimiters "10-coming-from-other-limiters.md"
 }

@@ -215,7 +215,12 @@ type Vectors struct {
 		Status  int               `json:"status"`
 		Headers map[string]string `json:"headers"`
 		Body    map[string]any    `json:"body"`
+		Problem map[string]any    `json:"problem"`
 	} `json:"answers"`
+	Accepts []struct {
+		Lines   []string `json:"lines"`
+		Problem bool     `json:"problem"`
+	} `json:"accepts"`
 }
 
 // LoadVectors reads vectors.json.

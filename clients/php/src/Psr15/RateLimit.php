@@ -90,8 +90,9 @@ final class RateLimit implements MiddlewareInterface
             ));
         }
         if (!$decision->allowed) {
-            $response = self::withHeaders($this->responses->createResponse($decision->statusCode()), $decision);
-            $response->getBody()->write($decision->body());
+            $accept = $request->getHeaderLine('Accept');
+            $response = self::withHeaders($this->responses->createResponse($decision->statusCode()), $decision->headers($accept));
+            $response->getBody()->write($decision->body($accept));
             return $response;
         }
         $status = 500; // if the handler throws
@@ -101,7 +102,7 @@ final class RateLimit implements MiddlewareInterface
         } finally {
             $this->refund($decision, $status);
         }
-        return self::withHeaders($response, $decision);
+        return self::withHeaders($response, $decision->headers());
     }
 
     private function decide(ServerRequestInterface $request): Decision
@@ -132,9 +133,10 @@ final class RateLimit implements MiddlewareInterface
         }
     }
 
-    private static function withHeaders(ResponseInterface $response, Decision $decision): ResponseInterface
+    /** @param array<string, string> $headers */
+    private static function withHeaders(ResponseInterface $response, array $headers): ResponseInterface
     {
-        foreach ($decision->headers() as $name => $value) {
+        foreach ($headers as $name => $value) {
             $response = $response->withHeader($name, $value);
         }
         return $response;

@@ -7,12 +7,18 @@ client that waits as long as a header says never retries too early.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .decision import Decision, LimitStatus, Response, strictest
 from .limit import period
 
+_JSON = "application/json"
+_PROBLEM = "application/problem+json"
+_PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types#"
+#: A weight of HTTP: 0 or 1, with at most three decimal places.
+_WEIGHT = re.compile(r"[01](?:\.[0-9]{0,3})?")
 _BANNED = "this caller is banned"
 _UNAVAILABLE = "the rate limiter is temporarily unavailable; try again shortly"
 #: The headers of the service's own answer that belong into the response to the client.
@@ -51,14 +57,20 @@ def rate_limit_headers(decision: Decision) -> Mapping[str, str]:
     return headers
 
 
-def refusal(decision: Decision) -> Response:
-    """Returns the response to a refused request: that of the service, or the default in JSON."""
+def refusal(decision: Decision, accept: Sequence[str] = ()) -> Response:
+    """Returns the response to a refused request: that of the service, or the default one.
+
+    The default is JSON, or a problem of RFC 9457 if the lines of `Accept` ask for it.
+    """
     if decision.response is not None:
         return decision.response
     fields = decision.service_refusal
     if fields is None:
         fields = _fields(decision)
-    headers = {"content-type": "application/json", "cache-control": "no-store"}
+    is_problem = asks_for_problem(accept)
+    if is_problem:
+        fields = _problem(decision, fields)
+    headers = {"content-type": _PROBLEM if is_problem else _JSON, "cache-control": "no-store"}
     seconds = _at_least_one(decision.retry_after_us, 1_000_000)
     if seconds is not None:
         headers["retry-after"] = str(seconds)
@@ -66,9 +78,32 @@ def refusal(decision: Decision) -> Response:
     return Response(decision.status, headers, _json(fields))
 
 
+def asks_for_problem(accept: Sequence[str]) -> bool:
+    """Returns whether the lines of an `Accept` header ask for `application/problem+json`.
+
+    They must name it, with a weight above 0 and not below that of `application/json`.
+    """
+    weights = {_PROBLEM: 0.0, _JSON: 0.0}
+    for media_range in ",".join(accept).split(","):
+        name, _, parameters = media_range.partition(";")
+        name = name.strip().lower()
+        if name in weights:
+            weights[name] = max(weights[name], _weight(parameters))
+    return weights[_PROBLEM] > 0 and weights[_PROBLEM] >= weights[_JSON]
+
+
+def _weight(parameters: str) -> float:
+    for parameter in parameters.split(";"):
+        name, separator, value = parameter.partition("=")
+        if separator and name.strip().lower() == "q":
+            value = value.strip()
+            return min(float(value), 1.0) if _WEIGHT.fullmatch(value) else 0.0
+    return 1.0
+
+
 def bad_request(message: str) -> Response:
     """Returns the response to a request that the service cannot read."""
-    headers = {"content-type": "application/json", "cache-control": "no-store"}
+    headers = {"content-type": _JSON, "cache-control": "no-store"}
     return Response(400, headers, _json({"error": "bad_request", "message": message}))
 
 
@@ -92,6 +127,23 @@ def _fields(decision: Decision) -> dict[str, Any]:
         "limit": status.quota,
         **waits,
         "policy": _distinct([each.name for each in decision.limits])[index],
+    }
+
+
+def _problem(decision: Decision, fields: Mapping[str, Any]) -> dict[str, Any]:
+    kind, title = "quota-exceeded", "Quota exceeded"
+    if decision.is_unavailable:
+        kind = "temporary-reduced-capacity"
+        title = "The rate limiter is temporarily unavailable"
+    names = _distinct([status.name for status in decision.limits])
+    violated = [name for name, status in zip(names, decision.limits) if not status.allowed]
+    return {
+        "type": _PROBLEM_TYPES + kind,
+        "title": title,
+        "status": decision.status,
+        "detail": fields["message"],
+        **({"violated-policies": violated} if violated else {}),
+        **{name: value for name, value in fields.items() if name not in ("error", "message")},
     }
 
 

@@ -50,9 +50,9 @@ class TollgateMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        guard = self._guard
+        guard, request = self._guard, _describe(scope)
         try:
-            decision = await guard.decide_async(_describe(scope))
+            decision = await guard.decide_async(request)
         except InvalidInput as error:
             await _respond(guard.rejection(error), send)
             return
@@ -60,7 +60,7 @@ class TollgateMiddleware:
         if decision is None:
             await self._app(scope, receive, send)
         elif not decision.allowed:
-            await _respond(decision.refusal(), send)
+            await _respond(decision.refusal(request.lines("accept")), send)
         else:
             await self._run(decision, scope, receive, send)
 

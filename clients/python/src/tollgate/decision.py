@@ -185,11 +185,15 @@ class Decision:
 
         return rate_limit_headers(self)
 
-    def refusal(self) -> Response:
-        """Returns the response to a refused request: that of the service, or the default one."""
+    def refusal(self, accept: Sequence[str] = ()) -> Response:
+        """Returns the response to a refused request: that of the service, or the default one.
+
+        `accept`: the lines of the request's `Accept`. The default response is JSON, or a problem of
+        RFC 9457 if they ask for `application/problem+json`.
+        """
         from .answer import refusal
 
-        return refusal(self)
+        return refusal(self, accept)
 
 
 def strictest(limits: Sequence[LimitStatus]) -> LimitStatus | None:

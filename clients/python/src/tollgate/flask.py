@@ -152,15 +152,16 @@ def _enter(guard: Guard, slot: str) -> flask.Response | None:
 
     The decision is in `flask.g` under `slot` until its response is complete.
     """
+    request = describe(flask.request.environ, ())
     try:
-        decision = guard.decide(describe(flask.request.environ, ()))
+        decision = guard.decide(request)
     except InvalidInput as error:
         return _respond(guard.rejection(error))
     flask.g.tollgate = decision
     if decision is None:
         return None
     if not decision.allowed:
-        return _respond(decision.refusal())
+        return _respond(decision.refusal(request.lines("accept")))
     setattr(flask.g, slot, decision)
     flask.after_this_request(lambda response: _finish(guard, decision, slot, response))
     return None

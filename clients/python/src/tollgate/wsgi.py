@@ -45,16 +45,16 @@ class TollgateMiddleware:
         self._guard = Guard(**options)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        guard = self._guard
+        guard, request = self._guard, describe(environ, (environ,))
         try:
-            decision = guard.decide(describe(environ, (environ,)))
+            decision = guard.decide(request)
         except InvalidInput as error:
             return _respond(guard.rejection(error), start_response)
         environ["tollgate"] = decision
         if decision is None:
             return self._app(environ, start_response)
         if not decision.allowed:
-            return _respond(decision.refusal(), start_response)
+            return _respond(decision.refusal(request.lines("accept")), start_response)
         return _Admission(guard, decision, start_response).run(self._app, environ)
 
 

@@ -14,6 +14,7 @@ mod inherited;
 mod instances;
 mod invalid_input;
 mod life;
+mod mixed;
 mod newcomer;
 mod operate;
 mod ops;

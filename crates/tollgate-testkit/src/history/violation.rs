@@ -26,12 +26,48 @@ pub enum Violation {
     UnjustifiedDenial {
         /// The counter.
         counter: usize,
-        /// The time of the decision, by the store's clock.
+        /// The time of the decision, by the store's clock. Of a reported denial: the time at which it was sent.
         at_us: u64,
         /// The denied cost.
         cost: u64,
         /// The most units that can have counted.
         counted: u64,
+    },
+    /// A reported denial differs from every answer that the store can have given during its call.
+    InconsistentDenial {
+        /// The counter.
+        counter: usize,
+        /// The time at which the check was sent.
+        sent_us: u64,
+        /// The `remaining` of the answer.
+        remaining: u64,
+    },
+    /// The units of a reported admission are not in the journal, or belong to another admission.
+    NotInJournal {
+        /// The counter.
+        counter: usize,
+        /// The time at which the check was sent.
+        sent_us: u64,
+        /// The units of the check.
+        units: u64,
+    },
+    /// The journal has units that no reported admission has received.
+    NotReported {
+        /// The counter.
+        counter: usize,
+        /// The time of the units, by the store's clock.
+        at_us: u64,
+        /// The number of units.
+        units: u64,
+    },
+    /// The store's time of a reported admission is not between sending and receiving.
+    OutsideOfCall {
+        /// The counter.
+        counter: usize,
+        /// The time at which the check was sent.
+        sent_us: u64,
+        /// The time of the decision, by the store's clock.
+        at_us: u64,
     },
     /// A limit allowed a cost although there was no room, in a check that another limit denied.
     UnjustifiedAllowance {

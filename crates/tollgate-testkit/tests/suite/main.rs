@@ -5,3 +5,4 @@ mod conformance;
 mod corpus;
 mod history;
 mod properties;
+mod reported;

@@ -1,6 +1,7 @@
 //! `clients/vectors.json`: what the clients in other languages must agree on, as data.
 //!
-//! Each client replays the whole file: keys, limits, traces with their answers, client addresses, and responses. It is
+//! Each client replays the whole file: keys, limits, traces with their answers, client addresses, responses, and `Accept`
+//! headers. It is
 //! generated here, from the code that decides, so that it cannot say anything else than the Rust implementation does.
 //! `TOLLGATE_WRITE_VECTORS=1 cargo test --all-features --test suite vectors` writes it anew.
 
@@ -59,6 +60,7 @@ fn document() -> String {
         ("traces", traces()),
         ("addresses", addresses()),
         ("answers", answers()),
+        ("accepts", accepts()),
     ];
     let sections = sections.map(|(name, vectors)| {
         assert!(!vectors.is_empty(), "{name}");
@@ -354,7 +356,7 @@ fn address(trusted: &[&str], header: &str, peer: &str, lines: &[&str]) -> Value 
     })
 }
 
-/// Returns decisions and the responses to them: status, headers and, for a denial, the body.
+/// Returns decisions and the responses to them: status, headers and, for a denial, the body as JSON and as a problem.
 fn answers() -> Vec<Value> {
     let at = Timestamp::from_micros(1_760_000_000_250_000);
     let status = |allowed, cost, quota, remaining, waits_us: [u64; 3]| {
@@ -402,20 +404,65 @@ fn answer(at: Timestamp, limits: &[(&str, LimitStatus)]) -> Value {
         value
     });
     let mut vector = json!({"at_us": at.as_micros(), "limits": described.collect::<Vec<_>>()});
-    let (code, headers, body) = match decision.allowed() {
+    let (code, headers, body, problem) = match decision.allowed() {
         true => {
             let mut headers = HeaderMap::new();
             policies.write_headers(&decision, &mut headers);
-            (200, headers, Value::Null)
+            (200, headers, Value::Null, Value::Null)
         }
         false => {
             let (head, body) = policies.refuse(&decision, &HeaderMap::new()).into_parts();
-            (head.status.as_u16(), head.headers, serde_json::from_slice(&body).unwrap())
+            let problem = policies.refuse(&decision, &accepting(&[PROBLEM])).into_body();
+            let [body, problem] = [body, problem].map(|body| serde_json::from_slice(&body).unwrap());
+            (head.status.as_u16(), head.headers, body, problem)
         }
     };
     let headers = headers.iter().map(|(name, value)| (name.to_string(), json!(value.to_str().unwrap())));
     vector["status"] = json!(code);
     vector["headers"] = Value::Object(headers.collect());
     vector["body"] = body;
+    vector["problem"] = problem;
     vector
+}
+
+const PROBLEM: &str = "application/problem+json";
+
+fn accepting(lines: &[&str]) -> HeaderMap {
+    lines.iter().map(|line| (http::header::ACCEPT, HeaderValue::from_str(line).unwrap())).collect()
+}
+
+/// Returns lines of `Accept`, and whether a refusal of a request with them is a problem of RFC 9457.
+fn accepts() -> Vec<Value> {
+    let weighted = |weight: &str| format!("{PROBLEM};q={weight}");
+    let weights = ["0", "0.0", "0.000", "2", "-1", "nan", "", ".5", "0.1234", "1e3", "0.5x", "1.000", "1.", "0.001"];
+    let mut rows: Vec<Vec<String>> = weights.iter().map(|weight| vec![weighted(weight)]).collect();
+    let others: [&[&str]; 14] = [
+        &[],
+        &[""],
+        &["*/*"],
+        &["application/*"],
+        &["application/json"],
+        &["application/problem+xml"],
+        &[PROBLEM],
+        &["Application/Problem+JSON ; Q=0.1"],
+        &["text/html, application/problem+json;charset=utf-8;q=0.5, */*;q=0.1"],
+        &["text/html", PROBLEM],
+        &["application/json, application/problem+json"],
+        &["application/json;q=0.8, application/problem+json;q=0.801"],
+        &["application/json, application/problem+json;q=0.9"],
+        &["application/problem+json;q=0.2", "application/json;q=0.3, application/problem+json;q=0.4"],
+    ];
+    rows.extend(others.iter().map(|lines| lines.iter().map(|line| (*line).to_owned()).collect()));
+    let limit: Limit = "10/min".parse().unwrap();
+    let policies = Policies::new([Policy::of(limit)]);
+    let key = tollgate::Key::new("a").unwrap();
+    let denied =
+        Oracle::new().check(Timestamp::from_micros(1), &Check::new(&[Demand::new(limit, key).cost(11)]).unwrap());
+    let vector = |lines: Vec<String>| {
+        let headers = accepting(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+        let refusal = policies.refuse(&denied, &headers);
+        let is_problem = refusal.headers()[http::header::CONTENT_TYPE] == PROBLEM;
+        json!({"lines": lines, "problem": is_problem})
+    };
+    rows.into_iter().map(vector).collect()
 }

@@ -21,6 +21,8 @@ pub(super) enum Block {
     },
     Rust(String),
     Toml,
+    /// The code of another library, before a migration.
+    Before,
 }
 
 impl Page {
@@ -33,7 +35,7 @@ impl Page {
     pub(super) fn commands(&self) -> impl Iterator<Item = &str> {
         let steps = self.blocks.iter().filter_map(|block| match block {
             Block::Console(steps) => Some(steps),
-            Block::File { .. } | Block::Rust(_) | Block::Toml => None,
+            Block::File { .. } | Block::Rust(_) | Block::Toml | Block::Before => None,
         });
         steps.flatten().map(|step| step.command.as_str())
     }
@@ -43,7 +45,7 @@ impl Page {
         self.blocks.iter().filter_map(|block| match block {
             Block::File { language, text, .. } if language == "rust" => Some(text.as_str()),
             Block::Rust(text) => Some(text.as_str()),
-            Block::Console(_) | Block::File { .. } | Block::Toml => None,
+            Block::Console(_) | Block::File { .. } | Block::Toml | Block::Before => None,
         })
     }
 }
@@ -51,6 +53,10 @@ impl Page {
 impl Block {
     fn new(page: &str, fence: &str, text: String) -> Block {
         let language = fence.strip_suffix(",no_run").unwrap_or(fence);
+        if fence.ends_with(",before") {
+            assert!(page.starts_with("10-"), "{page} has a block that no test runs:\n{text}");
+            return Block::Before;
+        }
         if language == "console" {
             return Block::Console(steps(&text));
         }

@@ -62,6 +62,8 @@ impl Shell {
         bash.env("CARGO_TARGET_DIR", repository().join("target/newcomer"));
         bash.env("CARGO_NET_OFFLINE", "true").env("CARGO_PROFILE_DEV_DEBUG", "0");
         bash.env("CARGO_TERM_COLOR", "never").env("NO_COLOR", "1");
+        let [package, installed] = ["clients/python/src", ".tools/python"].map(|path| repository().join(path));
+        bash.env("PYTHONPATH", format!("{}:{}", package.display(), installed.display()));
         bash.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut bash = bash.spawn().expect("bash");
         let commands = bash.stdin.take().unwrap();
@@ -215,11 +217,47 @@ fn write_programs(directory: &Path, ports: &[(String, String)]) {
         "#!/usr/bin/env bash\n[[ \"$*\" = 'run --quiet -p '* ]] && exec '{}'/\"${{@: -1}}\"\nexec '{cargo}' \"$@\"\n",
         Path::new(tollgate).parent().unwrap().display()
     );
-    for (name, text) in [("tollgate", script), ("cargo", example)] {
+    let mut programs = vec![("tollgate", script), ("cargo", example)];
+    // Python finds the packages by PYTHONPATH.
+    programs.push(("pip", "#!/usr/bin/env bash\n[ \"$1\" = install ]\n".to_owned()));
+    programs.push(("npm", NPM.replace("REPOSITORY", &repository().display().to_string())));
+    programs.extend(go().map(|go| ("go", GO.replace("PROGRAM", &go.display().to_string()))));
+    for (name, text) in programs {
         let path = directory.join(name);
         fs::write(&path, text).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
+}
+
+/// `npm install PACKAGES` with links to the installed packages. Node's package of this repository is built if it changed.
+const NPM: &str = r#"#!/usr/bin/env bash
+set -e
+[ "$1" = install ]
+shift
+mkdir -p node_modules
+for package in "$@"; do
+    case $package in
+        */clients/node)
+            cd REPOSITORY/clients/node
+            [ -e dist/cjs/package.json ] && [ -z "$(find src lua -newer dist/cjs/package.json)" ] || node scripts/build.mjs
+            cd "$OLDPWD"
+            ln -sfn REPOSITORY/clients/node node_modules/tollgate ;;
+        *) ln -sfn "REPOSITORY/.tools/node_modules/$package" "node_modules/$package" ;;
+    esac
+done
+"#;
+
+/// `go` without a network. `go mod tidy` would also need the modules of the tests of all modules, so the other commands
+/// complete `go.mod` themselves.
+const GO: &str = r#"#!/usr/bin/env bash
+[[ " $* " = *" mod tidy "* ]] && exit
+export GOFLAGS=-mod=mod GOPROXY=off GOSUMDB=off GOTOOLCHAIN=local GOWORK=off
+exec PROGRAM "$@"
+"#;
+
+/// Returns the path of `go`, or `None` if it is not installed.
+pub(super) fn go() -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|path| path.join("go")).find(|go| go.is_file())
 }
 
 /// Replaces a number that is not part of a longer one.
