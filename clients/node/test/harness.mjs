@@ -215,6 +215,8 @@ export async function fakeService(handle) {
     fake.open++;
     socket.on("close", () => fake.open--);
   });
+  // Node closes idle connections after 5 seconds, which a busy machine reaches between two calls.
+  server.keepAliveTimeout = 600_000;
   server.listen(0, "127.0.0.1");
   await once(server, "listening");
   fake.url = `http://127.0.0.1:${server.address().port}`;

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PACKAGE, REPOSITORY, TOOLS, Server, TollgateService, wait_until
+from conftest import GENEROUS, PACKAGE, REPOSITORY, TOOLS, Server, TollgateService, wait_until
 
 EXAMPLE = REPOSITORY / "examples" / "flask-plans"
 
@@ -22,7 +22,13 @@ class Example(Server):
     def __init__(self, directory: Path, service_url: str) -> None:
         path = os.pathsep.join([str(PACKAGE / "src"), *sys.path, str(TOOLS / "python")])
         environment = {**os.environ, "PYTHONPATH": path, "PORT": "0", "TOLLGATE_URL": service_url}
-        command = [sys.executable, str(EXAMPLE / "app.py")]
+        # A generous deadline, for a busy machine.
+        url = 'os.environ.get("TOLLGATE_URL", "http://127.0.0.1:8080")'
+        source = (EXAMPLE / "app.py").read_text()
+        assert source.count(url) == 1
+        app = directory / "app.py"
+        app.write_text(source.replace(url, f"{url}, deadline={GENEROUS}"))
+        command = [sys.executable, str(app)]
         super().__init__(command, directory / "app.log", env=environment)
         self.port = 0
 

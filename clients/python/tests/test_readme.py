@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PACKAGE, RedisServer, TollgateService
+from conftest import GENEROUS, PACKAGE, RedisServer, TollgateService
 from starlette.testclient import TestClient
 
 README = (PACKAGE / "README.md").read_text("utf-8")
@@ -17,10 +18,11 @@ BLOCKS = {
 
 
 def run(block: str, service: TollgateService, redis_server: RedisServer, **names: Any) -> Any:
-    """Runs a block with the servers of the tests. Returns its names."""
+    """Runs a block with the servers of the tests and a generous deadline. Returns its names."""
+    redis = f"redis.Redis(port={redis_server.port})"
     for text, replacement in {
-        "http://127.0.0.1:8080": service.url,
-        "redis.Redis()": f"redis.Redis(port={redis_server.port})",
+        '"http://127.0.0.1:8080")': f'"{service.url}", deadline={GENEROUS})',
+        "RedisLimiter(redis.Redis())": f"RedisLimiter({redis}, deadline={GENEROUS})",
         # FastAPI is a Starlette.
         "from fastapi import FastAPI": "from starlette.applications import Starlette as FastAPI",
     }.items():
@@ -52,12 +54,16 @@ def test_limiter_on_redis_and_flask_blocks_work(
     assert response.json["left"] == int(response.headers["x-ratelimit-remaining"])
 
 
-def test_asgi_block_works(service: TollgateService, redis_server: RedisServer) -> None:
+def test_asgi_block_works(tmp_path: Path, redis_server: RedisServer) -> None:
+    config = tmp_path / "tollgate.toml"
+    config.write_text('[[rules]]\nname = "all"\nby = ["ip"]\nlimits = ["1/h"]\n')
+    service = TollgateService(tmp_path / "service", config=config)
+    service.start()
     (block,) = BLOCKS["FastAPI, Starlette"]
-    app = run(block, service, redis_server)["app"]
-    assert app.user_middleware
-    # The service has no rules, so the request passes and finds no route.
-    assert TestClient(app, client=("203.0.113.9", 1)).get("/").status_code == 404
+    client = TestClient(run(block, service, redis_server)["app"], client=("203.0.113.9", 1))
+    # The application has no routes.
+    assert [client.get("/").status_code for _ in range(2)] == [404, 429]
+    service.kill()
 
 
 def test_all_blocks_are_run() -> None:

@@ -25,6 +25,10 @@
 //!
 //! `sent` and `received` are read from the wall clock of the machine, which is also the clock of Redis.
 //!
+//! **A busy machine.** If Redis does not answer a call of the service within 250 ms, the service decides by itself, and the
+//! call may still be executed. Such a run says nothing about the decisions of Redis, so it is repeated, up to two times. The
+//! service counts these decisions. A violation is never repeated.
+//!
 //! `scripts/test-clients.sh` runs this test after those of the packages, because it needs the built Node package. It prints the
 //! languages that took part, and those that are not installed.
 
@@ -39,10 +43,11 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use tollgate::{Limit, Source};
-use tollgate_testkit::history::{Bounds, History, Reported};
+use tollgate_testkit::history::{Bounds, History, Report, Reported};
 use tollgate_testkit::server::Server;
 
 use crate::instances::start_with_long_deadline;
+use crate::serving::Serving;
 use worker::Worker;
 
 const KEYS: usize = 100;
@@ -52,6 +57,9 @@ const JOURNAL: &str = "100000/h sliding-log";
 const JOURNAL_QUOTA: u64 = 100_000;
 /// The checks that every participant makes at least.
 const CHECKS: u64 = 600;
+const RUNS_MAX: usize = 3;
+/// The metric of decisions without the store.
+const DEGRADED: &str = "tollgate_degraded_total{";
 /// Time after which the run fails if a participant is not ready or has not made its checks.
 const PATIENCE: Duration = Duration::from_secs(180);
 
@@ -137,6 +145,17 @@ fn command_of(language: &str, directory: &Path) -> Result<Command, String> {
 #[test]
 #[ignore = "needs the built client packages; scripts/test-clients.sh runs it"]
 fn clients_of_all_languages_on_one_redis_exceed_no_quota_and_deny_no_check_without_reason() {
+    for _ in 0..RUNS_MAX {
+        match run() {
+            Ok(report) => return report.expect_clean(),
+            Err(count) => println!("mixed run: again, since the service made {count} decisions without Redis"),
+        }
+    }
+    panic!("this machine is too busy: Redis did not answer the service within 250 ms in {RUNS_MAX} runs");
+}
+
+/// Returns the report, or the number of decisions that the service made without Redis.
+fn run() -> Result<Report, u64> {
     let directory = tempfile::tempdir().unwrap();
     let redis = Server::redis();
     let (_configuration, services) = start_with_long_deadline(&redis, 1, &[]);
@@ -172,11 +191,30 @@ fn clients_of_all_languages_on_one_redis_exceed_no_quota_and_deny_no_check_witho
     }
     let mut participants = threads.end();
     participants.extend(workers.into_iter().map(Worker::end));
+    match decisions_without_redis(service) {
+        0 => {}
+        count => return Err(count),
+    }
     let moved_us = offset_us().wrapping_sub(offset_before_us) as i64;
     assert!(moved_us.abs() < 20_000, "the clock of this machine was set during the run, by {moved_us} µs");
 
+    let report = verify(&participants, &redis);
+    println!("mixed run: {report}");
+    not_run.iter().for_each(|reason| println!("mixed run: not run: {reason}"));
+    Ok(report)
+}
+
+/// Returns the number of checks that the service decided without an answer of Redis.
+fn decisions_without_redis(service: &Serving) -> u64 {
+    let metrics = service.visit("/metrics").body;
+    let lines = metrics.lines().filter(|line| line.starts_with(DEGRADED));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64).sum()
+}
+
+/// Verifies the decisions of all participants, and prints their numbers.
+fn verify(participants: &[Participant], redis: &Server) -> Report {
     let mut history = History::new((0..KEYS).map(|counter| limit_of(counter).parse::<Limit>().unwrap()));
-    for participant in &participants {
+    for participant in participants {
         let [admitted, denied, cached] = [
             participant.count(|reported| reported.allowed),
             participant.count(|reported| !reported.allowed && reported.source != Some(Source::DenyCache)),
@@ -196,10 +234,7 @@ fn clients_of_all_languages_on_one_redis_exceed_no_quota_and_deny_no_check_witho
         "there is a time at which all of them are running"
     );
     for counter in 0..KEYS {
-        history.note_journal(counter, journal::read(&redis, &key_of(counter)));
+        history.note_journal(counter, journal::read(redis, &key_of(counter)));
     }
-    let report = history.verify(Bounds::default());
-    println!("mixed run: {report}");
-    not_run.iter().for_each(|reason| println!("mixed run: not run: {reason}"));
-    report.expect_clean();
+    history.verify(Bounds::default())
 }

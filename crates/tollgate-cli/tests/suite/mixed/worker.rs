@@ -69,7 +69,7 @@ impl Worker {
         assert!(status.success(), "the worker {} has failed: {status}\n{errors}", self.name);
         let text = fs::read_to_string(&self.records).unwrap();
         let is_service = self.name.contains("service");
-        let records = text.lines().map(|line| record(line, is_service)).collect();
+        let records = text.lines().filter_map(|line| record(line, is_service)).collect();
         Participant { name: self.name.clone(), records }
     }
 }
@@ -81,7 +81,8 @@ impl Drop for Worker {
     }
 }
 
-fn record(line: &str, is_service: bool) -> Record {
+/// Returns the decision in a line, or `None` if neither the store nor the deny cache made it.
+fn record(line: &str, is_service: bool) -> Option<Record> {
     let fields: Vec<&str> = line.split(' ').collect();
     let [numbers @ .., source] = &fields[..] else { panic!("{line}") };
     let numbers: Vec<u64> = numbers.iter().map(|field| field.parse().unwrap_or_else(|_| panic!("{line}"))).collect();
@@ -92,7 +93,7 @@ fn record(line: &str, is_service: bool) -> Record {
     let source = match *source {
         "store" => Source::Store,
         "deny_cache" => Source::DenyCache,
-        _ => panic!("neither the store nor the deny cache: {line}"),
+        _ => return None,
     };
     let reported = Reported {
         sent_us,
@@ -106,5 +107,5 @@ fn record(line: &str, is_service: bool) -> Record {
         journal_units: JOURNAL_QUOTA - journal_remaining,
         source: Some(source),
     };
-    Record { counter: counter as usize, reported }
+    Some(Record { counter: counter as usize, reported })
 }
