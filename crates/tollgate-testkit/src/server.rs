@@ -39,10 +39,12 @@ use crate::poll::poll;
 use process::Process;
 
 pub use brand::Brand;
+pub use cluster::{Cluster, SLOTS, SharedCluster};
 pub use port::free as free_port;
 pub use resp::{Connection, Reply};
 
 mod brand;
+mod cluster;
 mod port;
 mod process;
 mod resp;
