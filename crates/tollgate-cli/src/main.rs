@@ -66,6 +66,7 @@ fn print_usage(usage: clap::Error) -> Result<ExitCode, Failure> {
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
         Some(Command::Serve(serve)) => in_runtime(serve::serve(*serve))?,
+        Some(Command::Gateway(gateway)) => in_runtime(serve::gateway(*gateway))?,
         Some(Command::Explain(explain)) => in_runtime(explain::explain(explain))?,
         Some(Command::Inspect(inspect)) => return in_runtime(counters::inspect(inspect)).map(exit_code),
         Some(Command::Reset(reset)) => return in_runtime(counters::reset(reset)).map(exit_code),

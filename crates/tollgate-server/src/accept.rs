@@ -24,7 +24,7 @@ use crate::listener::{ConnectionContext, Listener, Role, ServerState};
 use crate::listeners::admin::is_loopback;
 use crate::shutdown::Shutdown;
 use crate::stream::ClientStream;
-use crate::tls::Tls;
+use crate::tls::{Alpn, Tls};
 use crate::worker_pool::WorkerPool;
 
 /// The pause after a failure to accept, such as a lack of file descriptors.
@@ -160,7 +160,7 @@ impl Acceptor {
         let (open, spares) = (listener.stats().connections.open(), self.spares.clone());
         self.workers.serve(move || async move {
             if let Ok(stream) = TcpStream::from_std(stream)
-                && let Some(stream) = handshake(stream, tls).await
+                && let Some(stream) = handshake(stream, tls, listener.alpn()).await
             {
                 let name = listener.name();
                 if let Err(error) = listener.serve(stream, peer, context).await {
@@ -380,10 +380,10 @@ impl ConnectionSlots {
 /// Performs the TLS handshake. Without `tls`, returns the plain stream at once.
 ///
 /// Returns `None` if the handshake fails or takes longer than 10 s, and logs the reason at debug level.
-async fn handshake(stream: TcpStream, tls: Option<Tls>) -> Option<ClientStream> {
+async fn handshake(stream: TcpStream, tls: Option<Tls>, alpn: Alpn) -> Option<ClientStream> {
     let Some(tls) = tls else { return Some(ClientStream::Plain(stream)) };
     // A large future, for which a connection that is not encrypted needs no room.
-    match tokio::time::timeout(HANDSHAKE_TIMEOUT, Box::pin(tls.accept(stream))).await {
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, Box::pin(tls.accept(stream, alpn))).await {
         Ok(Ok(stream)) => Some(ClientStream::Tls(Box::new(stream))),
         Ok(Err(error)) => {
             tracing::debug!(%error, "TLS handshake failed");

@@ -42,6 +42,8 @@ pub struct Reloader(FileWatch<Parts>);
 /// The configuration and the certificate, each if the server has one, and the results of their reloads.
 struct Parts {
     rules: Option<RulesSource>,
+    /// Rules that were not read from a file, and the engine that uses them.
+    fixed: Option<(Arc<Loaded>, Engine)>,
     tls: Option<Tls>,
     clock: SystemClock,
     history: Mutex<ReloadHistory>,
@@ -100,6 +102,13 @@ impl Reloader {
         Reloader::new(Some(RulesSource::new(file, loader, loaded, engine)), None)
     }
 
+    /// Creates a reloader for a configuration that was not read from a file. Its rules are shown, but never replaced.
+    ///
+    /// `engine` must use the rules of `loaded`.
+    pub fn without_file(loaded: Loaded, engine: Engine) -> Reloader {
+        Reloader(Reloader::nothing().0.map(|parts| Parts { fixed: Some((Arc::new(loaded), engine)), ..parts }))
+    }
+
     /// Adds a certificate, which is read again by each reload. Does nothing if there are clones of this reloader.
     #[must_use]
     pub fn tls(self, tls: Tls) -> Reloader {
@@ -125,7 +134,7 @@ impl Reloader {
             removed: kinds.map(|kind| (kind, 0)).collect(),
             failure: None,
         };
-        Reloader(FileWatch::new(Parts { rules, tls, clock, history: Mutex::new(history) }))
+        Reloader(FileWatch::new(Parts { rules, fixed: None, tls, clock, history: Mutex::new(history) }))
     }
 
     /// Reads the configuration and the certificate again, and uses each of them that is valid.
@@ -161,12 +170,15 @@ impl Reloader {
 
     /// Returns the configuration in force, or `None` if this reloader has none.
     pub(crate) fn loaded(&self) -> Option<Arc<Loaded>> {
-        self.0.source().rules.as_ref().map(RulesSource::loaded)
+        let parts = self.0.source();
+        let fixed = || parts.fixed.as_ref().map(|(loaded, _)| loaded.clone());
+        parts.rules.as_ref().map(RulesSource::loaded).or_else(fixed)
     }
 
     /// Returns the engine that uses the configuration, or `None` if this reloader has none.
     pub(crate) fn engine(&self) -> Option<&Engine> {
-        self.0.source().rules.as_ref().map(RulesSource::engine)
+        let parts = self.0.source();
+        parts.rules.as_ref().map(RulesSource::engine).or_else(|| parts.fixed.as_ref().map(|(_, engine)| engine))
     }
 
     /// Returns whether a task has watched the files and has ended. False if none was started.
