@@ -69,6 +69,9 @@ pub(crate) enum Failure {
         "name one with --upstream URL, such as http://127.0.0.1:3000, or list them in the configuration file as [[upstreams]]"
     ))]
     NoUpstream,
+    #[error("the upstreams are given twice: by --upstream and by [[upstreams]] in the configuration file")]
+    #[diagnostic(help("remove --upstream, or remove [[upstreams]] from the file"))]
+    UpstreamsTwice,
     #[error("the admin listener on {address} is reachable from other machines and needs a token")]
     #[diagnostic(help("set $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE, or listen on 127.0.0.1"))]
     AdminExposed { address: SocketAddr },

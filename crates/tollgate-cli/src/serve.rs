@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
 use tollgate::config::{Loaded, Loader, Settings};
 use tollgate::engine::Engine;
-use tollgate::gateway::{GatewaySettings, ServerUrl};
+use tollgate::gateway::ServerUrl;
 use tollgate::observe::TracingObserver;
 use tollgate::rules::{Charge, Lookups, RuleSet};
 use tollgate::{Limit, Limiter, LimiterBuilder, MemoryStore, Rule, Rules, Store, Subject};
@@ -187,6 +187,9 @@ async fn start(arguments: ServiceOptions, endpoints: Endpoints) -> Result<(), Fa
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
     let mut listeners = Listeners::default().http(http).resp(resp, resp_options).admin(admin);
     if let Some((socket, gateway)) = gateway {
+        if endpoints.servers.is_empty() {
+            reloader.follow_upstreams(gateway.clone());
+        }
         listeners = listeners.gateway(socket, gateway);
     }
     let mut options = ServerOptions::new(limiter.clone())
@@ -377,14 +380,25 @@ fn load(arguments: &ServiceOptions, endpoints: &Endpoints, loader: &Loader) -> R
 /// If there is no upstream, an upstream cannot be used, or the address cannot be bound.
 async fn gateway_of(
     endpoints: &Endpoints,
-    _loaded: Option<&Loaded>,
+    loaded: Option<&Loaded>,
 ) -> Result<Option<(TcpListener, tollgate_server::Gateway)>, Failure> {
-    let address = endpoints.gateway.as_deref().unwrap_or(endpoints.gateway_default);
+    let configured = loaded.map(|loaded| loaded.gateway.clone()).unwrap_or_default();
+    let settings = match (endpoints.servers.is_empty(), configured.upstreams.is_empty()) {
+        (true, _) => configured,
+        (false, true) => configured.with_servers(endpoints.servers.clone()),
+        (false, false) => return Err(Failure::UpstreamsTwice),
+    };
+    let address = endpoints.gateway.as_deref().or(settings.listen.as_deref()).unwrap_or(endpoints.gateway_default);
     if address == OFF {
+        if !settings.upstreams.is_empty() {
+            tracing::warn!(
+                "the configuration has [[upstreams]], but no gateway listens: set `listen` in [gateway], or --{} ADDRESS",
+                endpoints.gateway_option
+            );
+        }
         return Ok(None);
     }
-    let settings = GatewaySettings::of_servers(endpoints.servers.clone());
-    if endpoints.servers.is_empty() {
+    if settings.upstreams.is_empty() {
         return Err(Failure::NoUpstream);
     }
     let gateway = tollgate_server::Gateway::new(&settings)?;

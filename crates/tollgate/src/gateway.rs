@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use routes::Routes;
-pub(crate) use routes::{PathPrefix, Route, RouteConflict};
+pub(crate) use routes::{PathPrefix, Route};
 pub use server_url::{ServerUrl, ServerUrlError};
 
 /// The settings of a gateway: its listener, its upstreams and the routes to them.
@@ -30,12 +30,11 @@ pub struct GatewaySettings {
 }
 
 impl GatewaySettings {
-    /// Creates settings with one upstream, named `upstream`, that receives all requests.
-    ///
-    /// Requests are distributed over the servers.
-    pub fn of_servers(servers: Vec<ServerUrl>) -> GatewaySettings {
+    /// Replaces all upstreams by one, named `upstream`, that gets all requests. They are distributed over the servers.
+    #[must_use]
+    pub fn with_servers(self, servers: Vec<ServerUrl>) -> GatewaySettings {
         let upstreams = vec![UpstreamSettings::new(ONLY_UPSTREAM, servers)];
-        GatewaySettings { upstreams, routes: Routes::to_one(), ..GatewaySettings::default() }
+        GatewaySettings { upstreams, routes: Routes::to_one(), ..self }
     }
 }
 

@@ -20,4 +20,5 @@ pages! {
     FromOtherLanguages "07-from-other-languages.md"
     TestingYourLimits "08-testing-your-limits.md"
     InFrontOfProxies "09-in-front-of-nginx-caddy-traefik.md"
+    InFrontOfYourService "10-in-front-of-your-service.md"
 }

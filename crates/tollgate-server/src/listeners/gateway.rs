@@ -20,6 +20,7 @@
 //!          headers.rs    which headers are forwarded, in both directions
 //!          body.rs       streams with timeouts, in both directions
 //!          tunnel.rs     upgraded connections (WebSocket)
+//!     access_log.rs  one line per request, if it is on
 //! ```
 //!
 //! **Never forwarded as received.** hyper parses each request, and another instance of hyper writes a new one. The body
@@ -33,6 +34,7 @@
 //! **Back-pressure.** Bodies are passed on frame by frame. A frame is read when the other side has accepted the one before,
 //! so a large body needs the memory of a few frames.
 
+mod access_log;
 mod body;
 mod connection;
 mod connector;
@@ -52,11 +54,12 @@ use http::{HeaderValue, Request, Response, Version};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use tollgate::engine::Engine;
-use tollgate::gateway::{GatewayBounds, GatewaySettings};
+use tollgate::gateway::{AccessLogFormat, GatewayBounds, GatewaySettings};
 use tollgate::layer::{FromBytes, RateLimit, RateLimitLayer};
 use tower_layer::Layer;
 use tower_service::Service;
 
+use self::access_log::{AccessLog, LogEntry};
 use self::body::GatewayBody;
 use self::connection::Client;
 use self::proxy::Proxy;
@@ -82,6 +85,7 @@ const ERRORS: &[&str] = &[
 #[derive(Clone, Debug)]
 pub struct Gateway {
     bounds: GatewayBounds,
+    access_log: Option<AccessLogFormat>,
     upstreams: Arc<Upstreams>,
 }
 
@@ -94,7 +98,18 @@ impl Gateway {
     /// # Errors
     /// If the certificate authorities of an upstream cannot be used.
     pub fn new(settings: &GatewaySettings) -> Result<Gateway, UpstreamError> {
-        Ok(Gateway { bounds: settings.bounds, upstreams: Arc::new(Upstreams::new(settings)?) })
+        let upstreams = Arc::new(Upstreams::new(settings)?);
+        Ok(Gateway { bounds: settings.bounds, access_log: settings.access_log, upstreams })
+    }
+
+    /// Replaces the upstreams and their routes. Requests that are under way finish on those that they have.
+    ///
+    /// Upstreams with the same settings keep their connections.
+    ///
+    /// # Errors
+    /// If the certificate authorities of an upstream cannot be used. Nothing has changed then.
+    pub(crate) fn replace_upstreams(&self, settings: &GatewaySettings) -> Result<(), UpstreamError> {
+        self.upstreams.replace(settings)
     }
 }
 
@@ -104,6 +119,7 @@ pub(crate) struct GatewayListener {
     bounds: GatewayBounds,
     idle: Duration,
     stats: Arc<ListenerStats>,
+    log: Option<Arc<AccessLog>>,
 }
 
 impl GatewayListener {
@@ -111,12 +127,16 @@ impl GatewayListener {
     pub(crate) fn build(shared: &ServerState, gateway: Gateway) -> GatewayListener {
         let engine = shared.decider.engine().cloned();
         let engine = engine.unwrap_or_else(|| unlimited(shared.options.limiter.clone()));
+        let upstreams = gateway.upstreams.clone();
+        shared.metrics.set_upstreams(move || upstreams.stats());
         let proxy = Proxy::new(gateway.upstreams, engine.clone(), gateway.bounds);
+        let log = gateway.access_log.map(|format| AccessLog::new(format, engine.clone()));
         GatewayListener {
             service: layer(engine, shared.decider.clone()).layer(proxy),
             bounds: gateway.bounds,
             idle: shared.options.bounds.http_idle,
             stats: ListenerStats::new(NAME, ERRORS, &[], false),
+            log,
         }
     }
 
@@ -125,9 +145,13 @@ impl GatewayListener {
         let began = Instant::now();
         let in_flight = client.begin(request.version() == Version::HTTP_2);
         let is_http1 = request.version() <= Version::HTTP_11;
+        let log = self.log.as_ref().map(|log| log.begin(&request, client.peer().ip(), began));
         let mut response = match validate::validate(&request, &self.bounds) {
             Ok(()) => {
                 request.extensions_mut().insert(client.clone());
+                if let Some(log) = &log {
+                    request.extensions_mut().insert(log.clone());
+                }
                 match self.service.clone().call(request).await {
                     Ok(response) => response,
                     Err(never) => match never {},
@@ -140,14 +164,22 @@ impl GatewayListener {
         if is_http1 && client.is_draining() && !response.headers().contains_key(CONNECTION) {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        response.map(|body| body.with_guard(in_flight))
+        if let Some(log) = &log {
+            log.responded(response.status());
+        }
+        response.map(|body| body.until_end(in_flight, log))
     }
 }
 
 /// Returns the layer that decides requests by `engine`. The peer's address is that of the [`Client`].
 fn layer(engine: Engine, decider: Decider) -> RateLimitLayer<FromBytes> {
     let peer = |extensions: &http::Extensions| extensions.get::<Arc<Client>>().map(|client| client.peer().ip());
-    RateLimitLayer::new(engine, peer).on_outcome(move |_, outcome, took| decider.record_by_rules(outcome, took))
+    RateLimitLayer::new(engine, peer).on_outcome(move |extensions, outcome, took| {
+        decider.record_by_rules(outcome, took);
+        if let Some(log) = extensions.get::<Arc<LogEntry>>() {
+            log.decided(outcome);
+        }
+    })
 }
 
 /// Returns an engine without rules.

@@ -13,8 +13,6 @@ pub(crate) struct Recorded {
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
     pub(crate) trailers: String,
-    /// The number of the connection, from 0.
-    pub(crate) connection: usize,
 }
 
 impl Recorded {
@@ -143,17 +141,17 @@ fn accept(socket: &TcpListener, shared: &Arc<Shared>) {
             return;
         }
         let Ok(stream) = stream else { continue };
-        let number = shared.connections.fetch_add(1, Ordering::SeqCst);
+        shared.connections.fetch_add(1, Ordering::SeqCst);
         shared.open.lock().unwrap().push(stream.try_clone().unwrap());
         let shared = shared.clone();
-        std::thread::spawn(move || serve(stream, number, &shared));
+        std::thread::spawn(move || serve(stream, &shared));
     }
 }
 
-fn serve(mut stream: TcpStream, connection: usize, shared: &Shared) {
+fn serve(mut stream: TcpStream, shared: &Shared) {
     let _ = stream.set_nodelay(true);
     let mut reader = BufReader::new(stream.try_clone().unwrap());
-    while let Some(request) = receive(&mut reader, connection) {
+    while let Some(request) = receive(&mut reader) {
         shared.requests.lock().unwrap().push(request.clone());
         if shared.is_stopped.load(Ordering::SeqCst) || !(shared.respond)(&request, &mut stream) {
             break;
@@ -163,9 +161,9 @@ fn serve(mut stream: TcpStream, connection: usize, shared: &Shared) {
 }
 
 /// Reads a request strictly: anything that is not exactly framed panics, which closes the connection.
-fn receive(reader: &mut BufReader<TcpStream>, connection: usize) -> Option<Recorded> {
+fn receive(reader: &mut BufReader<TcpStream>) -> Option<Recorded> {
     let head = read_head(reader)?;
-    let mut request = Recorded { head, connection, ..Recorded::default() };
+    let mut request = Recorded { head, ..Recorded::default() };
     let coding = request.header("transfer-encoding").map(str::to_owned);
     let length = request.header("content-length").map(|length| length.parse::<usize>().expect("a length"));
     match (coding.as_deref(), length) {

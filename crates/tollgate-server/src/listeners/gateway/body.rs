@@ -14,11 +14,12 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
+use super::access_log::LogEntry;
 use super::connection::InFlight;
 use super::headers;
 use super::pool::Lease;
-use super::upstream::InFlightGauge;
 use crate::listener::BoxError;
+use crate::metrics::InFlightGauge;
 
 /// A timer that runs while a stream has nothing to give. It is created when the stream first has to wait.
 #[derive(Default)]
@@ -172,7 +173,8 @@ impl Body for RequestBody {
 pub(super) struct GatewayBody {
     content: Content,
     /// Counts the request as under way until the response has ended.
-    guard: Option<InFlight>,
+    _in_flight: Option<InFlight>,
+    log: Option<Arc<LogEntry>>,
 }
 
 enum Content {
@@ -249,21 +251,25 @@ impl UpstreamBody {
 }
 
 impl GatewayBody {
-    /// Adds a guard that is dropped with the body.
-    pub(super) fn with_guard(self, guard: InFlight) -> GatewayBody {
-        GatewayBody { guard: Some(guard), ..self }
+    /// Adds what ends with the body: the guard of the request, and its entry in the access log.
+    pub(super) fn until_end(self, in_flight: InFlight, log: Option<Arc<LogEntry>>) -> GatewayBody {
+        GatewayBody { _in_flight: Some(in_flight), log, ..self }
+    }
+
+    fn new(content: Content) -> GatewayBody {
+        GatewayBody { content, _in_flight: None, log: None }
     }
 }
 
 impl From<Bytes> for GatewayBody {
     fn from(bytes: Bytes) -> GatewayBody {
-        GatewayBody { content: Content::Own(Some(bytes).filter(|bytes| !bytes.is_empty())), guard: None }
+        GatewayBody::new(Content::Own(Some(bytes).filter(|bytes| !bytes.is_empty())))
     }
 }
 
 impl From<UpstreamBody> for GatewayBody {
     fn from(body: UpstreamBody) -> GatewayBody {
-        GatewayBody { content: Content::Upstream(Box::new(body)), guard: None }
+        GatewayBody::new(Content::Upstream(Box::new(body)))
     }
 }
 
@@ -272,10 +278,14 @@ impl Body for GatewayBody {
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match &mut self.content {
-            Content::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Content::Upstream(body) => body.poll(cx),
+        let frame = match &mut self.content {
+            Content::Own(bytes) => bytes.take().map(|bytes| Ok(Frame::data(bytes))),
+            Content::Upstream(body) => ready!(body.poll(cx)),
+        };
+        if let (Some(log), Some(Ok(frame))) = (&self.log, &frame) {
+            log.sent(frame.data_ref().map_or(0, Bytes::len));
         }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -39,6 +39,7 @@ use tollgate::rules::RequestView;
 use tollgate::{Decision, Source};
 use tower_service::Service;
 
+use super::access_log::LogEntry;
 use super::body::{BodyState, GatewayBody, Progress, RequestBody, UpstreamBody};
 use super::connection::Client;
 use super::connector::ConnectError;
@@ -47,6 +48,7 @@ use super::pool::Lease;
 use super::tunnel::Tunnel;
 use super::upstream::{Upstream, Upstreams};
 use crate::listeners::http::connection::problem;
+use crate::metrics::UpstreamFailure;
 
 /// The service that forwards requests. Clones share everything.
 #[derive(Clone)]
@@ -103,6 +105,18 @@ impl ProxyError {
         }
     }
 
+    /// Returns the reason for metrics, or `None` if no upstream is the cause.
+    fn failure(&self) -> Option<UpstreamFailure> {
+        match self {
+            ProxyError::Overloaded => Some(UpstreamFailure::Overloaded),
+            ProxyError::Unreachable => Some(UpstreamFailure::Unreachable),
+            ProxyError::Closed => Some(UpstreamFailure::Closed),
+            ProxyError::BadResponse => Some(UpstreamFailure::BadResponse),
+            ProxyError::Timeout => Some(UpstreamFailure::Timeout),
+            ProxyError::NoRoute | ProxyError::ClientTimeout | ProxyError::ClientBody => None,
+        }
+    }
+
     fn response(&self) -> Response<GatewayBody> {
         let (error, message) = self.texts();
         let mut response = problem(self.status(), error, message);
@@ -142,13 +156,33 @@ impl Service<Request<Incoming>> for Proxy {
 }
 
 impl Inner {
-    /// Forwards a request and returns the head of the response; its body is streamed.
-    async fn forward(&self, mut request: Request<Incoming>) -> Result<Response<GatewayBody>, ProxyError> {
+    /// Finds the upstream of a request, forwards it, and counts the result.
+    async fn forward(&self, request: Request<Incoming>) -> Result<Response<GatewayBody>, ProxyError> {
         let upstream = self.upstreams.find(&RequestView::of(&request)).ok_or(ProxyError::NoRoute)?;
+        let log = request.extensions().get::<Arc<LogEntry>>().cloned();
+        let began = Instant::now();
+        let forwarded = self.forward_to(&upstream, request).await;
+        let took = began.elapsed();
+        match &forwarded {
+            Ok(_) => upstream.stats.record(took),
+            Err(error) => error.failure().into_iter().for_each(|failure| upstream.stats.count_error(failure)),
+        }
+        if let Some(log) = log {
+            log.forwarded(&upstream.settings.name, forwarded.is_ok().then_some(took));
+        }
+        forwarded
+    }
+
+    /// Forwards a request to an upstream and returns the head of the response; its body is streamed.
+    async fn forward_to(
+        &self,
+        upstream: &Upstream,
+        mut request: Request<Incoming>,
+    ) -> Result<Response<GatewayBody>, ProxyError> {
         let timeouts = upstream.settings.timeouts;
         let mut total = timeouts.total.map(|total| Box::pin(tokio::time::sleep(total)));
         let permit = upstream.admit().await.map_err(|_| ProxyError::Overloaded)?;
-        let gauge = upstream.begin();
+        let gauge = upstream.stats.begin();
 
         let upgrade = headers::upgrade_of(request.version(), request.headers());
         let on_upgrade = upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
@@ -156,7 +190,7 @@ impl Inner {
         let replaces_limits = request.extensions().get::<Decision>().is_some_and(writes_headers);
         let (request, progress) = self.outgoing(request, &client, upgrade);
 
-        let exchanged = exchange(&upstream, request, progress.as_deref());
+        let exchanged = exchange(upstream, request, progress.as_deref());
         let (mut response, lease) = or_timeout(total.as_mut(), exchanged).await?;
 
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {

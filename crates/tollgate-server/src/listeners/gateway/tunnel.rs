@@ -15,8 +15,8 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
 
-use super::upstream::InFlightGauge;
 use crate::listener::BoxError;
+use crate::metrics::InFlightGauge;
 
 /// An upgrade that both sides have agreed on.
 pub(super) struct Tunnel {

@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -25,6 +25,7 @@ use tollgate::rules::RequestView;
 
 use super::connector::{ClientTls, ConnectError, Connector};
 use super::pool::{Lease, Pool};
+use crate::metrics::UpstreamStats;
 
 /// The number of failures in a row after which a server is ejected.
 const FAILURES_MAX: u32 = 3;
@@ -93,9 +94,10 @@ impl Upstreams {
         routed.routes.find(request).and_then(|index| routed.upstreams.get(index).cloned())
     }
 
-    /// Returns all upstreams, in the order of the configuration.
-    pub(super) fn all(&self) -> Vec<Arc<Upstream>> {
-        self.0.load().upstreams.clone()
+    /// Returns the name and the counters of each upstream, in the order of the configuration.
+    pub(super) fn stats(&self) -> Vec<(Arc<str>, Arc<UpstreamStats>)> {
+        let routed = self.0.load();
+        routed.upstreams.iter().map(|upstream| (upstream.settings.name.clone(), upstream.stats.clone())).collect()
     }
 }
 
@@ -110,30 +112,6 @@ impl Routed {
     }
 }
 
-/// The counters of an upstream, for metrics. They survive a reload.
-#[derive(Debug, Default)]
-pub(crate) struct UpstreamStats {
-    in_flight: AtomicU64,
-    pub(crate) ejections: AtomicU64,
-    pub(crate) retries: AtomicU64,
-}
-
-impl UpstreamStats {
-    /// Counts a request that is sent again.
-    pub(super) fn count_retry(&self) {
-        self.retries.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// A guard that counts a request as under way at its upstream until it is dropped.
-pub(super) struct InFlightGauge(Arc<UpstreamStats>);
-
-impl Drop for InFlightGauge {
-    fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// A service behind the gateway, with one or more servers.
 #[derive(Debug)]
 pub(super) struct Upstream {
@@ -142,6 +120,7 @@ pub(super) struct Upstream {
     next: AtomicUsize,
     slots: Arc<Semaphore>,
     queued: AtomicUsize,
+    /// The counters, which survive a reload.
     pub(super) stats: Arc<UpstreamStats>,
 }
 
@@ -184,12 +163,6 @@ impl Upstream {
         waited.ok().and_then(Result::ok).ok_or(Overloaded)
     }
 
-    /// Counts a request as under way until the guard is dropped.
-    pub(super) fn begin(&self) -> InFlightGauge {
-        self.stats.in_flight.fetch_add(1, Ordering::Relaxed);
-        InFlightGauge(self.stats.clone())
-    }
-
     /// Returns the next server in turn that is neither in `tried` nor ejected; if all others are ejected, one of them.
     /// Also returns its index, for `tried`.
     ///
@@ -205,7 +178,7 @@ impl Upstream {
     /// Records that a server did not answer as it should.
     pub(super) fn record_failure(&self, server: &Server, reason: &dyn std::fmt::Display) {
         if let Some(ejected) = server.health.fail() {
-            self.stats.ejections.fetch_add(1, Ordering::Relaxed);
+            self.stats.count_ejection();
             let upstream = &*self.settings.name;
             tracing::warn!(upstream, server = server.url, %reason, ?ejected, "the server fails and is avoided");
         }
@@ -341,7 +314,7 @@ mod tests {
         assert!((0..4).all(|_| picked() != broken.url), "the second time is twice as long");
         tokio::time::advance(EJECTION[0]).await;
         assert!((0..2).any(|_| picked() == broken.url));
-        assert_eq!(upstream.stats.ejections.load(Ordering::Relaxed), 2);
+        assert_eq!(upstream.stats.ejections(), 2);
     }
 
     #[tokio::test(start_paused = true)]
