@@ -6,6 +6,7 @@ mod forwarding;
 mod hostile;
 mod process;
 mod protocols;
+mod services;
 mod upstream;
 
 pub(crate) use process::GatewayProcess;

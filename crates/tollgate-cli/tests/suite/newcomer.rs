@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 use page::{Block, Page};
 use shell::Shell;
+pub(crate) use shell::build_example;
 
 use crate::console::Step;
 
@@ -78,7 +79,7 @@ fn every_command_of_the_readme_prints_what_it_shows() {
 
 #[test]
 fn every_command_of_the_guide_prints_what_it_shows() {
-    shell::build_example("plans");
+    build_example("plans");
     assert!(follow(&guide()) > 40, "do the pages use another fence?");
 }
 

@@ -250,7 +250,7 @@ fn heads() -> Vec<Case> {
 /// Returns the beginning of an HTTP/2 connection with one request. Fields are literals without Huffman coding.
 fn http2(fields: &[(&str, &str)], data: &[u8]) -> Vec<u8> {
     let mut block = Vec::new();
-    let mut integer = |block: &mut Vec<u8>, mut value: usize| {
+    let integer = |block: &mut Vec<u8>, mut value: usize| {
         if value < 127 {
             return block.push(value as u8);
         }

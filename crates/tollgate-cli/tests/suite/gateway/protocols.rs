@@ -167,35 +167,42 @@ fn http2_with_a_hundred_streams_is_forwarded() {
     assert!(hosts.into_iter().all(|host| host == gateway.address), "a Host header is made of :authority");
 }
 
-/// A certificate authority, and a certificate for 127.0.0.1.
-struct Certificates {
+/// A certificate authority, and certificates for 127.0.0.1 and other.test.
+pub(super) struct Certificates {
     dir: tempfile::TempDir,
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
 }
 
 impl Certificates {
-    fn new() -> Certificates {
+    pub(super) fn new() -> Certificates {
         let dir = tempfile::tempdir().unwrap();
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
         params.distinguished_name.push(rcgen::DnType::CommonName, "an authority for tests");
         params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         std::fs::write(dir.path().join("ca.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
-        let issuer = rcgen::Issuer::new(params, key);
-        for name in ["127.0.0.1", "other.test"] {
-            let key = rcgen::KeyPair::generate().unwrap();
-            let leaf = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
-            std::fs::write(dir.path().join(format!("{name}.cert")), leaf.pem()).unwrap();
-            std::fs::write(dir.path().join(format!("{name}.key")), key.serialize_pem()).unwrap();
-        }
-        Certificates { dir }
+        let certificates = Certificates { dir, issuer: rcgen::Issuer::new(params, key) };
+        ["127.0.0.1", "other.test"].into_iter().for_each(|name| certificates.renew(name));
+        certificates
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    /// Writes a new certificate for this name, and its key.
+    pub(super) fn renew(&self, name: &str) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let leaf = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
+        for (kind, text) in [("cert", leaf.pem()), ("key", key.serialize_pem())] {
+            let file = self.path(&format!("{name}.{kind}"));
+            std::fs::write(file.with_extension("draft"), text).unwrap();
+            std::fs::rename(file.with_extension("draft"), file).unwrap();
+        }
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// Starts a gateway with the certificate for this name.
-    fn gateway(&self, name: &str, upstream: &Upstream) -> GatewayProcess {
+    pub(super) fn gateway(&self, name: &str, upstream: &Upstream) -> GatewayProcess {
         let [certificate, key] = ["cert", "key"].map(|kind| self.path(&format!("{name}.{kind}")));
         let (certificate, key) = (certificate.to_str().unwrap(), key.to_str().unwrap());
         GatewayProcess::start(&["--upstream", &upstream.url(), "--tls-cert", certificate, "--tls-key", key])
@@ -311,7 +318,7 @@ fn requests_under_way_are_finished_at_shutdown() {
     client.send("GET", "/", &[], "");
     tollgate_testkit::poll::eventually("the request arrives", || upstream.requests().len(), |count| *count == 1);
     gateway.signal("TERM");
-    gateway.wait_for_log("shutting down");
+    gateway.until("/readyz", |answer| answer.status == 503);
     release.send(()).unwrap();
     let answer = client.receive().unwrap();
     assert_eq!((answer.status, answer.body.as_str()), (200, "finished"));

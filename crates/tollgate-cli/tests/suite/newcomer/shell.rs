@@ -182,7 +182,7 @@ impl Drop for Shell {
 }
 
 /// Builds an example of this workspace, with the features of the tests, so that nothing else is compiled again.
-pub(super) fn build_example(name: &str) {
+pub(crate) fn build_example(name: &str) {
     let profile = Path::new(env!("CARGO_BIN_EXE_tollgate")).parent().unwrap();
     let mut cargo = Command::new(env!("CARGO"));
     // Cargo includes the features of dev-dependencies only with `--examples`.
