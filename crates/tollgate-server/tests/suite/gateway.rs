@@ -1,7 +1,7 @@
-//! Charges of requests through the gateway, whatever way they end.
+//! Requests through the gateway: their charges, whatever way they end, and the bytes that are held of incomplete ones.
 
 use std::collections::HashSet;
-use std::io::{BufReader, Write};
+use std::io::{BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use tokio::runtime::Builder;
 use tollgate::Limiter;
 use tollgate::config::Loader;
 use tollgate::engine::Engine;
-use tollgate_server::{Gateway, Listeners, ServerOptions, run};
+use tollgate_server::{Bounds, Gateway, Listeners, ServerOptions, run};
 
 use crate::deployment::load;
 use crate::http_subject::exchange;
@@ -32,6 +32,7 @@ async fn answer(mut stream: tokio::net::TcpStream, hanging: &Mutex<HashSet<Strin
                 hanging.lock().unwrap().insert(path.to_owned());
                 drop(stream.read_to_end(&mut Vec::new()).await);
             }
+            "/" => drop(stream.write_all(b"HTTP/1.1 404 X\r\ncontent-length: 0\r\n\r\n").await),
             status => {
                 let head = format!("HTTP/1.1 {} X\r\ncontent-length: 0\r\n\r\n", &status[1..]);
                 drop(stream.write_all(head.as_bytes()).await);
@@ -109,6 +110,40 @@ fn requests_are_charged_exactly_whatever_way_they_end() {
     };
     let expected = 1_000_000 - failures.load(Ordering::Relaxed);
     tollgate_testkit::poll::eventually("all failures are charged", remaining, |remaining| *remaining == expected);
+}
+
+/// Each connection sends most of a head. Together they exceed the budget, so the oldest are dropped.
+#[test]
+fn the_bytes_of_incomplete_heads_are_bounded() {
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let _context = runtime.enter();
+    let (upstream, upstream_at) = listen();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = upstream.accept().await {
+            tokio::spawn(answer(stream, Box::leak(Box::default())));
+        }
+    });
+    let servers = vec![format!("http://{upstream_at}").parse().unwrap()];
+    let settings = tollgate::gateway::GatewaySettings::default().with_servers(servers);
+    let (socket, gateway) = listen();
+    let listeners = Listeners::default().gateway(socket, Gateway::new(&settings).unwrap());
+    let bounds = Bounds { receive_bytes: 100_000, ..Bounds::default() };
+    tokio::spawn(run(listeners, ServerOptions::new(Limiter::memory()).bounds(bounds), std::future::pending()));
+
+    let head = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}", "x".repeat(20_000));
+    let mut incomplete = Vec::new();
+    for _ in 0..12 {
+        let mut stream = TcpStream::connect(gateway).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(head.as_bytes()).unwrap();
+        incomplete.push(stream);
+    }
+    let mut received = Vec::new();
+    let _ = incomplete[0].read_to_end(&mut received);
+    assert!(received.is_empty(), "the oldest is closed: {:?}", String::from_utf8_lossy(&received));
+    let mut youngest = incomplete.pop().unwrap();
+    youngest.write_all(b"\r\n\r\n").unwrap();
+    assert_eq!(exchange(&mut BufReader::new(youngest), "").0, 404, "the youngest is served");
 }
 
 /// A random sequence that depends on the seed alone.

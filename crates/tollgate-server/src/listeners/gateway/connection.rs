@@ -3,6 +3,10 @@
 //! hyper bounds the header of a request. Everything else is bounded here: a connection on which no request is under way
 //! for the idle time is closed, in HTTP/2 as well, and so is a client that does not accept the bytes of its responses.
 //!
+//! The heads that are being received are bounded for all connections together, as on the other listeners: when the receive
+//! budget is used up, the oldest incomplete one is dropped with its connection. Bodies need no budget, because they are
+//! passed on frame by frame.
+//!
 //! A refused request may have a body that is never read. A socket that is closed with unread bytes sends a reset, which
 //! can destroy the response before the client has read it. So the end of a connection is sent first, and what the client
 //! still sends is read and dropped, for a second at most ([`ClientIo`]).
@@ -27,6 +31,7 @@ use tollgate::gateway::GatewayBounds;
 use super::GatewayListener;
 use super::body::GatewayBody;
 use super::tunnel::Tunnel;
+use crate::budget::Receiving;
 use crate::listener::{BoxError, ConnectionContext};
 use crate::metrics::ListenerStats;
 use crate::shutdown::Shutdown;
@@ -39,6 +44,9 @@ const LINGER: Duration = Duration::from_secs(1);
 const PENDING_RESETS_MAX: usize = 20;
 /// The bytes of a response that are buffered for each stream of an HTTP/2 connection.
 const SEND_BUFFER_BYTES: usize = 64 * 1024;
+/// The bytes of a request body that an HTTP/2 client may send before the upstream has accepted them: of a stream, and of
+/// all streams of a connection.
+const WINDOW_BYTES: [u32; 2] = [256 * 1024, 1024 * 1024];
 
 /// The client of a connection, shared by its requests.
 pub(super) struct Client {
@@ -170,12 +178,13 @@ pub(super) async fn serve(
     peer: SocketAddr,
     context: ConnectionContext,
 ) -> Result<(), BoxError> {
-    let ConnectionContext { shutdown, stats, .. } = context;
+    let ConnectionContext { shutdown, receiving, stats, .. } = context;
     let is_tls = matches!(stream, ClientStream::Tls(_));
     let client = Arc::new(Client::new(peer, is_tls, stream.local_port(), shutdown.clone()));
     let (idle, builder) = (listener.idle, builder(&listener.bounds, listener.idle));
+    let head = HeadBudget { client: client.clone(), receiving, bytes: 0, bytes_max: listener.bounds.header_bytes_max };
     let service = ConnectionService { listener, client: client.clone() };
-    let io = TokioIo::new(ClientIo::new(stream, idle));
+    let io = TokioIo::new(ClientIo::new(stream, idle, head));
     {
         let mut connection = pin!(builder.serve_connection_with_upgrades(io, service));
         let mut closing = pin!(shutdown.clone().closing());
@@ -240,27 +249,78 @@ fn builder(bounds: &GatewayBounds, idle: Duration) -> auto::Builder<TokioExecuto
         .timer(TokioTimer::new())
         .keep_alive_interval(idle)
         .max_concurrent_streams(bounds.streams_max)
+        .initial_stream_window_size(WINDOW_BYTES[0])
+        .initial_connection_window_size(WINDOW_BYTES[1])
         .max_header_list_size(u32::try_from(bounds.header_bytes_max).unwrap_or(u32::MAX))
         .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
         .max_send_buf_size(SEND_BUFFER_BYTES);
     builder
 }
 
+/// The bytes that were received while no request was under way, in the receive budget of the listener.
+struct HeadBudget {
+    client: Arc<Client>,
+    receiving: Receiving,
+    bytes: usize,
+    /// hyper holds no more of a head.
+    bytes_max: usize,
+}
+
+impl HeadBudget {
+    /// Reserves room for the bytes that were received so far. Ready with `false` if there is none.
+    fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        if self.client.in_flight.load(Ordering::Relaxed) > 0 {
+            self.bytes = 0;
+        }
+        self.receiving.poll_hold(cx, self.bytes.min(self.bytes_max))
+    }
+
+    /// Returns a future that completes when the reservation is evicted, or `None` if there is none.
+    fn evicted(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
+        let notice = self.receiving.notice()?;
+        Some(Box::pin(async move { notice.notified().await }))
+    }
+}
+
 /// The stream of a client. Writing has a timeout, and the end of the connection waits for the client's end.
 struct ClientIo {
     stream: WriteTimeout<ClientStream>,
+    head: HeadBudget,
+    evicted: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     linger: Option<Pin<Box<Sleep>>>,
 }
 
 impl ClientIo {
-    fn new(stream: ClientStream, write_timeout: Duration) -> ClientIo {
-        ClientIo { stream: WriteTimeout::new(stream, write_timeout), linger: None }
+    fn new(stream: ClientStream, write_timeout: Duration, head: HeadBudget) -> ClientIo {
+        ClientIo { stream: WriteTimeout::new(stream, write_timeout), head, evicted: None, linger: None }
     }
 }
 
 impl AsyncRead for ClientIo {
+    /// Reads from the client. Fails with `QuotaExceeded` if the bytes of an incomplete head were evicted.
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let this = &mut *self;
+        let evicted = || Poll::Ready(Err(io::ErrorKind::QuotaExceeded.into()));
+        if !ready!(this.head.poll_hold(cx)) {
+            return evicted();
+        }
+        let before = buf.filled().len();
+        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
+        match read {
+            Poll::Ready(_) => {
+                this.head.bytes = this.head.bytes.saturating_add(buf.filled().len() - before);
+                this.evicted = None;
+            }
+            Poll::Pending => {
+                if this.evicted.is_none() {
+                    this.evicted = this.head.evicted();
+                }
+                if this.evicted.as_mut().is_some_and(|notice| notice.as_mut().poll(cx).is_ready()) {
+                    return evicted();
+                }
+            }
+        }
+        read
     }
 }
 

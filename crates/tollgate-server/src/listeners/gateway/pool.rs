@@ -74,12 +74,6 @@ impl Pool {
     pub(super) fn lease(self: &Arc<Self>, sender: Sender) -> Lease {
         Lease { sender, pool: self.clone(), is_reused: false }
     }
-
-    /// Returns the number of idle connections.
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.idle.lock().len()
-    }
 }
 
 impl Lease {

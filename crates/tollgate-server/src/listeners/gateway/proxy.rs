@@ -46,7 +46,7 @@ use super::connector::ConnectError;
 use super::headers;
 use super::pool::Lease;
 use super::tunnel::Tunnel;
-use super::upstream::{Upstream, Upstreams};
+use super::upstream::{Server, Upstream, Upstreams};
 use crate::listeners::http::connection::problem;
 use crate::metrics::UpstreamFailure;
 
@@ -316,7 +316,7 @@ async fn exchange(
                     return Ok((response, lease));
                 }
                 Err(SendError::NotSent(returned)) => {
-                    request = returned;
+                    request = *returned;
                     upstream.stats.count_retry();
                     if !lease.is_reused {
                         upstream.record_failure(server, &"it closes new connections");
@@ -325,20 +325,11 @@ async fn exchange(
                         continue 'servers;
                     }
                 }
-                Err(SendError::Closed(_)) if copy.is_some() => {
-                    request = copy.expect("it was tested");
+                Err(SendError::Closed(error)) => {
+                    let Some(copy) = copy else { return Err(closed(upstream, server, error, progress)) };
+                    request = copy;
                     upstream.stats.count_retry();
                     may_reuse = false;
-                }
-                Err(SendError::Closed(error)) => {
-                    return Err(match progress.map(Progress::state) {
-                        Some(BodyState::TimedOut) => ProxyError::ClientTimeout,
-                        Some(BodyState::Broken) => ProxyError::ClientBody,
-                        Some(BodyState::Streaming | BodyState::Complete) | None => {
-                            upstream.record_failure(server, &error);
-                            if error.is_parse() { ProxyError::BadResponse } else { ProxyError::Closed }
-                        }
-                    });
                 }
                 Err(SendError::Timeout) => {
                     upstream.record_failure(server, &"it does not respond in time");
@@ -348,6 +339,18 @@ async fn exchange(
         }
     }
     Err(last_error)
+}
+
+/// Returns the reason why a connection ended without a response, and records it if it is the server's fault.
+fn closed(upstream: &Upstream, server: &Server, error: hyper::Error, progress: Option<&Progress>) -> ProxyError {
+    match progress.map(Progress::state) {
+        Some(BodyState::TimedOut) => ProxyError::ClientTimeout,
+        Some(BodyState::Broken) => ProxyError::ClientBody,
+        Some(BodyState::Streaming | BodyState::Complete) | None => {
+            upstream.record_failure(server, &error);
+            if error.is_parse() { ProxyError::BadResponse } else { ProxyError::Closed }
+        }
+    }
 }
 
 /// Returns a copy of a request without a body.
@@ -362,7 +365,7 @@ fn copy_of(request: &Request<RequestBody>) -> Request<RequestBody> {
 /// The reason why a connection returned no response.
 enum SendError {
     /// Nothing was written.
-    NotSent(Request<RequestBody>),
+    NotSent(Box<Request<RequestBody>>),
     /// The request was written, at least in part.
     Closed(hyper::Error),
     Timeout,
@@ -384,7 +387,7 @@ async fn send(
             Ok(Ok(response)) => return Ok(response),
             Ok(Err(mut error)) => {
                 return Err(match error.take_message() {
-                    Some(request) => SendError::NotSent(request),
+                    Some(request) => SendError::NotSent(Box::new(request)),
                     None => SendError::Closed(error.into_error()),
                 });
             }
