@@ -26,6 +26,12 @@ pub(crate) enum Command {
         after_help = "Examples:\n  tollgate serve --config tollgate.toml --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
     )]
     Serve(Box<Serve>),
+    /// Run a reverse proxy that forwards requests to a service and refuses those over the limit
+    #[command(
+        mut_arg("store", |arg| arg.help(store_help("Store for the counters", true, "`store` in the configuration file, else memory"))),
+        after_help = "Examples:\n  tollgate gateway --upstream http://127.0.0.1:3000 --limit 100/min\n  tollgate gateway --config tollgate.toml --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem"
+    )]
+    Gateway(Box<Gateway>),
     /// Check a configuration file and report errors and warnings: exit 0 if it is valid, 2 if not
     #[command(
         mut_arg("store", |arg| arg.help(store_help("Store to use instead of the one in the file", true, "`store` in the file"))),
@@ -125,22 +131,16 @@ pub(crate) struct CountersChoice {
 
 #[derive(Args, Debug)]
 pub(crate) struct Serve {
-    #[command(flatten)]
-    pub(crate) store: StoreChoice,
     /// Address of the HTTP listener (/v1/check, /v1/refund, /v1/forward-auth); `off` disables it
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = listener_address)]
     pub(crate) http: String,
     /// Address of the RESP listener, for Redis clients; `off` disables it
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6380", value_parser = listener_address)]
     pub(crate) resp: String,
-    /// Address of the admin listener (metrics, health, keys, rules, reload); `off` disables it [default:
-    /// 127.0.0.1:9090]
+    /// Address of the gateway, which forwards admitted requests to `[[upstreams]]` in the configuration file; `off`
+    /// disables it [default: `listen` of `[gateway]` in the configuration file, else off]
     #[arg(long, value_name = "ADDRESS", value_parser = listener_address)]
-    pub(crate) admin: Option<String>,
-    /// File with the token that requests to the admin API must send [default: $TOLLGATE_ADMIN_TOKEN, else a token is
-    /// generated and printed]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) admin_token_file: Option<PathBuf>,
+    pub(crate) gateway: Option<String>,
     /// File with the password that Redis clients must send [default: $TOLLGATE_RESP_PASSWORD, else none]
     #[arg(long, value_name = "FILE")]
     pub(crate) resp_password_file: Option<PathBuf>,
@@ -156,6 +156,40 @@ pub(crate) struct Serve {
     /// Allow HTTP without a token and RESP without a password on addresses that other machines can reach
     #[arg(long)]
     pub(crate) insecure: bool,
+    #[command(flatten)]
+    pub(crate) service: ServiceOptions,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Gateway {
+    /// URL of the service to forward requests to, such as http://127.0.0.1:3000; if repeated, its servers get requests
+    /// in turn [default: `[[upstreams]]` in the configuration file]
+    #[arg(long = "upstream", value_name = "URL")]
+    pub(crate) upstreams: Vec<tollgate::gateway::ServerUrl>,
+    /// Limit of each client address: QUOTA/WINDOW [ALGORITHM] [option=value …]; for other rules, use --config
+    #[arg(long, value_name = "LIMIT", conflicts_with = "config")]
+    pub(crate) limit: Option<Limit>,
+    /// Address on which to accept requests [default: `listen` of `[gateway]` in the configuration file, else
+    /// 127.0.0.1:8000]
+    #[arg(long, value_name = "ADDRESS", value_parser = listener_address)]
+    pub(crate) listen: Option<String>,
+    #[command(flatten)]
+    pub(crate) service: ServiceOptions,
+}
+
+/// The options that `tollgate serve` and `tollgate gateway` share.
+#[derive(Args, Debug)]
+pub(crate) struct ServiceOptions {
+    #[command(flatten)]
+    pub(crate) store: StoreChoice,
+    /// Address of the admin listener (metrics, health, keys, rules, reload); `off` disables it [default:
+    /// 127.0.0.1:9090]
+    #[arg(long, value_name = "ADDRESS", value_parser = listener_address)]
+    pub(crate) admin: Option<String>,
+    /// File with the token that requests to the admin API must send [default: $TOLLGATE_ADMIN_TOKEN, else a token is
+    /// generated and printed]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) admin_token_file: Option<PathBuf>,
     /// PEM file with the certificate chain; enables TLS on every listener, except an admin listener on a loopback
     /// address
     #[arg(long, value_name = "FILE", requires = "tls_key")]
@@ -185,7 +219,7 @@ pub(crate) struct Serve {
     /// configuration file, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) instances: Option<u32>,
-    /// Maximum number of connections to each of the HTTP and RESP listeners
+    /// Maximum number of connections to each listener, except the admin listener
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) connections: u32,
     /// Time after which an idle connection is closed; at most 10s on the admin listener [default: 60s for HTTP, 300s
@@ -513,9 +547,9 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let both = serve("tollgate serve --allow-origin https://a.example,https://b.example --admin-host a.example");
-        assert_eq!((both.allow_origin.len(), both.admin_host.len()), (2, 1));
+        assert_eq!((both.service.allow_origin.len(), both.service.admin_host.len()), (2, 1));
         assert!(Arguments::try_parse_from(words("tollgate serve --allow-origin a.example")).is_err());
-        assert_eq!(serve("tollgate serve").allow_origin, []);
+        assert_eq!(serve("tollgate serve").service.allow_origin, []);
     }
 
     #[test]

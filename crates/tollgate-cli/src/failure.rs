@@ -59,6 +59,19 @@ pub(crate) enum Failure {
     NotText { variable: String },
     #[error(transparent)]
     Tls(#[from] tollgate_server::CertificateError),
+    #[error(transparent)]
+    #[diagnostic(help(
+        "set `ca_file` of the upstream to a PEM file with the certificate of its authority, or install the certificates of the machine (ca-certificates)"
+    ))]
+    Upstream(#[from] tollgate_server::UpstreamError),
+    #[error("the gateway has no upstream to forward requests to")]
+    #[diagnostic(help(
+        "name one with --upstream URL, such as http://127.0.0.1:3000, or list them in the configuration file as [[upstreams]]"
+    ))]
+    NoUpstream,
+    #[error("the upstreams are given twice: by --upstream and by [[upstreams]] in the configuration file")]
+    #[diagnostic(help("remove --upstream, or remove [[upstreams]] from the file"))]
+    UpstreamsTwice,
     #[error("the admin listener on {address} is reachable from other machines and needs a token")]
     #[diagnostic(help("set $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE, or listen on 127.0.0.1"))]
     AdminExposed { address: SocketAddr },

@@ -71,6 +71,10 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             let inherited = InheritedSockets::from_env()?;
             in_runtime(serve::serve(*serve, inherited))?;
         }
+        Some(Command::Gateway(gateway)) => {
+            let inherited = InheritedSockets::from_env()?;
+            in_runtime(serve::gateway(*gateway, inherited))?;
+        }
         Some(Command::Explain(explain)) => in_runtime(explain::explain(explain))?,
         Some(Command::Inspect(inspect)) => return in_runtime(counters::inspect(inspect)).map(exit_code),
         Some(Command::Reset(reset)) => return in_runtime(counters::reset(reset)).map(exit_code),

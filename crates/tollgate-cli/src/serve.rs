@@ -1,4 +1,5 @@
-//! `tollgate serve`: creates the store, the limiter, the rules and the listeners, and runs them until a signal.
+//! `tollgate serve` and `tollgate gateway`: create the store, the limiter, the rules and the listeners, and run them until
+//! a signal. The commands differ in their listeners; everything else is [`start`].
 
 mod announce;
 mod descriptors;
@@ -6,15 +7,17 @@ mod memory;
 mod signals;
 
 use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket};
 use tollgate::config::{Loaded, Loader, Settings};
 use tollgate::engine::Engine;
+use tollgate::gateway::ServerUrl;
 use tollgate::observe::TracingObserver;
 use tollgate::rules::{Charge, Lookups, RuleSet};
-use tollgate::{Limiter, LimiterBuilder, MemoryStore, Store};
+use tollgate::{Limit, Limiter, LimiterBuilder, MemoryStore, Rule, Rules, Store, Subject};
 use tollgate_redis::{RedisStore, ServerCheckError, ServerReport};
 use tollgate_server::listeners::resp::RespOptions;
 use tollgate_server::{
@@ -25,12 +28,13 @@ use tracing_subscriber::EnvFilter;
 
 use self::announce::{Addresses, AdminToken, Announcement};
 use self::signals::Signals;
-use crate::arguments::Serve;
+use crate::arguments::{Gateway, Serve, ServiceOptions};
 use crate::inherited::InheritedSockets;
 use crate::store::check_server;
 use crate::{Failure, configuration, secrets};
 
 const ADMIN_DEFAULT: &str = "127.0.0.1:9090";
+const GATEWAY_DEFAULT: &str = "127.0.0.1:8000";
 /// Interval at which [`watch_eviction`] reads whether the store's server evicts counters.
 const EVICTION_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum number of connections that wait to be accepted. A client beyond that retries after a second. Linux limits it
@@ -39,7 +43,70 @@ const BACKLOG: u32 = 4_096;
 /// The value of an address option that disables the listener.
 const OFF: &str = "off";
 
+/// The listeners of a command, besides the admin listener, and what only they need.
+struct Endpoints {
+    /// The addresses of the HTTP and the RESP listener, each perhaps `off`.
+    http: String,
+    resp: String,
+    /// The address of the gateway; `None` means that of the configuration file, else `gateway_default`.
+    gateway: Option<String>,
+    gateway_default: &'static str,
+    /// The option that sets the address of the gateway.
+    gateway_option: &'static str,
+    resp_password_file: Option<PathBuf>,
+    http_token_file: Option<PathBuf>,
+    receipt_secret_file: Option<PathBuf>,
+    /// Whether listeners need no secret on addresses that other machines can reach.
+    is_insecure: bool,
+    /// The servers of the only upstream, instead of the upstreams of the configuration file.
+    servers: Vec<ServerUrl>,
+    /// The only limit, instead of a configuration file.
+    limit: Option<Limit>,
+}
+
 /// Runs `tollgate serve`: starts the service, prints its addresses, and serves until SIGTERM or SIGINT.
+///
+/// # Errors
+/// See [`start`].
+pub(crate) async fn serve(arguments: Serve, inherited: InheritedSockets) -> Result<(), Failure> {
+    let endpoints = Endpoints {
+        http: arguments.http,
+        resp: arguments.resp,
+        gateway: arguments.gateway,
+        gateway_default: OFF,
+        gateway_option: "gateway",
+        resp_password_file: arguments.resp_password_file,
+        http_token_file: arguments.http_token_file,
+        receipt_secret_file: arguments.receipt_secret_file,
+        is_insecure: arguments.insecure,
+        servers: Vec::new(),
+        limit: None,
+    };
+    start(arguments.service, endpoints, inherited).await
+}
+
+/// Runs `tollgate gateway`: starts the gateway, prints its address, and serves until SIGTERM or SIGINT.
+///
+/// # Errors
+/// If there is no upstream, and see [`start`].
+pub(crate) async fn gateway(arguments: Gateway, inherited: InheritedSockets) -> Result<(), Failure> {
+    let endpoints = Endpoints {
+        http: OFF.to_owned(),
+        resp: OFF.to_owned(),
+        gateway: arguments.listen,
+        gateway_default: GATEWAY_DEFAULT,
+        gateway_option: "listen",
+        resp_password_file: None,
+        http_token_file: None,
+        receipt_secret_file: None,
+        is_insecure: false,
+        servers: arguments.upstreams,
+        limit: arguments.limit,
+    };
+    start(arguments.service, endpoints, inherited).await
+}
+
+/// Starts the service, prints the addresses of its listeners, and serves until SIGTERM or SIGINT.
 ///
 /// Then keeps serving for `--drain`, closes the listeners and returns. A Redis store that is down is not an error; one
 /// that answers and cannot be used, such as a node of a cluster, is.
@@ -53,18 +120,23 @@ const OFF: &str = "off";
 /// If an option, the configuration file, the certificate or a secret is invalid, the store's server cannot be used, a
 /// listener cannot be bound, there is no listener, or a listener can be reached from other machines and no token or
 /// password was given for it.
-pub(crate) async fn serve(arguments: Serve, mut inherited: InheritedSockets) -> Result<(), Failure> {
+async fn start(
+    arguments: ServiceOptions,
+    endpoints: Endpoints,
+    mut inherited: InheritedSockets,
+) -> Result<(), Failure> {
     let signals = Signals::install()?;
     start_logs(&arguments.log);
     let loader = loader(&arguments)?;
-    let loaded = arguments.config.as_deref().map(|file| configuration::load(file, &loader)).transpose()?;
+    let loaded = load(&arguments, &endpoints, &loader)?;
     let settings = match &loaded {
         Some(loaded) => loaded.settings.clone(),
         None => configuration::settings(None, &loader)?,
     };
     let store = settings.redis()?;
-    let receipt_secret = receipt_secret(&arguments, &settings)?;
-    if let Some(loaded) = &loaded {
+    let receipt_secret = receipt_secret(endpoints.receipt_secret_file.as_deref(), &settings)?;
+    let decides_checks = endpoints.http != OFF || endpoints.resp != OFF;
+    if let Some(loaded) = loaded.as_ref().filter(|_| decides_checks) {
         warn_about_refunds(&loaded.rules, receipt_secret.is_some());
         log_settings_for_requests_only(loaded);
     }
@@ -91,12 +163,13 @@ pub(crate) async fn serve(arguments: Serve, mut inherited: InheritedSockets) -> 
 
     let token = secrets::admin_token(arguments.admin_token_file.as_deref())?;
     let (admin, admin_disabled) = listen_admin(arguments.admin.as_deref(), token.is_some(), &mut inherited).await?;
-    let http = listen("http", &arguments.http, &mut inherited).await?;
-    let resp = listen("resp", &arguments.resp, &mut inherited).await?;
+    let http = listen("http", &endpoints.http, &mut inherited).await?;
+    let resp = listen("resp", &endpoints.resp, &mut inherited).await?;
+    let gateway = gateway_of(&endpoints, loaded.as_ref(), &mut inherited).await?;
     inherited.verify_all_taken()?;
-    let http_token = secrets::http_token(arguments.http_token_file.as_deref())?;
-    let resp_options = resp_options(&arguments)?;
-    if !arguments.insecure {
+    let http_token = secrets::http_token(endpoints.http_token_file.as_deref())?;
+    let resp_options = resp_options(&arguments, endpoints.resp_password_file.as_deref())?;
+    if !endpoints.is_insecure {
         let is_protected = [http_token.is_some(), resp_options.password.is_some()];
         for (socket, is_protected, secret) in
             [(&http, is_protected[0], HTTP_SECRET), (&resp, is_protected[1], RESP_SECRET)]
@@ -104,21 +177,29 @@ pub(crate) async fn serve(arguments: Serve, mut inherited: InheritedSockets) -> 
             refuse_exposed(socket.as_ref().filter(|_| !is_protected), secret)?;
         }
     }
-    if admin.is_none() && http.is_none() && resp.is_none() {
+    if admin.is_none() && http.is_none() && resp.is_none() && gateway.is_none() {
         return Err(Failure::NothingToServe { admin: admin_disabled });
     }
     let address = |socket: &Option<TcpListener>| socket.as_ref().map(TcpListener::local_addr).transpose();
-    let addresses = Addresses { http: address(&http)?, resp: address(&resp)?, admin: address(&admin)? };
+    let gateway_address = gateway.as_ref().map(|(socket, _)| socket.local_addr()).transpose()?;
+    let addresses =
+        Addresses { http: address(&http)?, resp: address(&resp)?, gateway: gateway_address, admin: address(&admin)? };
     let is_token_given = token.is_some();
     let token =
         token.map_or_else(Token::made, Ok).map_err(|error| Failure::Token { place: "--admin".into(), error })?;
 
-    let served = [&http, &resp].into_iter().flatten().count();
+    let served = [&http, &resp].into_iter().flatten().count() + usize::from(gateway.is_some());
     let bounds = descriptors::fit(bounds(&arguments), served, descriptors::raise_limit());
     let (engine, reloader) = rules(&arguments, loader, loaded, &limiter, (lookups, memory.shield_bytes), tls.clone());
     let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
-    let listeners = Listeners::default().http(http).resp(resp, resp_options).admin(admin);
+    let mut listeners = Listeners::default().http(http).resp(resp, resp_options).admin(admin);
+    if let Some((socket, gateway)) = gateway {
+        if endpoints.servers.is_empty() {
+            reloader.follow_upstreams(gateway.clone());
+        }
+        listeners = listeners.gateway(socket, gateway);
+    }
     let mut options = ServerOptions::new(limiter.clone())
         .bounds(bounds)
         .reloader(reloader.clone())
@@ -174,7 +255,7 @@ pub(crate) async fn serve(arguments: Serve, mut inherited: InheritedSockets) -> 
 ///
 /// # Errors
 /// If the URL of the store is invalid.
-fn loader(arguments: &Serve) -> Result<Loader, Failure> {
+fn loader(arguments: &ServiceOptions) -> Result<Loader, Failure> {
     let loader = configuration::loader(&arguments.store)?;
     Ok(match arguments.instances {
         Some(instances) => loader.instances(instances),
@@ -190,8 +271,8 @@ fn loader(arguments: &Serve) -> Result<Loader, Failure> {
 ///
 /// # Errors
 /// If the secret cannot be read or is too short.
-fn receipt_secret(arguments: &Serve, settings: &Settings) -> Result<Option<ReceiptSecret>, Failure> {
-    let given = secrets::receipt_secret(arguments.receipt_secret_file.as_deref())?;
+fn receipt_secret(file: Option<&Path>, settings: &Settings) -> Result<Option<ReceiptSecret>, Failure> {
+    let given = secrets::receipt_secret(file)?;
     let configured = || settings.receipt_secret.as_ref().map(|secret| ReceiptSecret::new(secret.reveal().as_bytes()));
     match given.or_else(configured) {
         None if !settings.is_shared() => Ok(Some(ReceiptSecret::generate()?)),
@@ -261,7 +342,7 @@ fn limiter(store: Option<RedisStore>, settings: &Settings, store_times: &Arc<Sto
 /// Without a configuration file there is no engine, and only the certificate is reloaded, if there is one. `lookups`
 /// find plans and API keys that the rules do not have. Counters of shield rules take at most `shield_bytes`.
 fn rules(
-    arguments: &Serve,
+    arguments: &ServiceOptions,
     loader: Loader,
     loaded: Option<Loaded>,
     limiter: &Limiter,
@@ -269,12 +350,16 @@ fn rules(
     tls: Option<Tls>,
 ) -> (Option<Engine>, Reloader) {
     let (engine, reloader) = match (loaded, &arguments.config) {
-        (Some(loaded), Some(file)) => {
+        (Some(loaded), file) => {
             let shield = MemoryStore::builder().max_bytes(shield_bytes).build();
             let engine = Engine::with_shield(limiter.clone(), loaded.rules.clone(), lookups, shield);
-            (Some(engine.clone()), Reloader::rules(file, loader, loaded, engine))
+            let reloader = match file {
+                Some(file) => Reloader::rules(file, loader, loaded, engine.clone()),
+                None => Reloader::without_file(loaded, engine.clone()),
+            };
+            (Some(engine), reloader)
         }
-        _ => (None, Reloader::nothing()),
+        (None, _) => (None, Reloader::nothing()),
     };
     match tls {
         Some(tls) => (engine, reloader.tls(tls)),
@@ -282,19 +367,67 @@ fn rules(
     }
 }
 
+/// Loads the configuration file, or compiles the rule of `--limit`. Returns `None` if there is neither.
+///
+/// # Errors
+/// If the file cannot be read or has an error.
+fn load(arguments: &ServiceOptions, endpoints: &Endpoints, loader: &Loader) -> Result<Option<Loaded>, Failure> {
+    match (&arguments.config, &endpoints.limit) {
+        (Some(file), _) => configuration::load(file, loader).map(Some),
+        (None, Some(limit)) => {
+            let rules = Rules::new().rule(Rule::new("per-ip").by(Subject::Ip).limit(limit.to_string()));
+            rules.compile_with(loader).map(Some).map_err(Failure::Configuration)
+        }
+        (None, None) => Ok(None),
+    }
+}
+
+/// Binds the gateway's listener and prepares its upstreams. Returns `None` if it is off.
+///
+/// # Errors
+/// If there is no upstream, an upstream cannot be used, or the address cannot be bound.
+async fn gateway_of(
+    endpoints: &Endpoints,
+    loaded: Option<&Loaded>,
+    inherited: &mut InheritedSockets,
+) -> Result<Option<(TcpListener, tollgate_server::Gateway)>, Failure> {
+    let configured = loaded.map(|loaded| loaded.gateway.clone()).unwrap_or_default();
+    let settings = match (endpoints.servers.is_empty(), configured.upstreams.is_empty()) {
+        (true, _) => configured,
+        (false, true) => configured.with_servers(endpoints.servers.clone()),
+        (false, false) => return Err(Failure::UpstreamsTwice),
+    };
+    let address = endpoints.gateway.as_deref().or(settings.listen.as_deref()).unwrap_or(endpoints.gateway_default);
+    if address == OFF {
+        if !settings.upstreams.is_empty() {
+            tracing::warn!(
+                "the configuration has [[upstreams]], but no gateway listens: set `listen` in [gateway], or --{} ADDRESS",
+                endpoints.gateway_option
+            );
+        }
+        return Ok(None);
+    }
+    if settings.upstreams.is_empty() {
+        return Err(Failure::NoUpstream);
+    }
+    let gateway = tollgate_server::Gateway::new(&settings)?;
+    let socket = listen(endpoints.gateway_option, address, inherited).await?;
+    Ok(socket.map(|socket| (socket, gateway)))
+}
+
 /// Returns the options of the RESP listener: its password, which is read from a file or the environment, and its idle
 /// timeout.
 ///
 /// # Errors
 /// If the password cannot be read; see [`secrets::resp_password`].
-fn resp_options(arguments: &Serve) -> Result<RespOptions, Failure> {
-    let password = secrets::resp_password(arguments.resp_password_file.as_deref())?;
+fn resp_options(arguments: &ServiceOptions, password_file: Option<&Path>) -> Result<RespOptions, Failure> {
+    let password = secrets::resp_password(password_file)?;
     let default = RespOptions::default();
     Ok(RespOptions { password, idle: arguments.idle.unwrap_or(default.idle) })
 }
 
 /// Returns the limits and timeouts of connections that the options set, with defaults for the others.
-fn bounds(arguments: &Serve) -> Bounds {
+fn bounds(arguments: &ServiceOptions) -> Bounds {
     let default = Bounds::default();
     Bounds {
         connections: arguments.connections as usize,

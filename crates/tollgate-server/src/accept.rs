@@ -27,7 +27,7 @@ use crate::log_limit::LogLimit;
 use crate::proxy_protocol;
 use crate::shutdown::Shutdown;
 use crate::stream::ClientStream;
-use crate::tls::Tls;
+use crate::tls::{Alpn, Tls};
 use crate::worker_pool::WorkerPool;
 
 /// The pause after a failure to accept, such as a lack of file descriptors.
@@ -166,7 +166,7 @@ impl Acceptor {
         self.workers.serve(move || async move {
             if let Ok(stream) = TcpStream::from_std(stream)
                 && let Some((stream, client, _slot)) = clients.admit(stream, peer, &*listener, tls.is_some()).await
-                && let Some(stream) = handshake(stream, tls).await
+                && let Some(stream) = handshake(stream, tls, listener.alpn()).await
             {
                 let name = listener.name();
                 if let Err(error) = listener.serve(stream, client, context).await {
@@ -444,10 +444,10 @@ impl ConnectionSlots {
 /// Performs the TLS handshake. Without `tls`, returns the plain stream at once.
 ///
 /// Returns `None` if the handshake fails or takes longer than 10 s, and logs the reason at debug level.
-async fn handshake(stream: TcpStream, tls: Option<Tls>) -> Option<ClientStream> {
+async fn handshake(stream: TcpStream, tls: Option<Tls>, alpn: Alpn) -> Option<ClientStream> {
     let Some(tls) = tls else { return Some(ClientStream::Plain(stream)) };
     // A large future, for which a connection that is not encrypted needs no room.
-    match tokio::time::timeout(HANDSHAKE_TIMEOUT, Box::pin(tls.accept(stream))).await {
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, Box::pin(tls.accept(stream, alpn))).await {
         Ok(Ok(stream)) => Some(ClientStream::Tls(Box::new(stream))),
         Ok(Err(error)) => {
             tracing::debug!(%error, "TLS handshake failed");

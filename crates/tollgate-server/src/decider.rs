@@ -163,6 +163,11 @@ impl Decider {
         Some(outcome)
     }
 
+    /// Counts the decision on a request by rules that was made elsewhere, and records how long it took.
+    pub(crate) fn record_by_rules(&self, outcome: &Outcome, took: Duration) {
+        self.stats.record_by_rules(outcome, took);
+    }
+
     /// Returns the options of an explicit check, or `None` if the kill switch is on.
     fn explicit_options(&self, refundable: bool) -> Option<CheckOptions> {
         let ExplicitSettings { is_off, on_failure, .. } = self.explicit_settings();

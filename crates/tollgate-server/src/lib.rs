@@ -1,4 +1,4 @@
-//! The listeners of the Tollgate decision service (HTTP, RESP, admin), and the loop that serves them.
+//! The listeners of Tollgate (HTTP, RESP, gateway, admin), and the loop that serves them.
 //!
 //! ```no_run
 //! use tollgate::Limiter;
@@ -42,6 +42,7 @@ pub use listener::Listeners;
 pub use listeners::admin::is_loopback;
 pub use listeners::admin::keys::{CounterError, CounterQuery, CounterReport, CounterRules, CounterStatus, ResetReport};
 pub use listeners::admin::token::{AdminTokenError, Token};
+pub use listeners::gateway::{Gateway, UpstreamError};
 pub use memory_watch::watch_memory;
 pub use metrics::StoreTimes;
 pub use readiness::Readiness;

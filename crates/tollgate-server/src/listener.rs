@@ -24,6 +24,7 @@ use crate::auth_guard::AuthGuard;
 use crate::budget::{EvictingBudget, Receiving, Reservation};
 use crate::decider::Decider;
 use crate::listeners::admin::AdminListener;
+use crate::listeners::gateway::{Gateway, GatewayListener};
 use crate::listeners::http::HttpListener;
 use crate::listeners::resp::{RespListener, RespOptions};
 use crate::metrics::{HTTP_ERRORS, ListenerStats, Metrics};
@@ -31,6 +32,7 @@ use crate::readiness::Readiness;
 use crate::run::ServerOptions;
 use crate::shutdown::{Shutdown, ShutdownStage};
 use crate::stream::ClientStream;
+use crate::tls::Alpn;
 
 /// Any error that ends a connection.
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -67,6 +69,11 @@ pub(crate) trait Listener: Send + Sync + 'static {
     fn peer_policy(&self, peer: IpAddr) -> PeerPolicy {
         let _ = peer;
         PeerPolicy::default()
+    }
+
+    /// Returns the application protocols that are offered in the TLS handshake. Defaults to none.
+    fn alpn(&self) -> Alpn {
+        Alpn::None
     }
 
     /// Serves the connection of the client at `peer` until it ends.
@@ -148,6 +155,14 @@ impl Listeners {
     #[must_use]
     pub fn resp(self, socket: impl Into<Option<TcpListener>>, options: RespOptions) -> Listeners {
         self.add(socket, |shared| RespListener::build(shared, options))
+    }
+
+    /// Adds a socket on which requests are forwarded to the upstreams of `gateway` if the rules admit them.
+    ///
+    /// HTTP/1.1 and HTTP/2. `None` adds nothing.
+    #[must_use]
+    pub fn gateway(self, socket: impl Into<Option<TcpListener>>, gateway: Gateway) -> Listeners {
+        self.add(socket, |shared| GatewayListener::build(shared, gateway))
     }
 
     /// Adds a socket that serves the admin API over HTTP: readiness, metrics, rules, counters, bans and reloads.

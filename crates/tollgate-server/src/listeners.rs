@@ -2,6 +2,7 @@
 
 pub(crate) mod admin;
 pub(crate) mod described;
+pub mod gateway;
 pub mod http;
 pub(crate) mod io;
 pub mod resp;

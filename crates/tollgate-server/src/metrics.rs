@@ -4,14 +4,15 @@
 //! their counters and writes OpenMetrics text, or the older text format of Prometheus (`metrics/format.rs`).
 //! `docs/metrics.md` explains each name; a test compares the two.
 //!
-//! **Labels are bounded and identify no caller.** Label values are names of rules (as many as the configuration has)
-//! and fixed words. No key, address or plan is a label: that would create a series per caller, and disclose callers to
+//! **Labels are bounded and identify no caller.** Label values are names of rules and upstreams (as many as the
+//! configuration has) and fixed words. No key, address or plan is a label: that would create a series per caller, and disclose callers to
 //! anyone who reads the metrics.
 
 mod format;
 mod histogram;
 mod listener_stats;
 mod store_times;
+mod upstream_stats;
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -28,6 +29,7 @@ pub(crate) use self::format::MetricsFormat;
 use self::histogram::Snapshot;
 pub(crate) use self::listener_stats::{DecisionStats, HTTP_ERRORS, ListenerStats, RESP_ERRORS, Rejection, SOURCES};
 pub use self::store_times::StoreTimes;
+pub(crate) use self::upstream_stats::{InFlightGauge, UpstreamFailure, UpstreamStats};
 use crate::readiness::Readiness;
 use crate::reload::Reloader;
 
@@ -35,6 +37,8 @@ use crate::reload::Reloader;
 const EXPLICIT: &str = "";
 /// The label that names a listener.
 const LISTENER: &str = "listener";
+/// The label that names an upstream of the gateway.
+const UPSTREAM: &str = "upstream";
 
 /// The parts of the server whose counters `/metrics` reports.
 pub(crate) struct Metrics {
@@ -44,7 +48,11 @@ pub(crate) struct Metrics {
     decisions: Arc<DecisionStats>,
     store_times: Arc<StoreTimes>,
     listeners: OnceLock<Vec<Arc<ListenerStats>>>,
+    upstreams: OnceLock<ReadUpstreams>,
 }
+
+/// Returns the name and the counters of each upstream.
+type ReadUpstreams = Box<dyn Fn() -> Vec<(Arc<str>, Arc<UpstreamStats>)> + Send + Sync>;
 
 impl Metrics {
     /// Creates metrics that report no listeners until [`set_listeners`](Self::set_listeners).
@@ -55,12 +63,28 @@ impl Metrics {
         decisions: Arc<DecisionStats>,
         store_times: Arc<StoreTimes>,
     ) -> Metrics {
-        Metrics { limiter, reloader, readiness, decisions, store_times, listeners: OnceLock::new() }
+        Metrics {
+            limiter,
+            reloader,
+            readiness,
+            decisions,
+            store_times,
+            listeners: OnceLock::new(),
+            upstreams: OnceLock::new(),
+        }
     }
 
     /// Sets the listeners to report, in this order. A second call has no effect.
     pub(crate) fn set_listeners(&self, listeners: Vec<Arc<ListenerStats>>) {
         let _ = self.listeners.set(listeners);
+    }
+
+    /// Sets the function that returns the upstreams to report. A second call has no effect.
+    pub(crate) fn set_upstreams(
+        &self,
+        upstreams: impl Fn() -> Vec<(Arc<str>, Arc<UpstreamStats>)> + Send + Sync + 'static,
+    ) {
+        let _ = self.upstreams.set(Box::new(upstreams));
     }
 
     /// Returns the current values of all metrics in this format, or `None` if they cannot be encoded.
@@ -122,6 +146,7 @@ impl Collector for Scrape {
         page.nodes(&metrics.readiness)?;
         page.connections(metrics.listeners())?;
         page.requests(metrics.listeners())?;
+        page.upstreams(&metrics.upstreams.get().map(|upstreams| upstreams()).unwrap_or_default())?;
         let help = "Whether requests should be sent to this instance: 1 or 0.";
         page.gauge("ready", help, u64::from(metrics.readiness.is_ready()))?;
         page.info("build", "The running version.", &[("version", env!("CARGO_PKG_VERSION"))])
@@ -248,11 +273,11 @@ impl MetricsPage<'_, '_> {
         name: &str,
         help: &str,
         label: &'static str,
-        series: impl IntoIterator<Item = (&'static str, Snapshot)>,
+        series: impl IntoIterator<Item = (impl AsRef<str>, Snapshot)>,
     ) -> std::fmt::Result {
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for (value, read) in series {
-            let labels = [(label, value)];
+            let labels = [(label, value.as_ref())];
             let mut family = metric.encode_family(&labels)?;
             family.encode_histogram::<Vec<Label<'_>>>(read.sum_seconds, read.count, &read.buckets, None)?;
         }
@@ -281,6 +306,24 @@ impl MetricsPage<'_, '_> {
         });
         let help = "Failed authentication attempts: a wrong secret, or refused because too many attempts from the address are pending.";
         self.counters("auth_failures", help, failures)
+    }
+
+    /// Writes the metrics of the gateway's upstreams. Without a gateway, they have no series.
+    fn upstreams(&mut self, upstreams: &[(Arc<str>, Arc<UpstreamStats>)]) -> std::fmt::Result {
+        let times = upstreams.iter().map(|(name, stats)| (&**name, stats.times()));
+        let help = "Time from sending a request to the head of the response, by upstream.";
+        self.histograms("upstream_seconds", help, UPSTREAM, times)?;
+        let errors = upstreams.iter().flat_map(|(name, stats)| {
+            let labels = |reason: &'static str| vec![(UPSTREAM, Cow::from(&**name)), ("reason", reason.into())];
+            stats.errors().map(move |(reason, count)| (labels(reason), count))
+        });
+        self.counters("upstream_errors", "Requests that an upstream did not answer, by upstream and reason.", errors)?;
+        let column = |which: usize| {
+            upstreams.iter().map(move |(name, stats)| (vec![(UPSTREAM, Cow::from(&**name))], stats.read()[which]))
+        };
+        self.gauges("upstream_in_flight", "Requests that an upstream is answering.", column(0))?;
+        self.counters("upstream_ejections", "Number of times a server of an upstream was ejected.", column(1))?;
+        self.counters("upstream_retries", "Requests sent again because they reached no server.", column(2))
     }
 
     /// Writes the metrics of lookups of plans and API keys, with zeros if there are none.

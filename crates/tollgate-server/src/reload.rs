@@ -16,7 +16,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -28,6 +28,7 @@ use tollgate::config::{Finding, Loaded, Loader, Part, PartKind, Report, Severity
 use tollgate::engine::Engine;
 use tollgate::{Clock, SystemClock, Timestamp};
 
+use crate::listeners::gateway::{Gateway, UpstreamError};
 use crate::tls::{CertificateError, Tls};
 
 /// The maximum number of parts that a response names.
@@ -42,6 +43,10 @@ pub struct Reloader(FileWatch<Parts>);
 /// The configuration and the certificate, each if the server has one, and the results of their reloads.
 struct Parts {
     rules: Option<RulesSource>,
+    /// Rules that were not read from a file, and the engine that uses them.
+    fixed: Option<(Arc<Loaded>, Engine)>,
+    /// The gateway whose upstreams are replaced, if there is one.
+    gateway: OnceLock<Gateway>,
     tls: Option<Tls>,
     clock: SystemClock,
     history: Mutex<ReloadHistory>,
@@ -78,6 +83,9 @@ pub enum ReloadError {
         /// What is wrong with the certificate.
         tls: CertificateError,
     },
+    /// The upstreams of the configuration cannot be used. The old ones stay in use; its rules are in force.
+    #[error("{0}")]
+    Upstreams(#[from] UpstreamError),
     /// The server was started with neither a configuration nor a certificate.
     #[error("nothing to reload: the server was started without --config and without --tls-cert")]
     Nothing,
@@ -98,6 +106,19 @@ impl Reloader {
     /// file again with `loader` and replaces the rules of `engine`.
     pub fn rules(file: &Path, loader: Loader, loaded: Loaded, engine: Engine) -> Reloader {
         Reloader::new(Some(RulesSource::new(file, loader, loaded, engine)), None)
+    }
+
+    /// Creates a reloader for a configuration that was not read from a file. Its rules are shown, but never replaced.
+    ///
+    /// `engine` must use the rules of `loaded`.
+    pub fn without_file(loaded: Loaded, engine: Engine) -> Reloader {
+        Reloader(Reloader::nothing().0.map(|parts| Parts { fixed: Some((Arc::new(loaded), engine)), ..parts }))
+    }
+
+    /// Replaces the upstreams of `gateway` by those of the configuration at each reload, after its rules. A second call
+    /// has no effect.
+    pub fn follow_upstreams(&self, gateway: Gateway) {
+        let _ = self.0.source().gateway.set(gateway);
     }
 
     /// Adds a certificate, which is read again by each reload. Does nothing if there are clones of this reloader.
@@ -125,7 +146,14 @@ impl Reloader {
             removed: kinds.map(|kind| (kind, 0)).collect(),
             failure: None,
         };
-        Reloader(FileWatch::new(Parts { rules, tls, clock, history: Mutex::new(history) }))
+        Reloader(FileWatch::new(Parts {
+            rules,
+            fixed: None,
+            gateway: OnceLock::new(),
+            tls,
+            clock,
+            history: Mutex::new(history),
+        }))
     }
 
     /// Reads the configuration and the certificate again, and uses each of them that is valid.
@@ -161,12 +189,15 @@ impl Reloader {
 
     /// Returns the configuration in force, or `None` if this reloader has none.
     pub(crate) fn loaded(&self) -> Option<Arc<Loaded>> {
-        self.0.source().rules.as_ref().map(RulesSource::loaded)
+        let parts = self.0.source();
+        let fixed = || parts.fixed.as_ref().map(|(loaded, _)| loaded.clone());
+        parts.rules.as_ref().map(RulesSource::loaded).or_else(fixed)
     }
 
     /// Returns the engine that uses the configuration, or `None` if this reloader has none.
     pub(crate) fn engine(&self) -> Option<&Engine> {
-        self.0.source().rules.as_ref().map(RulesSource::engine)
+        let parts = self.0.source();
+        parts.rules.as_ref().map(RulesSource::engine).or_else(|| parts.fixed.as_ref().map(|(_, engine)| engine))
     }
 
     /// Returns whether a task has watched the files and has ended. False if none was started.
@@ -240,7 +271,12 @@ impl FileSource for Parts {
             stamps.extend(self.tls.iter().flat_map(Tls::stamps));
         }
         self.count_removed(&parts);
-        (parts.into_result().map_err(Arc::new), stamps)
+        let replaced = match (self.gateway.get(), &parts.rules) {
+            (Some(gateway), Some(Ok(loaded))) => gateway.replace_upstreams(&loaded.gateway),
+            _ => Ok(()),
+        };
+        let result = parts.into_result().and_then(|loaded| replaced.map(|()| loaded).map_err(ReloadError::from));
+        (result.map_err(Arc::new), stamps)
     }
 
     fn panicked() -> Arc<ReloadError> {
@@ -291,7 +327,7 @@ impl ReloadError {
             ReloadError::Configuration(configuration) | ReloadError::ConfigurationAndTls { configuration, .. } => {
                 Some(configuration)
             }
-            ReloadError::Tls(_) | ReloadError::Nothing | ReloadError::Panicked => None,
+            ReloadError::Tls(_) | ReloadError::Upstreams(_) | ReloadError::Nothing | ReloadError::Panicked => None,
         }
     }
 
@@ -308,6 +344,7 @@ impl ReloadError {
         match self {
             ReloadError::Configuration(_) => "the configuration is invalid; the old rules stay in force",
             ReloadError::Tls(_) => "the certificate cannot be used; the old one stays in use",
+            ReloadError::Upstreams(_) => "the upstreams cannot be used; the old ones stay in use",
             ReloadError::ConfigurationAndTls { .. } | ReloadError::Nothing | ReloadError::Panicked => {
                 "the reload failed; the old rules stay in force, and the old certificate stays in use"
             }

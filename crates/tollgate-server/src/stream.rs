@@ -45,6 +45,15 @@ impl Cork for ClientStream {
 impl Cork for tokio::io::DuplexStream {}
 
 impl ClientStream {
+    /// Returns the port on which the connection was accepted, or 0 if it is unknown.
+    pub(crate) fn local_port(&self) -> u16 {
+        let socket = match self {
+            ClientStream::Plain(stream) => stream,
+            ClientStream::Tls(stream) => stream.get_ref().0.socket(),
+        };
+        socket.local_addr().map_or(0, |address| address.port())
+    }
+
     fn read_half(&mut self) -> Pin<&mut (dyn AsyncRead + Unpin)> {
         Pin::new(match self {
             ClientStream::Plain(stream) => stream,
@@ -137,6 +146,19 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
         self.with_timer(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.with_timer(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

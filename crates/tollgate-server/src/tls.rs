@@ -43,10 +43,21 @@ struct Inner {
 /// The usable contents of the two files, and their metadata.
 struct CertificatePair {
     config: Arc<ServerConfig>,
+    /// The same with [`Alpn::Http`].
+    http_config: Arc<ServerConfig>,
     /// The number of certificates in the chain.
     certificates: usize,
     /// The metadata of the certificate's file and of the key's file, when they were read.
     metadata: [Metadata; 2],
+}
+
+/// The application protocols that a listener offers in the TLS handshake.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Alpn {
+    /// None.
+    None,
+    /// `h2` and `http/1.1`.
+    Http,
 }
 
 /// The largest file that is read. A chain of certificates has some kilobytes.
@@ -121,15 +132,23 @@ impl Tls {
         self.files().into_iter().map(Path::to_owned).zip(pair.metadata.iter().map(stamp)).collect()
     }
 
-    /// Waits for the first bytes of the client and performs the TLS handshake. Has no timeout.
+    /// Waits for the first bytes of the client and performs the TLS handshake, in which it offers the protocols of
+    /// `alpn`. Has no timeout.
     ///
     /// # Errors
     /// If the handshake fails, or the client sends more than 8 KiB before it is done.
-    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<HandshakeStream>> {
+    pub(crate) async fn accept(&self, stream: TcpStream, alpn: Alpn) -> io::Result<TlsStream<HandshakeStream>> {
         // Until the client sends something, the connection needs no TLS state.
         stream.readable().await?;
         let stream = HandshakeStream { stream, bytes_left: HANDSHAKE_BYTES_MAX };
-        let mut stream = TlsAcceptor::from(self.0.pair.load().config.clone()).accept(stream).await?;
+        let config = {
+            let pair = self.0.pair.load();
+            match alpn {
+                Alpn::None => pair.config.clone(),
+                Alpn::Http => pair.http_config.clone(),
+            }
+        };
+        let mut stream = TlsAcceptor::from(config).accept(stream).await?;
         stream.get_mut().0.bytes_left = usize::MAX;
         Ok(stream)
     }
@@ -220,7 +239,10 @@ impl CertificatePair {
             .with_no_client_auth()
             .with_single_cert(chain, private)
             .map_err(mismatch)?;
-        Ok(CertificatePair { config: Arc::new(config), certificates, metadata: [certificate_data, key_data] })
+        let mut http_config = config.clone();
+        http_config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let metadata = [certificate_data, key_data];
+        Ok(CertificatePair { config: Arc::new(config), http_config: Arc::new(http_config), certificates, metadata })
     }
 }
 

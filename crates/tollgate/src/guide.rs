@@ -21,4 +21,5 @@ pages! {
     TestingYourLimits "08-testing-your-limits.md"
     WithProxies "09-with-nginx-caddy-traefik.md"
     ComingFromOtherLimiters "10-coming-from-other-limiters.md"
+    InFrontOfYourService "11-in-front-of-your-service.md"
 }

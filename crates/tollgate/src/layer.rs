@@ -70,7 +70,7 @@ pub use self::future::ResponseFuture;
 use self::future::respond;
 use crate::answer::{Body, RefusalDetails, Verdict, grpc};
 use crate::config::Report;
-use crate::engine::{Engine, Refusal};
+use crate::engine::{Engine, Outcome, Refusal};
 use crate::identity::{NetworkError, Networks, TrustedProxies};
 use crate::limiter::Limiter;
 use crate::rules::{FindUri, LimitText, Rule, Rules};
@@ -85,6 +85,8 @@ type FindPeer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
 type FindSubject = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 /// Returns the cost of a request, or `None` for the cost that each rule sets.
 type FindCost = Arc<dyn Fn(&Parts) -> Option<Cost> + Send + Sync>;
+/// Is called with the extensions of a request, the outcome, and the time that the decision took.
+type OnOutcome = Arc<dyn Fn(&Extensions, &Outcome, Duration) + Send + Sync>;
 /// Builds the body of a refusal.
 type WriteBody = Arc<dyn Fn(&RefusalDetails<'_>) -> Body + Send + Sync>;
 
@@ -122,6 +124,8 @@ struct LayerSettings {
     wait_max: Duration,
     /// Makes the bodies of refusals by limits, instead of the formats of the rules.
     write_body: Option<WriteBody>,
+    /// Is called after each decision.
+    on_outcome: Option<OnOutcome>,
 }
 
 impl RateLimitLayer {
@@ -170,6 +174,7 @@ impl RateLimitLayer {
             find_cost: None,
             wait_max: WAIT_MAX_DEFAULT,
             write_body: None,
+            on_outcome: None,
         };
         RateLimitLayer { settings: Arc::new(settings), make_body: FromBytes }
     }
@@ -341,6 +346,28 @@ impl<M> RateLimitLayer<M> {
     #[must_use]
     pub fn body(mut self, write_body: impl Fn(&RefusalDetails<'_>) -> Body + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.settings).write_body = Some(Arc::new(write_body));
+        self
+    }
+
+    /// Sets a function that is called after each decision, before the request reaches the inner service.
+    ///
+    /// It gets the extensions of the request, the outcome, and the time that the decision took. For logs and metrics of
+    /// an application: it cannot change the outcome. It is called on the request's task and must not block.
+    ///
+    /// ```
+    /// use tollgate::{Outcome, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::per_ip("60/min")?.on_outcome(|_, outcome, took| {
+    ///     if let Outcome::Refused(refusal) = outcome {
+    ///         println!("refused after {took:?}: {:?}", refusal.verdict());
+    ///     }
+    /// });
+    /// # drop(layer);
+    /// # Ok::<(), tollgate::config::Report>(())
+    /// ```
+    #[must_use]
+    pub fn on_outcome(mut self, on_outcome: impl Fn(&Extensions, &Outcome, Duration) + Send + Sync + 'static) -> Self {
+        Arc::make_mut(&mut self.settings).on_outcome = Some(Arc::new(on_outcome));
         self
     }
 

@@ -55,6 +55,8 @@ pub mod engine;
 mod failure;
 #[cfg(all(any(fuzzing, test), feature = "rules", feature = "jwt", feature = "yaml"))]
 pub mod fuzz;
+#[cfg(feature = "rules")]
+pub mod gateway;
 #[cfg(doctest)]
 mod guide;
 #[cfg(feature = "rules")]

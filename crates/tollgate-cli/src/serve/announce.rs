@@ -1,4 +1,4 @@
-//! The text that `serve` prints at the start: the address of each listener, and a command to try it.
+//! The text that the service prints at the start: the address of each listener, and a command to try it.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -18,6 +18,7 @@ pub(super) enum AdminToken<'t> {
 pub(super) struct Addresses {
     pub(super) http: Option<SocketAddr>,
     pub(super) resp: Option<SocketAddr>,
+    pub(super) gateway: Option<SocketAddr>,
     pub(super) admin: Option<SocketAddr>,
 }
 
@@ -65,6 +66,10 @@ impl Announcement<'_> {
                 "resp",
                 format_args!("{address}   try: redis-cli -h {ip} -p {port}{tls} TOLLGATE.CHECK user:42 10/min"),
             );
+        }
+        if let Some(address) = self.addresses.gateway {
+            let scheme = if self.is_encrypted { "https" } else { "http" };
+            line("gateway", format_args!("{address}   try: curl -i {scheme}://{address}/"));
         }
         if let Some(address) = self.addresses.admin {
             let is_local = tollgate_server::is_loopback(address.ip());

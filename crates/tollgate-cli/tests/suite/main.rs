@@ -10,6 +10,7 @@ mod command;
 mod console;
 mod exposure;
 mod forward_auth;
+mod gateway;
 mod inherited;
 mod instances;
 mod invalid_input;

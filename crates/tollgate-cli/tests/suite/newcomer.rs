@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 
 use page::{Block, Page};
 use shell::Shell;
+pub(crate) use shell::build_example;
 
 use crate::console::Step;
 

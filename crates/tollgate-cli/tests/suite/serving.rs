@@ -217,7 +217,7 @@ impl Drop for Serving {
 }
 
 /// Reads lines from a pipe in a thread. Each line is appended to `said` and sent to the returned channel.
-fn read_lines(pipe: impl Read + Send + 'static, said: Arc<Mutex<String>>) -> mpsc::Receiver<String> {
+pub(crate) fn read_lines(pipe: impl Read + Send + 'static, said: Arc<Mutex<String>>) -> mpsc::Receiver<String> {
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(pipe).lines().map_while(Result::ok) {

@@ -17,13 +17,14 @@ use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 use tollgate::config::{Loaded, Loader};
 use tollgate::engine::Engine;
+use tollgate::gateway::GatewaySettings;
 use tollgate::layer::RateLimitLayer;
 use tollgate::{
     Check, Decision, Demand, LimitStatus, Limiter, ManualClock, MemoryStore, Store, StoreFuture, Timestamp,
 };
 use tollgate_redis::RedisStore;
 use tollgate_server::listeners::resp::RespOptions;
-use tollgate_server::{Listeners, ServerOptions, run};
+use tollgate_server::{Gateway, Listeners, ServerOptions, run};
 use tollgate_testkit::server::Connection;
 use tollgate_testkit::unreachable::UnreachableStore;
 use tower::{Layer, ServiceExt, service_fn};
@@ -95,6 +96,7 @@ pub(crate) struct Deployment {
     engine: Engine,
     http: SocketAddr,
     resp: SocketAddr,
+    gateway: SocketAddr,
     runtime: Runtime,
 }
 
@@ -125,12 +127,16 @@ impl Deployment {
         };
         let limiter: Limiter = builder.clock(clock.clone()).build();
         let engine = Engine::on_clock(limiter.clone(), loaded.rules, lookups, clock);
-        let ((http, http_at), (resp, resp_at)) = (listen(), listen());
-        let listeners = Listeners::default().http(http).resp(resp, RespOptions::default());
+        let ((http, http_at), (resp, resp_at), (gateway, gateway_at)) = (listen(), listen(), listen());
+        let (upstream, upstream_at) = listen();
+        tokio::spawn(answer_all(upstream));
+        let servers = vec![format!("http://{upstream_at}").parse().unwrap()];
+        let forwarding = Gateway::new(&GatewaySettings::default().with_servers(servers)).unwrap();
+        let listeners = Listeners::default().http(http).resp(resp, RespOptions::default()).gateway(gateway, forwarding);
         let options = ServerOptions::new(limiter).rules(engine.clone()).threads(std::num::NonZeroUsize::MIN);
         tokio::spawn(run(listeners, options, std::future::pending()));
         drop(context);
-        Deployment { engine, http: http_at, resp: resp_at, runtime }
+        Deployment { engine, http: http_at, resp: resp_at, gateway: gateway_at, runtime }
     }
 
     /// Sends a request to a service behind the layer.
@@ -199,10 +205,20 @@ impl Deployment {
         ClientResponse { status, headers, body: String::from_utf8(body).unwrap() }
     }
 
+    /// Sends a request through the gateway, as a reverse proxy on this machine does, which the configuration must trust.
+    pub(crate) fn ask_gateway(&self, asked: &ClientRequest) -> ClientResponse {
+        let visitor: String = asked.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let request = format!(
+            "{} {} HTTP/1.1\r\nhost: example.com\r\nx-forwarded-for: {}\r\n{visitor}\r\n",
+            asked.method, asked.path, asked.peer
+        );
+        let (status, mut headers, body) = exchange(&mut connect(self.gateway), &request);
+        headers.retain(|name, _| !["date", "content-length"].contains(&&**name));
+        ClientResponse { status, headers, body: String::from_utf8(body).unwrap() }
+    }
+
     fn connect(&self) -> BufReader<TcpStream> {
-        let stream = TcpStream::connect(self.http).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        BufReader::new(stream)
+        connect(self.http)
     }
 
     /// Posts a body to `/v1/check`. Returns the status, headers without the date, and the body of the response.
@@ -215,6 +231,29 @@ impl Deployment {
     /// Sends a command to the RESP listener. Returns the reply as text.
     pub(crate) fn command(&self, parts: &[&str]) -> String {
         format!("{:?}", Connection::open(self.resp).unwrap().call(parts).unwrap())
+    }
+}
+
+fn connect(address: SocketAddr) -> BufReader<TcpStream> {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    BufReader::new(stream)
+}
+
+/// Answers every request without a body with 200, as the service behind the gateway.
+async fn answer_all(socket: tokio::net::TcpListener) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    while let Ok((mut stream, _)) = socket.accept().await {
+        tokio::spawn(async move {
+            let mut head = Vec::new();
+            while stream.read_buf(&mut head).await.is_ok_and(|count| count > 0) {
+                if head.ends_with(b"\r\n\r\n") {
+                    head.clear();
+                    let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+                }
+            }
+        });
     }
 }
 

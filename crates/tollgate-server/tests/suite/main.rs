@@ -7,6 +7,7 @@ mod corpus;
 mod deployment;
 mod ended_tasks;
 mod fixture;
+mod gateway;
 mod http_subject;
 mod metrics;
 mod operator;

@@ -112,6 +112,7 @@ fn every_endpoint_that_decides_by_rules_gives_the_same_answer() {
         // Forward-auth needs a trusted proxy. None of the clients is one, so the other settings have the same effect.
         let trusting = format!("trusted_proxies = [\"127.0.0.1\"]\n{}", configuration());
         let behind_proxy = Deployment::start(load(&Loader::new(), &trusting), kind);
+        let behind_gateway = Deployment::start(load(&Loader::new(), &trusting), kind);
         let mut seen = BTreeSet::new();
         for request in &requests {
             let answers: Vec<_> =
@@ -124,6 +125,8 @@ fn every_endpoint_that_decides_by_rules_gives_the_same_answer() {
             if !request.headers.contains(&("content-type", "application/grpc")) {
                 assert_eq!(proxied, answers[0], "{} and /v1/forward-auth: {request:?}", RULE_ENDPOINTS[0].name);
             }
+            let forwarded = behind_gateway.ask_gateway(request);
+            assert_eq!(forwarded, answers[0], "{} and the gateway: {request:?}", RULE_ENDPOINTS[0].name);
             let content_type = answers[0].headers.get("content-type").cloned().unwrap_or_default();
             seen.insert((answers[0].status, content_type));
         }

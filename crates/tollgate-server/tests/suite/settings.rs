@@ -24,6 +24,7 @@ const TOKEN: &str = "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbGl
 const JWT: &str = "[jwt]\nalgorithm = \"HS256\"\nkey = \"0123456789abcdef0123456789abcdef\"\n";
 
 const NO_RECEIPT: &str = "it is used only for checks with a receipt";
+const ONLY_GATEWAY: &str = "only the gateway forwards requests";
 const AT_LOAD: &str = "it is checked when the file is loaded";
 const NO_HEADERS: Effect = Effect::None("a RESP reply has no headers");
 const NO_BODY: Effect = Effect::Reported("its response body is the decision");
@@ -185,6 +186,12 @@ fn rows(redis: &str) -> Vec<Row> {
         Row::top("jwt", JWT).third_with("authorization", TOKEN).explicit(NO_CALLER, NO_CALLER),
         Row::top("exempt", "[exempt]\npaths = [\"/\"]").explicit(no_path.0, no_path.1),
         Row::top("bans", "[[bans]]\nby = \"ip\"\nvalue = \"203.0.113.9\"").explicit(no_address.0, no_address.1),
+        Row::top("gateway", "[gateway]\naccess_log = \"json\"")
+            .only_at(&[], ONLY_GATEWAY)
+            .explicit(Effect::None(ONLY_GATEWAY), Effect::None(ONLY_GATEWAY)),
+        Row::top("upstreams", "[[upstreams]]\nname = \"web\"\nservers = [\"http://127.0.0.1:3000\"]")
+            .only_at(&[], ONLY_GATEWAY)
+            .explicit(Effect::None(ONLY_GATEWAY), Effect::None(ONLY_GATEWAY)),
         Row::of("plans", PLAN_RULE, &format!("[plans.anonymous]\nlimits = [\"1/min\"]\n{PLAN_RULE}"))
             .given("[plans.default]\nlimits = [\"2/min\"]")
             .explicit(NO_CALLER, NO_CALLER),

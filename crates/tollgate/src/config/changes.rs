@@ -12,7 +12,8 @@ use super::forms::{LimitEntry, Limits, OneOrMany, Secret};
 use super::load::Loaded;
 use super::span::Spanned;
 use super::types::{
-    ApiKeyTable, BanEntry, BanKind, Config, Exempt, KeySources, MatchTable, PlanSources, PlanTable, RuleTable,
+    ApiKeyTable, BanEntry, BanKind, Config, Exempt, GatewayTable, KeySources, MatchTable, PlanSources, PlanTable,
+    RuleTable, UpstreamTable,
 };
 use crate::identity::KeyDigest;
 
@@ -32,6 +33,8 @@ pub enum PartKind {
     Ban,
     /// An address, a key or a path that is exempt.
     Exemption,
+    /// An upstream of the gateway.
+    Upstream,
     /// A field of the file, of a rule, of a plan, of a key or of a limit. For an entry of a list, the name is the
     /// list's.
     Setting,
@@ -39,13 +42,14 @@ pub enum PartKind {
 
 impl PartKind {
     /// All kinds.
-    pub const ALL: [PartKind; 7] = [
+    pub const ALL: [PartKind; 8] = [
         PartKind::Rule,
         PartKind::Limit,
         PartKind::Plan,
         PartKind::Key,
         PartKind::Ban,
         PartKind::Exemption,
+        PartKind::Upstream,
         PartKind::Setting,
     ];
 
@@ -58,6 +62,7 @@ impl PartKind {
             PartKind::Key => "key",
             PartKind::Ban => "ban",
             PartKind::Exemption => "exemption",
+            PartKind::Upstream => "upstream",
             PartKind::Setting => "setting",
         }
     }
@@ -166,6 +171,8 @@ impl Changes {
             keys_file,
             key_sources: KeySources { redis_hash: key_hash },
             plan_sources,
+            gateway,
+            upstreams,
             rules,
         } = before;
         self.note(option(store, &after.store), "store", "");
@@ -201,6 +208,8 @@ impl Changes {
         self.note(option(keys_file, &after.keys_file), "keys_file", "");
         self.note(option(key_hash, &after.key_sources.redis_hash), "key_sources.redis_hash", "");
         self.plan_sources(plan_sources, &after.plan_sources);
+        self.gateway(gateway, &after.gateway);
+        self.upstreams(upstreams, &after.upstreams);
         self.rules(rules, &after.rules);
     }
 
@@ -259,6 +268,38 @@ impl Changes {
         self.note(list(addresses, &after.addresses), "plan_sources.addresses", "");
         self.note(option(header, &after.header), "plan_sources.header", "");
         self.note(option(redis_hash, &after.redis_hash), "plan_sources.redis_hash", "");
+    }
+
+    fn gateway(&mut self, before: &GatewayTable, after: &GatewayTable) {
+        let GatewayTable {
+            listen,
+            access_log,
+            header_bytes_max,
+            headers_max,
+            uri_bytes_max,
+            streams_max,
+            body_timeout,
+        } = before;
+        self.note(option(listen, &after.listen), "gateway.listen", "");
+        self.note(value(access_log, &after.access_log), "gateway.access_log", "");
+        self.note(option(header_bytes_max, &after.header_bytes_max), "gateway.header_bytes_max", "");
+        self.note(option(headers_max, &after.headers_max), "gateway.headers_max", "");
+        self.note(option(uri_bytes_max, &after.uri_bytes_max), "gateway.uri_bytes_max", "");
+        self.note(option(streams_max, &after.streams_max), "gateway.streams_max", "");
+        self.note(option(body_timeout, &after.body_timeout), "gateway.body_timeout", "");
+    }
+
+    fn upstreams(&mut self, before: &[Spanned<UpstreamTable>], after: &[Spanned<UpstreamTable>]) {
+        for upstream in before {
+            match after.iter().find(|other| other.name == upstream.name) {
+                None => self.remove(PartKind::Upstream, upstream.name.as_str()),
+                Some(other) if **other != **upstream => {
+                    self.changed.push(Part { kind: PartKind::Upstream, name: upstream.name.to_string() });
+                }
+                Some(_) => {}
+            }
+        }
+        self.has_added |= before != after;
     }
 
     fn keys<'k>(

@@ -7,6 +7,7 @@
 mod bodies;
 mod callers;
 mod expect;
+mod gateway;
 mod keys;
 mod limits;
 mod matches;
@@ -44,6 +45,7 @@ pub(crate) fn compile(config: Config, source: Arc<Source>, loader: &Loader) -> R
     let mut compiler = Compiler { source, loader, findings: Vec::new(), files: Vec::new(), secret_files: Vec::new() };
     compiler.check_line_end(&config);
     let settings = compiler.settings(&config);
+    let gateway = compiler.gateway(&config);
     let (parts, traits, keys_file) = compiler.parts(&config, &settings);
     lint::lint(&config, &settings, &parts, &traits, &mut compiler);
 
@@ -57,6 +59,7 @@ pub(crate) fn compile(config: Config, source: Arc<Source>, loader: &Loader) -> R
         referenced_files: config.named_files().map(|name| loader.path(name)).collect(),
         rules: RuleSet::new(parts),
         settings,
+        gateway,
         findings,
         config,
         changes: Changes::default(),

@@ -64,9 +64,9 @@ macro_rules! codes {
             /// unknown plan, because it may be in a part that could not be read, and for too many limits, because rules
             /// match more requests without the conditions that could not be read.
             pub(crate) fn holds_in_partly_read_file(self) -> bool {
-                use Code::{DefaultPlanMissing, ExpectationUnmet, PlansMissing, TooManyLimits, UnknownPlan};
+                use Code::{DefaultPlanMissing, ExpectationUnmet, NoUpstream, PlansMissing, TooManyLimits, UnknownPlan};
                 let may_change =
-                    matches!(self, DefaultPlanMissing | ExpectationUnmet | PlansMissing | TooManyLimits | UnknownPlan);
+                    matches!(self, DefaultPlanMissing | ExpectationUnmet | NoUpstream | PlansMissing | TooManyLimits | UnknownPlan);
                 self.severity() == Severity::Error && !may_change
             }
         }
@@ -95,11 +95,15 @@ codes! {
     InvalidKey "invalid-key" Error "An entry for an API key has no key, has it twice, or has one that no request can carry.",
     InvalidJwt "invalid-jwt" Error "The key for verifying JWTs is invalid, or the program was built without JWT support.",
     InvalidStore "invalid-store" Error "The URL of the store is invalid, or its scheme is unknown.",
+    InvalidUpstream "invalid-upstream" Error "The URL of an upstream's server is invalid, an upstream has no server, or its certificate authorities cannot be used.",
     SecretMissing "secret-missing" Error "A required secret is missing or given in several ways, or its environment variable is not set.",
     // Values that do not fit together.
     ConflictingHeaders "conflicting-headers" Error "`ietf` and `draft-6` cannot be combined.",
     DuplicateRule "duplicate-rule" Error "Two rules have the same name, so they would share counters.",
     DuplicateLimit "duplicate-limit" Error "Two limits of a list have the same name, so they would share a counter.",
+    DuplicateUpstream "duplicate-upstream" Error "Two upstreams have the same name.",
+    DuplicateRoute "duplicate-route" Error "Two upstreams match the same requests.",
+    NoUpstream "no-upstream" Error "The gateway has an address to listen on, but no upstream.",
     DuplicateKey "duplicate-key" Error "An API key is listed twice.",
     UnknownPlan "unknown-plan" Error "A plan does not exist.",
     PlansMissing "plans-missing" Error "A rule takes its limits from plans, but there are none.",
@@ -114,6 +118,7 @@ codes! {
     FileCutOff "file-cut-off" Error "The file has `expect`, or is the keys file of a file with `expect.keys`, and does not end with a newline; or, in a reload, the file is empty, or it, its keys file or a secret file is only the beginning of the active one.",
     RulesGone "rules-gone" Error "A reload has no rules, although the active configuration has some, and the file does not contain `rules = []`.",
     KeysGone "keys-gone" Error "A reload has no keys, although the active configuration has some, and the file does not contain `keys = []`.",
+    UpstreamsGone "upstreams-gone" Error "A reload has no upstreams, although the active configuration has some, and the file does not contain `upstreams = []`.",
     ExpectationGone "expectation-gone" Error "A reload has no `expect.rules` or `expect.keys`, but the active configuration does.",
     Removed "removed" Warning "A reload removes parts of the configuration.",
     LineEndGone "line-end-gone" Warning "A reload has changes, and the file or its keys file no longer ends with a newline.",

@@ -21,6 +21,7 @@ use super::yaml;
 use crate::__io_reason;
 #[cfg(feature = "redis")]
 use crate::engine::Engine;
+use crate::gateway::GatewaySettings;
 use crate::identity::{Identity, Networks};
 #[cfg(feature = "redis")]
 use crate::limiter::StoreUrlError;
@@ -57,6 +58,8 @@ pub struct Loaded {
     /// The settings of the store and the limiter. `Loaded::engine` uses them;
     /// [`Engine::reload`](crate::engine::Engine::reload) does not apply those of another file.
     pub settings: Settings,
+    /// The settings of the gateway, which only `tollgate gateway` and `tollgate serve` use.
+    pub gateway: GatewaySettings,
     /// Warnings and advice. Never an error.
     pub findings: Vec<Finding>,
     /// The tables of the file before they were compiled.
@@ -373,14 +376,16 @@ impl Loader {
 }
 
 impl Config {
-    /// Returns the names of the keys file and of the files with secrets, as written in the configuration.
+    /// Returns the names of the keys file, of the files with secrets and of those with certificate authorities, as
+    /// written in the configuration.
     pub(crate) fn named_files(&self) -> impl Iterator<Item = &str> {
         let jwt = self.jwt.as_ref().and_then(|jwt| jwt.key_file.as_ref());
         let secret = match &*self.anonymize {
             AnonymizeEntry::On(anonymize) => anonymize.secret_file.as_ref(),
             AnonymizeEntry::Off => None,
         };
-        self.keys_file.iter().chain(jwt).chain(secret).map(|name| name.as_str())
+        let authorities = self.upstreams.iter().filter_map(|upstream| upstream.ca_file.as_ref());
+        self.keys_file.iter().chain(jwt).chain(secret).chain(authorities).map(|name| name.as_str())
     }
 
     /// Reads, checks and compiles a configuration file: TOML or YAML, by the extension of its name.

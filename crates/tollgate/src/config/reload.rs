@@ -7,7 +7,8 @@
 //! configuration stays, if
 //!
 //! 1. the file is empty and the active one is not;
-//! 2. the file has no rules (no keys), the active one has some, and the file does not contain `rules = []` (`keys = []`);
+//! 2. the file has no rules (no keys, no upstreams), the active one has some, and the file does not contain `rules = []`
+//!    (`keys = []`, `upstreams = []`);
 //! 3. the file has no expected number of rules (keys), and the active one has;
 //! 4. the active one has `expect`, there are changes, and the file (the keys file) is only the beginning of it; or
 //! 5. a secret that is read from a file is only the beginning of the active one.
@@ -64,6 +65,11 @@ fn errors(loaded: &Loaded, running: &Loaded) -> Vec<Finding> {
         let message = format!("there are no keys; the active configuration has {}", counted(keys_before, "key"));
         let help = "to remove all keys, write `keys = []`";
         findings.push(Finding::new(Code::KeysGone, message).help(help));
+    }
+    if config.upstreams.is_absent() && !before.upstreams.is_empty() {
+        let count = counted(before.upstreams.len(), "upstream");
+        let message = format!("there are no upstreams; the active configuration has {count}");
+        findings.push(Finding::new(Code::UpstreamsGone, message).help("to forward nothing, write `upstreams = []`"));
     }
     let expected = |config: &super::Config| config.expect.as_deref().cloned().unwrap_or_default();
     let (expect, expect_before): (Expect, Expect) = (expected(config), expected(before));

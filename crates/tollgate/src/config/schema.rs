@@ -11,7 +11,7 @@ use super::forms::{
 };
 use super::read::Named;
 use super::span::Spanned;
-use super::types::{Anonymize, BanKind, Config, JwtAlgorithm, LimitTable, RuleStore, TemplateTable};
+use super::types::{AccessLog, Anonymize, BanKind, Config, JwtAlgorithm, LimitTable, RuleStore, TemplateTable};
 use crate::answer::{BodyFormat, Style};
 use crate::failure::OnFailure;
 use crate::identity::{ApiKeys, Rotate};
@@ -183,4 +183,4 @@ macro_rules! named_schemas {
     )*};
 }
 
-named_schemas! { OnFailure Style ApiKeys Rotate Mode Charge BodyFormat RuleStore JwtAlgorithm BanKind }
+named_schemas! { OnFailure Style ApiKeys Rotate Mode Charge BodyFormat AccessLog RuleStore JwtAlgorithm BanKind }

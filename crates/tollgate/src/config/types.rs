@@ -96,8 +96,97 @@ pub struct Config {
     pub(crate) key_sources: KeySources,
     /// Further sources of a caller's plan: its address, a header, a Redis hash.
     pub(crate) plan_sources: PlanSources,
+    /// The listener of the gateway, and bounds on what a client may send to it.
+    pub(crate) gateway: GatewayTable,
+    /// The services to which the gateway forwards requests. A reload without any fails unless the file has
+    /// `upstreams = []`.
+    pub(crate) upstreams: OptionalList<Spanned<UpstreamTable>>,
     /// Which requests are limited, and how. A reload without any rules fails unless the file has `rules = []`.
     pub(crate) rules: OptionalList<Spanned<RuleTable>>,
+}
+
+/// The listener of the gateway.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
+pub(crate) struct GatewayTable {
+    /// The address on which the gateway listens, `HOST:PORT`.
+    pub(crate) listen: Option<Spanned<String>>,
+    /// The format of the access log: `off`, `json` or `combined`. Defaults to `off`.
+    pub(crate) access_log: AccessLog,
+    /// The most bytes of a request line and all headers together. Defaults to 32768.
+    pub(crate) header_bytes_max: Option<Spanned<u32>>,
+    /// The most headers of a request. Defaults to 100.
+    pub(crate) headers_max: Option<Spanned<u32>>,
+    /// The most bytes of a URI, with its query. Defaults to 16384.
+    pub(crate) uri_bytes_max: Option<Spanned<u32>>,
+    /// The most concurrent requests of an HTTP/2 connection. Defaults to 100.
+    pub(crate) streams_max: Option<Spanned<u32>>,
+    /// How long a client may take for the next bytes of a request body. Defaults to `30s`.
+    pub(crate) body_timeout: Option<Spanned<String>>,
+}
+
+/// An upstream: a service behind the gateway.
+#[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
+pub(crate) struct UpstreamTable {
+    /// The name, for metrics and logs.
+    pub(crate) name: Spanned<String>,
+    /// The URLs of its servers, such as `http://127.0.0.1:3000`. Requests are distributed over them in turn.
+    pub(crate) servers: Spanned<OneOrMany<Spanned<String>>>,
+    /// Which requests are forwarded to it. Defaults to all that no other upstream matches.
+    #[cfg_attr(feature = "schema", schemars(default, rename = "match"))]
+    pub(crate) matches: Spanned<UpstreamMatch>,
+    /// The most requests that it handles at the same time. Defaults to 1000.
+    pub(crate) max_concurrent: Option<Spanned<u32>>,
+    /// The most requests that wait while it handles `max_concurrent`. Defaults to 100.
+    pub(crate) queue: Option<Spanned<u32>>,
+    /// The most idle connections that are kept open to each server. Defaults to 64.
+    pub(crate) idle_connections: Option<Spanned<u32>>,
+    /// Whether the client's `Host` is forwarded, instead of the host of the server's URL. Defaults to true.
+    pub(crate) preserve_host: Option<bool>,
+    /// A PEM file with the certificate authorities of servers with `https`. Defaults to those of the machine.
+    pub(crate) ca_file: Option<Spanned<String>>,
+    /// The timeouts of requests to it.
+    #[cfg_attr(feature = "schema", schemars(default))]
+    pub(crate) timeouts: TimeoutsTable,
+}
+
+/// Which requests an upstream gets. The most specific host wins, then the longest path.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
+pub(crate) struct UpstreamMatch {
+    /// Any of these hosts: `api.example.com`, `*.example.com`.
+    pub(crate) host: Option<Spanned<OneOrMany<Spanned<String>>>>,
+    /// A prefix of the path, such as `/api`: matches `/api` and everything below it.
+    pub(crate) path: Option<Spanned<String>>,
+}
+
+/// The timeouts of requests to an upstream.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
+pub(crate) struct TimeoutsTable {
+    /// The time to connect to a server. Defaults to `3s`.
+    pub(crate) connect: Option<Spanned<String>>,
+    /// The time from the end of a request to the head of its response. Defaults to `60s`.
+    pub(crate) header: Option<Spanned<String>>,
+    /// The time without a byte of a response body, or of a tunnel. Defaults to `60s`.
+    pub(crate) idle: Option<Spanned<String>>,
+    /// The time for a whole request and its response. Defaults to none.
+    pub(crate) total: Option<Spanned<String>>,
+    /// The time in the queue. Defaults to `1s`.
+    pub(crate) queue: Option<Spanned<String>>,
+}
+
+/// The format of the gateway's access log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum AccessLog {
+    /// There is no access log.
+    #[default]
+    Off,
+    /// A JSON object per line.
+    Json,
+    /// The combined log format.
+    Combined,
 }
 
 /// The expected number of rules and keys. A different number is an error; an absent number is not checked.
@@ -347,9 +436,17 @@ tables! {
     Config {
         expect, store, prefix, instances, deadline, on_failure, headers, body, expose_headers, shadow, kill_switch,
         path_bytes_max, method_override_headers, trusted_proxies, forwarding_header, ipv6_prefix, api_key_header,
-        api_keys, anonymize, jwt, receipt_secret, receipt_secret_env, receipt_secret_file, exempt, bans, plans, keys, keys_file, key_sources, plan_sources, rules,
+        api_keys, anonymize, jwt, receipt_secret, receipt_secret_env, receipt_secret_file, exempt, bans, plans, keys, keys_file, key_sources, plan_sources, gateway,
+        upstreams, rules,
     }
     Expect { rules, keys }
+    GatewayTable { listen, access_log, header_bytes_max, headers_max, uri_bytes_max, streams_max, body_timeout }
+    UpstreamTable {
+        name, servers: required, matches as "match", max_concurrent, queue, idle_connections, preserve_host, ca_file,
+        timeouts,
+    }
+    UpstreamMatch { host, path }
+    TimeoutsTable { connect, header, idle, total, queue }
     RuleTable { name, matches as "match", by, limits, mode, on_failure, charge, cost, headers, body, store }
     MatchTable { methods, path, host, headers }
     TemplateTable { template, content_type }
@@ -399,6 +496,7 @@ named! {
         "leaky-bucket" => LeakyBucket,
     }
     RuleStore { "memory" => Memory, }
+    AccessLog default { "off" => Off, "json" => Json, "combined" => Combined, }
     JwtAlgorithm { "HS256" => Hs256, "RS256" => Rs256, "ES256" => Es256, }
     BanKind { "ip" => Ip, "api_key" => ApiKey, "user" => User, }
 }

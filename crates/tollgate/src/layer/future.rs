@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
+use tokio::time::Instant;
 use tollgate_core::Cost;
 use tower_service::Service;
 
@@ -74,7 +75,12 @@ where
     async move {
         let options = RequestOptions { cost, max_wait: Some(settings.wait_max) };
         let view = RequestView::of_rewritten(&request, settings.find_sent).with_caller(caller.as_deref());
-        let permit = match settings.engine.check(&view, peer, options).await {
+        let began = settings.on_outcome.as_ref().map(|_| Instant::now());
+        let outcome = settings.engine.check(&view, peer, options).await;
+        if let Some((on_outcome, began)) = settings.on_outcome.as_ref().zip(began) {
+            on_outcome(request.extensions(), &outcome, began.elapsed());
+        }
+        let permit = match outcome {
             Outcome::Admitted(permit) => permit,
             Outcome::Refused(refusal) => {
                 return Ok(refuse(&refusal, request.headers(), settings.write_body.as_ref(), &make_body));

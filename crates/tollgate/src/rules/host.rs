@@ -131,6 +131,11 @@ impl<T: Default> ByHost<T> {
         &self.any
     }
 
+    /// Returns the value of the pattern that is exactly `host`, which must be normalized.
+    pub(crate) fn exact(&self, host: &str) -> Option<&T> {
+        self.exact.get(host)
+    }
+
     /// Calls `found` for the value of each pattern that matches `host`, but not for the value for all hosts.
     ///
     /// `host` must be normalized, as [`readings`] returns it.

@@ -16,8 +16,9 @@ use tollgate_testkit::server::{Server, free_port};
 use super::repository;
 use crate::console::{Step, is_as_shown};
 
-/// The ports on the pages: the listeners of `tollgate serve`, another one for its admin listener, and two services.
-const PORTS: [&str; 6] = ["8080", "6380", "9090", "9191", "3000", "3001"];
+/// The ports on the pages: the listeners of `tollgate serve`, another one for its admin listener, two services, and the
+/// gateway.
+const PORTS: [&str; 7] = ["8080", "6380", "9090", "9191", "3000", "3001", "8000"];
 /// The port of Redis on the pages.
 const REDIS_PORT: &str = "6379";
 /// Maximum time of a command. The first `cargo run` compiles all dependencies.
@@ -183,7 +184,7 @@ impl Drop for Shell {
 }
 
 /// Builds an example of this workspace, with the features of the tests, so that nothing else is compiled again.
-pub(super) fn build_example(name: &str) {
+pub(crate) fn build_example(name: &str) {
     let profile = Path::new(env!("CARGO_BIN_EXE_tollgate")).parent().unwrap();
     let mut cargo = Command::new(env!("CARGO"));
     // Cargo includes the features of dev-dependencies only with `--examples`.
@@ -207,9 +208,13 @@ pub(super) fn build_example(name: &str) {
 /// runs an example of this workspace without compiling it with other features.
 fn write_programs(directory: &Path, ports: &[(String, String)]) {
     let tollgate = env!("CARGO_BIN_EXE_tollgate");
-    let mut script = format!("#!/usr/bin/env bash\n[ \"$1\" = serve ] || exec {tollgate} \"$@\"\n");
-    for (listener, (_, port)) in ["--http", "--resp", "--admin"].iter().zip(ports) {
-        script += &format!("[[ \" $* \" = *\" {listener} \"* ]] || set -- \"$@\" {listener} 127.0.0.1:{port}\n");
+    let mut script = String::from("#!/usr/bin/env bash\n");
+    let listeners = [("serve", "--http", 0), ("serve", "--resp", 1), ("*", "--admin", 2), ("gateway", "--listen", 6)];
+    script += &format!("[[ \"$1\" = serve || \"$1\" = gateway ]] || exec {tollgate} \"$@\"\n");
+    for (command, listener, port) in listeners {
+        let port = &ports[port].1;
+        let is_meant = format!("[[ \"$1\" = {command} && \" $* \" != *\" {listener} \"* ]]");
+        script += &format!("{is_meant} && set -- \"$@\" {listener} 127.0.0.1:{port}\n");
     }
     script += &format!("exec {tollgate} \"$@\"\n");
     let cargo = env!("CARGO");

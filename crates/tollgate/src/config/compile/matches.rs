@@ -79,7 +79,8 @@ impl Compiler<'_> {
             .ok()
     }
 
-    fn host(&mut self, text: &Spanned<String>) -> Option<HostPattern> {
+    /// Parses a host pattern. Adds an error and returns `None` if it is invalid.
+    pub(super) fn host(&mut self, text: &Spanned<String>) -> Option<HostPattern> {
         HostPattern::parse(text)
             .map_err(|help| self.note(Finding::new(Code::InvalidHost, "invalid host").help(help).at(text.span())))
             .ok()

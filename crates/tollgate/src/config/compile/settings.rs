@@ -220,7 +220,8 @@ impl Compiler<'_> {
         Some(**instances)
     }
 
-    fn time(&mut self, text: &Spanned<String>) -> Option<Duration> {
+    /// Parses a time of the configuration itself, as [`time_in`](Self::time_in) does.
+    pub(super) fn time(&mut self, text: &Spanned<String>) -> Option<Duration> {
         let source = self.source.clone();
         self.time_in(text, &source)
     }

@@ -28,8 +28,12 @@ pub(crate) fn complete_example() -> String {
         line.starts_with('[') || (is_field && line[first.len()..].starts_with(" = "))
     };
     let uncomment = |line: &str| match line.strip_prefix("# ") {
-        // There is no such file.
-        Some(setting) if is_setting(setting) && !setting.starts_with("keys_file") => setting.to_owned(),
+        // There are no such files.
+        Some(setting)
+            if is_setting(setting) && !setting.starts_with("keys_file") && !setting.starts_with("ca_file") =>
+        {
+            setting.to_owned()
+        }
         _ => line.to_owned(),
     };
     let text = EXAMPLE.lines().map(uncomment).collect::<Vec<_>>().join("\n") + "\n";
@@ -77,7 +81,7 @@ fn the_schema_refuses_unknown_fields() {
     let schema = serde_json::to_value(Config::schema()).unwrap();
     assert_eq!(schema["additionalProperties"], false);
     assert_eq!(schema["title"], "Tollgate configuration");
-    for table in ["RuleTable", "MatchTable", "LimitTable", "PlanTable", "ApiKeyTable", "Jwt"] {
+    for table in ["RuleTable", "MatchTable", "LimitTable", "PlanTable", "ApiKeyTable", "Jwt", "UpstreamTable"] {
         assert_eq!(schema["$defs"][table]["additionalProperties"], false, "{table}");
     }
     let text = schema.to_string();

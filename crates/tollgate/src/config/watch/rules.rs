@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use super::{FileSource, FileWatch, Stamps, stamp};
 use crate::config::{Loaded, Loader, Part, Report, Settings};
 use crate::engine::Engine;
+use crate::gateway::GatewaySettings;
 
 /// The maximum number of parts that a log line names.
 const PARTS_MAX: usize = 100;
@@ -79,7 +80,9 @@ impl RulesSource {
             Err(_) => Vec::new(),
         };
         let loaded = Arc::new(loaded?);
-        for setting in changed_settings(&self.loaded.load().settings, &loaded.settings) {
+        let running = self.loaded.load();
+        let changed = changed_settings(&running.settings, &loaded.settings);
+        for setting in changed.chain(changed_gateway(&running.gateway, &loaded.gateway)) {
             tracing::warn!(setting, "this setting has changed; it takes effect after a restart");
         }
         for finding in &loaded.findings {
@@ -108,6 +111,16 @@ fn changed_settings(before: &Settings, after: &Settings) -> impl Iterator<Item =
         ("plan_sources.redis_hash", before.plan_hash != after.plan_hash),
         ("key_sources.redis_hash", before.key_hash != after.key_hash),
         ("receipt_secret", before.receipt_secret != after.receipt_secret),
+    ];
+    changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(name, _)| name)
+}
+
+/// Returns the names of the gateway's settings that differ and that take effect only at the next start.
+fn changed_gateway(before: &GatewaySettings, after: &GatewaySettings) -> impl Iterator<Item = &'static str> {
+    let changes = [
+        ("gateway.listen", before.listen != after.listen),
+        ("gateway.access_log", before.access_log != after.access_log),
+        ("the bounds of [gateway]", before.bounds != after.bounds),
     ];
     changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(name, _)| name)
 }

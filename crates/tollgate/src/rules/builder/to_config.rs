@@ -93,6 +93,8 @@ pub(super) fn to_config(rules: Rules) -> (Config, Vec<String>) {
             header: rules.plan_header.map(|name| names.spanned("plan_header", name)),
             redis_hash: rules.plan_hash.map(|name| names.spanned("plan_hash", name)),
         },
+        gateway: Default::default(),
+        upstreams: OptionalList(Some(Vec::new())),
         rules: OptionalList(Some(rules.rules.into_iter().map(|entry| rule(entry, names)).collect())),
     };
     (config, value_names.0)

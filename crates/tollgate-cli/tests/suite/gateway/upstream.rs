@@ -1,0 +1,205 @@
+//! An HTTP/1.1 server that records every request byte for byte, and answers as a test wants.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+/// A request that the server received.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Recorded {
+    /// The request line and the headers, as they were received.
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+    pub(crate) trailers: String,
+}
+
+impl Recorded {
+    /// Returns the path with its query.
+    pub(crate) fn path(&self) -> &str {
+        self.head.split(' ').nth(1).unwrap_or_default()
+    }
+
+    /// Returns the values of a header.
+    pub(crate) fn all(&self, name: &str) -> Vec<&str> {
+        let lines = self.head.lines().skip(1).filter_map(|line| line.split_once(": "));
+        lines.filter(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value).collect()
+    }
+
+    /// Returns the value of a header that is there exactly once.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let values = self.all(name);
+        assert!(values.len() < 2, "{name}: {values:?}");
+        values.first().copied()
+    }
+}
+
+/// Answers a request on its connection. Returns whether the connection is kept.
+type Respond = dyn Fn(&Recorded, &mut TcpStream) -> bool + Send + Sync;
+
+struct Shared {
+    requests: Mutex<Vec<Recorded>>,
+    connections: AtomicUsize,
+    open: Mutex<Vec<TcpStream>>,
+    is_stopped: AtomicBool,
+    respond: Box<Respond>,
+}
+
+/// A recording server. Dropping it closes its socket and its connections.
+pub(crate) struct Upstream {
+    pub(crate) address: SocketAddr,
+    shared: Arc<Shared>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl Upstream {
+    /// Starts a server that answers every request with 200 and `hello`.
+    pub(crate) fn hello() -> Upstream {
+        Upstream::start(|_, stream| ok(stream, "", b"hello"))
+    }
+
+    /// Starts a server that answers every request by `respond`.
+    pub(crate) fn start(respond: impl Fn(&Recorded, &mut TcpStream) -> bool + Send + Sync + 'static) -> Upstream {
+        Upstream::start_on("127.0.0.1:0".parse().unwrap(), respond)
+    }
+
+    /// Starts a server on this address.
+    pub(crate) fn start_on(
+        address: SocketAddr,
+        respond: impl Fn(&Recorded, &mut TcpStream) -> bool + Send + Sync + 'static,
+    ) -> Upstream {
+        let socket = TcpListener::bind(address).unwrap();
+        let address = socket.local_addr().unwrap();
+        let shared = Arc::new(Shared {
+            requests: Mutex::default(),
+            connections: AtomicUsize::new(0),
+            open: Mutex::default(),
+            is_stopped: AtomicBool::new(false),
+            respond: Box::new(respond),
+        });
+        let accepting = std::thread::spawn({
+            let shared = shared.clone();
+            move || accept(&socket, &shared)
+        });
+        Upstream { address, shared, accepting: Some(accepting) }
+    }
+
+    /// Returns the URL of the server.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Returns the requests so far.
+    pub(crate) fn requests(&self) -> Vec<Recorded> {
+        self.shared.requests.lock().unwrap().clone()
+    }
+
+    /// Returns the last request.
+    pub(crate) fn last(&self) -> Recorded {
+        self.requests().pop().expect("a request was received")
+    }
+
+    /// Returns the number of connections so far.
+    pub(crate) fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::SeqCst)
+    }
+
+    /// Closes the socket and all connections, at once.
+    pub(crate) fn stop(&mut self) {
+        let Some(accepting) = self.accepting.take() else { return };
+        self.shared.is_stopped.store(true, Ordering::SeqCst);
+        // Wakes the thread that accepts.
+        let _ = TcpStream::connect(self.address);
+        accepting.join().unwrap();
+        for stream in self.shared.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Sends a response with status 200, these further header lines (each with its line end) and this body.
+pub(crate) fn ok(stream: &mut TcpStream, headers: &str, body: &[u8]) -> bool {
+    reply(stream, "200 OK", headers, body)
+}
+
+/// Sends a response. Returns whether it was sent.
+pub(crate) fn reply(stream: &mut TcpStream, status: &str, headers: &str, body: &[u8]) -> bool {
+    let head = format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\n\r\n", body.len());
+    stream.write_all(&[head.as_bytes(), body].concat()).is_ok()
+}
+
+fn accept(socket: &TcpListener, shared: &Arc<Shared>) {
+    for stream in socket.incoming() {
+        if shared.is_stopped.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok(stream) = stream else { continue };
+        shared.connections.fetch_add(1, Ordering::SeqCst);
+        shared.open.lock().unwrap().push(stream.try_clone().unwrap());
+        let shared = shared.clone();
+        std::thread::spawn(move || serve(stream, &shared));
+    }
+}
+
+fn serve(mut stream: TcpStream, shared: &Shared) {
+    let _ = stream.set_nodelay(true);
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    while let Some(request) = receive(&mut reader) {
+        shared.requests.lock().unwrap().push(request.clone());
+        if shared.is_stopped.load(Ordering::SeqCst) || !(shared.respond)(&request, &mut stream) {
+            break;
+        }
+    }
+    let _ = stream.shutdown(Shutdown::Both);
+}
+
+/// Reads a request strictly: anything that is not exactly framed panics, which closes the connection.
+fn receive(reader: &mut BufReader<TcpStream>) -> Option<Recorded> {
+    let head = read_head(reader)?;
+    let mut request = Recorded { head, ..Recorded::default() };
+    let coding = request.header("transfer-encoding").map(str::to_owned);
+    let length = request.header("content-length").map(|length| length.parse::<usize>().expect("a length"));
+    match (coding.as_deref(), length) {
+        (Some("chunked"), None) => loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).ok().filter(|count| *count > 0)?;
+            let size = usize::from_str_radix(line.trim_end(), 16).expect("the size of a chunk");
+            if size == 0 {
+                request.trailers = read_head(reader)?;
+                break;
+            }
+            let mut chunk = vec![0; size + 2];
+            reader.read_exact(&mut chunk).ok()?;
+            assert!(chunk.ends_with(b"\r\n"));
+            request.body.extend_from_slice(&chunk[..size]);
+        },
+        (Some(other), _) => panic!("transfer-encoding {other}, content-length {length:?}"),
+        (None, length) => {
+            request.body = vec![0; length.unwrap_or(0)];
+            reader.read_exact(&mut request.body).ok()?;
+        }
+    }
+    Some(request)
+}
+
+/// Reads lines up to an empty one, which is not returned.
+fn read_head(reader: &mut BufReader<TcpStream>) -> Option<String> {
+    let mut head = String::new();
+    loop {
+        let mut line = Vec::new();
+        reader.read_until(b'\n', &mut line).ok().filter(|count| *count > 0)?;
+        let line = String::from_utf8_lossy(&line).into_owned();
+        assert!(line.ends_with("\r\n"), "{line:?}");
+        if line == "\r\n" {
+            return Some(head);
+        }
+        head.push_str(&line);
+    }
+}

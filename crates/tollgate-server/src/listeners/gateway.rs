@@ -1,0 +1,206 @@
+//! The gateway: a reverse proxy that refuses requests before its upstreams work for them.
+//!
+//! **Problem.** A service that cannot be changed needs limits. A proxy in front of it must refuse at the price of a
+//! refusal, and must not add a weakness of its own: requests that the proxy and the upstream understand differently
+//! (smuggling), slow clients that use up the connections of the upstream, retries that execute a request twice.
+//!
+//! **Idea.** The rules are decided by the same [`RateLimitLayer`] that Rust services use, so bans, shields, plans, bodies,
+//! `charge` and shadow mode are those of every other endpoint. Behind the layer is a small service that forwards the
+//! request. It runs only for admitted requests, so a refusal opens no connection and reads no body.
+//!
+//! ```text
+//!   accept.rs ─▶ GatewayListener::serve        one connection: HTTP/1.1, or HTTP/2 by ALPN or by its preface
+//!     connection.rs  timeouts of the client, lingering close, tunnels
+//!     ─▶ validate.rs     400, 405, 414, 417, 431: requests that servers may understand differently
+//!     ─▶ RateLimitLayer  403, 414, 429, 503: bans, shields, rules
+//!     ─▶ proxy.rs        finds the upstream, gets a connection, sends, retries
+//!          upstream.rs   servers in turn, ejection, bound on concurrent requests
+//!          pool.rs       idle connections of a server
+//!          connector.rs  TCP and TLS
+//!          headers.rs    which headers are forwarded, in both directions
+//!          body.rs       streams with timeouts, in both directions
+//!          tunnel.rs     upgraded connections (WebSocket)
+//!     access_log.rs  one line per request, if it is on
+//! ```
+//!
+//! **Never forwarded as received.** hyper parses each request, and another instance of hyper writes a new one. The body
+//! is framed anew, by `Content-Length` or by chunks, never by both. So an upstream cannot see a request that was not
+//! decided. hyper accepts some requests that other servers reject; `validate.rs` lists them.
+//!
+//! **Why not hyper-util's client.** It gets a connection and sends in one step, and a request that failed is lost with
+//! its body. Here, getting a connection is a step of its own. A request for which no connection could be opened, or that
+//! hyper returned because its connection was closed already, goes to another server, with its body untouched.
+//!
+//! **Back-pressure.** Bodies are passed on frame by frame. A frame is read when the other side has accepted the one before,
+//! so a large body needs the memory of a few frames.
+
+mod access_log;
+mod body;
+mod connection;
+mod connector;
+mod headers;
+mod pool;
+mod proxy;
+mod tunnel;
+mod upstream;
+mod validate;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::CONNECTION;
+use http::{HeaderValue, Request, Response, Version};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+use tollgate::engine::Engine;
+use tollgate::gateway::{AccessLogFormat, GatewayBounds, GatewaySettings};
+use tollgate::layer::{FromBytes, RateLimit, RateLimitLayer};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use self::access_log::{AccessLog, LogEntry};
+use self::body::GatewayBody;
+use self::connection::Client;
+use self::proxy::Proxy;
+pub use self::upstream::UpstreamError;
+use self::upstream::Upstreams;
+use crate::decider::Decider;
+use crate::listener::{ConnectionContext, Listener, ServeFuture, ServerState};
+use crate::listeners::http::connection::OVER_LIMIT_RESPONSE;
+use crate::metrics::ListenerStats;
+use crate::stream::ClientStream;
+use crate::tls::Alpn;
+
+/// The name of the listener in logs, metrics and `/readyz`.
+const NAME: &str = "gateway";
+
+/// The statuses that the gateway counts by name: those that it sends itself, and those of its upstreams.
+const ERRORS: &[&str] = &[
+    "429", "400", "401", "403", "404", "405", "408", "409", "413", "414", "417", "421", "422", "431", "500", "502",
+    "503", "504",
+];
+
+/// The upstreams of a gateway, and the bounds of its listener. Passed to [`Listeners::gateway`](crate::Listeners).
+#[derive(Clone, Debug)]
+pub struct Gateway {
+    bounds: GatewayBounds,
+    access_log: Option<AccessLogFormat>,
+    upstreams: Arc<Upstreams>,
+}
+
+impl Gateway {
+    /// Prepares the upstreams of these settings. Opens no connection.
+    ///
+    /// Reads the certificate authorities of the machine if a server has the scheme `https` and its upstream none of its
+    /// own.
+    ///
+    /// # Errors
+    /// If the certificate authorities of an upstream cannot be used.
+    pub fn new(settings: &GatewaySettings) -> Result<Gateway, UpstreamError> {
+        let upstreams = Arc::new(Upstreams::new(settings)?);
+        Ok(Gateway { bounds: settings.bounds, access_log: settings.access_log, upstreams })
+    }
+
+    /// Replaces the upstreams and their routes. Requests that are under way finish on those that they have.
+    ///
+    /// Upstreams with the same settings keep their connections.
+    ///
+    /// # Errors
+    /// If the certificate authorities of an upstream cannot be used. Nothing has changed then.
+    pub(crate) fn replace_upstreams(&self, settings: &GatewaySettings) -> Result<(), UpstreamError> {
+        self.upstreams.replace(settings)
+    }
+}
+
+/// A listener that forwards the requests that the rules admit.
+pub(crate) struct GatewayListener {
+    service: RateLimit<Proxy>,
+    bounds: GatewayBounds,
+    idle: Duration,
+    stats: Arc<ListenerStats>,
+    log: Option<Arc<AccessLog>>,
+}
+
+impl GatewayListener {
+    /// Creates the listener with the rules of `shared`. Without rules, all requests are admitted.
+    pub(crate) fn build(shared: &ServerState, gateway: Gateway) -> GatewayListener {
+        let engine = shared.decider.engine().cloned();
+        let engine = engine.unwrap_or_else(|| unlimited(shared.options.limiter.clone()));
+        let upstreams = gateway.upstreams.clone();
+        shared.metrics.set_upstreams(move || upstreams.stats());
+        let proxy = Proxy::new(gateway.upstreams, engine.clone(), gateway.bounds);
+        let log = gateway.access_log.map(|format| AccessLog::new(format, engine.clone()));
+        GatewayListener {
+            service: layer(engine, shared.decider.clone()).layer(proxy),
+            bounds: gateway.bounds,
+            idle: shared.options.bounds.http_idle,
+            stats: ListenerStats::new(NAME, ERRORS, &[], false),
+            log,
+        }
+    }
+
+    /// Answers a request: validates it, decides it by the rules, and forwards it if it is admitted.
+    async fn handle(&self, mut request: Request<Incoming>, client: Arc<Client>) -> Response<GatewayBody> {
+        let began = Instant::now();
+        let in_flight = client.begin(request.version() == Version::HTTP_2);
+        let is_http1 = request.version() <= Version::HTTP_11;
+        let log = self.log.as_ref().map(|log| log.begin(&request, client.peer().ip(), began));
+        let mut response = match validate::validate(&request, &self.bounds) {
+            Ok(()) => {
+                request.extensions_mut().insert(client.clone());
+                if let Some(log) = &log {
+                    request.extensions_mut().insert(log.clone());
+                }
+                match self.service.clone().call(request).await {
+                    Ok(response) => response,
+                    Err(never) => match never {},
+                }
+            }
+            Err(invalid) => invalid.response(),
+        };
+        self.stats.request_times.record(began.elapsed());
+        self.stats.errors.count_http(response.status());
+        if is_http1 && client.is_draining() && !response.headers().contains_key(CONNECTION) {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        if let Some(log) = &log {
+            log.responded(response.status());
+        }
+        response.map(|body| body.until_end(in_flight, log))
+    }
+}
+
+/// Returns the layer that decides requests by `engine`. The peer's address is that of the [`Client`].
+fn layer(engine: Engine, decider: Decider) -> RateLimitLayer<FromBytes> {
+    let peer = |extensions: &http::Extensions| extensions.get::<Arc<Client>>().map(|client| client.peer().ip());
+    RateLimitLayer::new(engine, peer).on_outcome(move |extensions, outcome, took| {
+        decider.record_by_rules(outcome, took);
+        if let Some(log) = extensions.get::<Arc<LogEntry>>() {
+            log.decided(outcome);
+        }
+    })
+}
+
+/// Returns an engine without rules.
+fn unlimited(limiter: tollgate::Limiter) -> Engine {
+    Engine::new(limiter, tollgate::Rules::new().build().expect("a configuration without rules is valid"))
+}
+
+impl Listener for GatewayListener {
+    fn stats(&self) -> &Arc<ListenerStats> {
+        &self.stats
+    }
+
+    fn over_limit_reply(&self) -> &'static [u8] {
+        OVER_LIMIT_RESPONSE
+    }
+
+    fn alpn(&self) -> Alpn {
+        Alpn::Http
+    }
+
+    fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
+        Box::pin(connection::serve(self, stream, peer, context))
+    }
+}

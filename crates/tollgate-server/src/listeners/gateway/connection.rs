@@ -1,0 +1,367 @@
+//! One connection of a client: its bounds, its shutdown, and the tunnel that it may become.
+//!
+//! hyper bounds the header of a request. Everything else is bounded here: a connection on which no request is under way
+//! for the idle time is closed, in HTTP/2 as well, and so is a client that does not accept the bytes of its responses.
+//!
+//! The heads that are being received are bounded for all connections together, as on the other listeners: when the receive
+//! budget is used up, the oldest incomplete one is dropped with its connection. Bodies need no budget, because they are
+//! passed on frame by frame.
+//!
+//! A refused request may have a body that is never read. A socket that is closed with unread bytes sends a reset, which
+//! can destroy the response before the client has read it. So the end of a connection is sent first, and what the client
+//! still sends is read and dropped, for a second at most ([`ClientIo`]).
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep};
+use tollgate::gateway::GatewayBounds;
+
+use super::GatewayListener;
+use super::body::GatewayBody;
+use super::tunnel::Tunnel;
+use crate::budget::Receiving;
+use crate::listener::{BoxError, ConnectionContext};
+use crate::metrics::ListenerStats;
+use crate::shutdown::Shutdown;
+use crate::stream::{ClientStream, WriteTimeout};
+
+/// How long a connection that we have ended waits for the client's end.
+const LINGER: Duration = Duration::from_secs(1);
+/// The streams of an HTTP/2 connection that a client has reset before they were accepted. With more, the connection is
+/// closed, so that resets cannot be used to make the server work for nothing.
+const PENDING_RESETS_MAX: usize = 20;
+/// The bytes of a response that are buffered for each stream of an HTTP/2 connection.
+const SEND_BUFFER_BYTES: usize = 64 * 1024;
+/// The bytes of a request body that an HTTP/2 client may send before the upstream has accepted them: of a stream, and of
+/// all streams of a connection.
+const WINDOW_BYTES: [u32; 2] = [256 * 1024, 1024 * 1024];
+
+/// The client of a connection, shared by its requests.
+pub(super) struct Client {
+    peer: SocketAddr,
+    is_tls: bool,
+    /// The port on which the connection was accepted.
+    port: u16,
+    shutdown: Shutdown,
+    in_flight: AtomicUsize,
+    is_http2: AtomicBool,
+    began: Instant,
+    /// The time of the last end of a request, in milliseconds since `began`.
+    last_active_ms: AtomicU64,
+    /// The tunnel that the connection becomes after its last response.
+    tunnel: Mutex<Option<Tunnel>>,
+}
+
+impl Client {
+    fn new(peer: SocketAddr, is_tls: bool, port: u16, shutdown: Shutdown) -> Client {
+        Client {
+            peer,
+            is_tls,
+            port,
+            shutdown,
+            in_flight: AtomicUsize::new(0),
+            is_http2: AtomicBool::new(false),
+            began: Instant::now(),
+            last_active_ms: AtomicU64::new(0),
+            tunnel: Mutex::new(None),
+        }
+    }
+
+    /// Creates a client that is connected to port 8000 without TLS.
+    #[cfg(test)]
+    pub(super) fn of_test(peer: SocketAddr) -> Client {
+        Client::new(peer, false, 8000, Shutdown::channel().1)
+    }
+
+    /// Returns the address of the client, or of the proxy in front of the gateway.
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Returns the scheme that the client used: `http` or `https`.
+    pub(super) fn scheme(&self) -> &'static str {
+        if self.is_tls { "https" } else { "http" }
+    }
+
+    /// Returns the port on which the connection was accepted.
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Returns whether the instance shuts down, so that the next response should be the last.
+    pub(super) fn is_draining(&self) -> bool {
+        self.shutdown.is_draining()
+    }
+
+    /// Sets the tunnel that runs when hyper has written the current response.
+    pub(super) fn set_tunnel(&self, tunnel: Tunnel) {
+        *self.tunnel.lock() = Some(tunnel);
+    }
+
+    /// Counts a request as under way until the returned guard is dropped.
+    pub(super) fn begin(self: &Arc<Self>, is_http2: bool) -> InFlight {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        if is_http2 {
+            self.is_http2.store(true, Ordering::Relaxed);
+        }
+        InFlight(self.clone())
+    }
+
+    /// Returns how long the connection has been without a request, or zero if there is one.
+    fn idle_time(&self) -> Duration {
+        if self.in_flight.load(Ordering::Relaxed) > 0 {
+            return Duration::ZERO;
+        }
+        let last_active = Duration::from_millis(self.last_active_ms.load(Ordering::Relaxed));
+        self.began.elapsed().saturating_sub(last_active)
+    }
+
+    /// Completes when no request was under way for `limit`.
+    async fn idle_for(&self, limit: Duration) {
+        loop {
+            let idle = self.idle_time();
+            if idle >= limit {
+                return;
+            }
+            tokio::time::sleep(limit - idle).await;
+        }
+    }
+}
+
+/// A guard that counts a request of a connection as under way.
+pub(super) struct InFlight(Arc<Client>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let now_ms = u64::try_from(self.0.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.0.last_active_ms.store(now_ms, Ordering::Relaxed);
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The service of one connection, which hyper calls.
+struct ConnectionService {
+    listener: Arc<GatewayListener>,
+    client: Arc<Client>,
+}
+
+impl hyper::service::Service<Request<Incoming>> for ConnectionService {
+    type Response = Response<GatewayBody>;
+    type Error = std::convert::Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<GatewayBody>, Self::Error>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let (listener, client) = (self.listener.clone(), self.client.clone());
+        Box::pin(async move { Ok(listener.handle(request, client).await) })
+    }
+}
+
+/// Serves a connection until it ends, then the tunnel that it has become, if any.
+///
+/// # Errors
+/// If the connection breaks or a request is malformed.
+pub(super) async fn serve(
+    listener: Arc<GatewayListener>,
+    stream: ClientStream,
+    peer: SocketAddr,
+    context: ConnectionContext,
+) -> Result<(), BoxError> {
+    let ConnectionContext { shutdown, receiving, stats, .. } = context;
+    let is_tls = matches!(stream, ClientStream::Tls(_));
+    let client = Arc::new(Client::new(peer, is_tls, stream.local_port(), shutdown.clone()));
+    let (idle, builder) = (listener.idle, builder(&listener.bounds, listener.idle));
+    let head = HeadBudget { client: client.clone(), receiving, bytes: 0, bytes_max: listener.bounds.header_bytes_max };
+    let service = ConnectionService { listener, client: client.clone() };
+    let io = TokioIo::new(ClientIo::new(stream, idle, head));
+    {
+        let mut connection = pin!(builder.serve_connection_with_upgrades(io, service));
+        let mut closing = pin!(shutdown.clone().closing());
+        let mut idle_grace_over = pin!(shutdown.idle_grace_over());
+        let (mut is_closing, mut is_ending) = (false, false);
+        loop {
+            // After the first idle time the connection is asked to end; after another one it is dropped.
+            let idle_limit = if is_ending { idle.saturating_mul(2) } else { idle };
+            tokio::select! {
+                served = connection.as_mut() => {
+                    if let Err(error) = served {
+                        count_malformed(&stats, &*error);
+                        return Err(error);
+                    }
+                    break;
+                }
+                () = &mut closing, if !is_closing => {
+                    is_closing = true;
+                    // HTTP/2 tells the client which of its requests are still answered, so none is lost.
+                    if client.is_http2.load(Ordering::Relaxed) {
+                        connection.as_mut().graceful_shutdown();
+                    }
+                }
+                () = &mut idle_grace_over, if is_closing && !is_ending => {
+                    is_ending = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+                () = client.idle_for(idle_limit) => {
+                    if is_ending {
+                        return Ok(());
+                    }
+                    is_ending = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+            }
+        }
+    }
+    let tunnel = client.tunnel.lock().take();
+    match tunnel {
+        Some(tunnel) => tunnel.run().await,
+        None => Ok(()),
+    }
+}
+
+/// Counts the response that hyper has sent itself to a malformed request.
+fn count_malformed(stats: &ListenerStats, error: &(dyn std::error::Error + 'static)) {
+    if let Some(error) = error.downcast_ref::<hyper::Error>().filter(|error| error.is_parse()) {
+        stats.errors.count(if error.is_parse_too_large() { "431" } else { "400" });
+    }
+}
+
+fn builder(bounds: &GatewayBounds, idle: Duration) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(idle)
+        .max_buf_size(bounds.header_bytes_max)
+        .max_headers(bounds.headers_max);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(idle)
+        .max_concurrent_streams(bounds.streams_max)
+        .initial_stream_window_size(WINDOW_BYTES[0])
+        .initial_connection_window_size(WINDOW_BYTES[1])
+        .max_header_list_size(u32::try_from(bounds.header_bytes_max).unwrap_or(u32::MAX))
+        .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
+        .max_send_buf_size(SEND_BUFFER_BYTES);
+    builder
+}
+
+/// The bytes that were received while no request was under way, in the receive budget of the listener.
+struct HeadBudget {
+    client: Arc<Client>,
+    receiving: Receiving,
+    bytes: usize,
+    /// hyper holds no more of a head.
+    bytes_max: usize,
+}
+
+impl HeadBudget {
+    /// Reserves room for the bytes that were received so far. Ready with `false` if there is none.
+    fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        if self.client.in_flight.load(Ordering::Relaxed) > 0 {
+            self.bytes = 0;
+        }
+        self.receiving.poll_hold(cx, self.bytes.min(self.bytes_max))
+    }
+
+    /// Returns a future that completes when the reservation is evicted, or `None` if there is none.
+    fn evicted(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
+        let notice = self.receiving.notice()?;
+        Some(Box::pin(async move { notice.notified().await }))
+    }
+}
+
+/// The stream of a client. Writing has a timeout, and the end of the connection waits for the client's end.
+struct ClientIo {
+    stream: WriteTimeout<ClientStream>,
+    head: HeadBudget,
+    evicted: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    linger: Option<Pin<Box<Sleep>>>,
+}
+
+impl ClientIo {
+    fn new(stream: ClientStream, write_timeout: Duration, head: HeadBudget) -> ClientIo {
+        ClientIo { stream: WriteTimeout::new(stream, write_timeout), head, evicted: None, linger: None }
+    }
+}
+
+impl AsyncRead for ClientIo {
+    /// Reads from the client. Fails with `QuotaExceeded` if the bytes of an incomplete head were evicted.
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let evicted = || Poll::Ready(Err(io::ErrorKind::QuotaExceeded.into()));
+        if !ready!(this.head.poll_hold(cx)) {
+            return evicted();
+        }
+        let before = buf.filled().len();
+        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
+        match read {
+            Poll::Ready(_) => {
+                this.head.bytes = this.head.bytes.saturating_add(buf.filled().len() - before);
+                this.evicted = None;
+            }
+            Poll::Pending => {
+                if this.evicted.is_none() {
+                    this.evicted = this.head.evicted();
+                }
+                if this.evicted.as_mut().is_some_and(|notice| notice.as_mut().poll(cx).is_ready()) {
+                    return evicted();
+                }
+            }
+        }
+        read
+    }
+}
+
+impl AsyncWrite for ClientIo {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    /// Sends the end of the connection, then reads and drops what the client sends until its end, for at most a second.
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if this.linger.is_none() {
+            ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
+        }
+        let linger = this.linger.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
+        let mut scratch = [0; 4096];
+        loop {
+            if linger.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Ok(()));
+            }
+            let mut buf = ReadBuf::new(&mut scratch);
+            match ready!(Pin::new(&mut this.stream).poll_read(cx, &mut buf)) {
+                Ok(()) if !buf.filled().is_empty() => {}
+                Ok(()) | Err(_) => return Poll::Ready(Ok(())),
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Compiles the settings of the gateway: its listener, its upstreams and their routes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Compiler;
+use crate::config::finding::{Code, Finding};
+use crate::config::span::Spanned;
+use crate::config::types::{AccessLog, Config, GatewayTable, UpstreamTable};
+use crate::gateway::{
+    AccessLogFormat, GatewayBounds, GatewaySettings, PathPrefix, Route, Routes, ServerUrl, UpstreamSettings,
+};
+
+const NAME_BYTES_MAX: usize = 64;
+/// The most servers of an upstream.
+const SERVERS_MAX: usize = 256;
+/// The largest value of `max_concurrent`, `queue` and `idle_connections`.
+const REQUESTS_MAX: u32 = 1_000_000;
+/// How the header of a certificate begins in a PEM file.
+const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+
+impl Compiler<'_> {
+    /// Compiles the tables `[gateway]` and `[[upstreams]]`. Adds an error for each invalid value.
+    pub(super) fn gateway(&mut self, config: &Config) -> GatewaySettings {
+        let table = &config.gateway;
+        let (mut upstreams, mut routes) = (Vec::new(), Vec::new());
+        let mut names: HashMap<&str, ()> = HashMap::new();
+        for entry in &config.upstreams {
+            if names.insert(&entry.name, ()).is_some() {
+                let message = format!("two upstreams have the name `{}`", *entry.name);
+                let help = "rename one; several servers of one upstream belong into its `servers`";
+                self.note(Finding::new(Code::DuplicateUpstream, message).help(help).at(entry.name.span()));
+            }
+            upstreams.push(self.upstream(entry));
+            routes.push(self.route(entry));
+        }
+        let (routes, conflicts) = Routes::new(routes);
+        for conflict in conflicts {
+            let (first, second) = (&config.upstreams[conflict.first], &config.upstreams[conflict.second]);
+            let message = format!("`{}` and `{}` match the same requests", *first.name, *second.name);
+            let help = "change the `match` of one; only one upstream can be without `match`, as the default";
+            let span = if second.matches.span().is_unknown() { second.name.span() } else { second.matches.span() };
+            self.note(Finding::new(Code::DuplicateRoute, message).help(help).at(span));
+        }
+        if let Some(listen) = &table.listen
+            && upstreams.is_empty()
+        {
+            let help = "add [[upstreams]] with `name` and `servers`, such as [\"http://127.0.0.1:3000\"]";
+            let message = "the gateway has no upstream to forward requests to";
+            self.note(Finding::new(Code::NoUpstream, message).help(help).at(listen.span()));
+        }
+        GatewaySettings {
+            listen: table.listen.as_ref().and_then(|text| self.listen(text)),
+            access_log: match table.access_log {
+                AccessLog::Off => None,
+                AccessLog::Json => Some(AccessLogFormat::Json),
+                AccessLog::Combined => Some(AccessLogFormat::Combined),
+            },
+            bounds: self.gateway_bounds(table),
+            upstreams,
+            routes,
+        }
+    }
+
+    fn listen(&mut self, text: &Spanned<String>) -> Option<String> {
+        let is_address = text.rsplit_once(':').is_some_and(|(host, port)| {
+            let is_bracketed = host.starts_with('[') && host.ends_with(']');
+            !host.is_empty() && (is_bracketed || !host.contains(':')) && port.parse::<u16>().is_ok()
+        });
+        if !is_address {
+            let help = "for example 127.0.0.1:8000 for this machine only, or 0.0.0.0:8000 for all networks";
+            self.note(Finding::new(Code::InvalidValue, "expected HOST:PORT").help(help).at(text.span()));
+        }
+        is_address.then(|| text.to_string())
+    }
+
+    fn gateway_bounds(&mut self, table: &GatewayTable) -> GatewayBounds {
+        let mut bounds = GatewayBounds::default();
+        let mut number = |value: &Option<Spanned<u32>>, range: (u32, u32), set: &mut dyn FnMut(u32)| {
+            if let Some(value) = value.as_ref().and_then(|value| self.number(value, range)) {
+                set(value);
+            }
+        };
+        number(&table.header_bytes_max, (8_192, 1_048_576), &mut |bytes| bounds.header_bytes_max = bytes as usize);
+        number(&table.headers_max, (1, 10_000), &mut |count| bounds.headers_max = count as usize);
+        number(&table.uri_bytes_max, (1, 65_534), &mut |bytes| bounds.uri_bytes_max = bytes as usize);
+        number(&table.streams_max, (1, 10_000), &mut |count| bounds.streams_max = count);
+        if let Some(timeout) = table.body_timeout.as_ref().and_then(|text| self.time(text)) {
+            bounds.body_timeout = timeout;
+        }
+        bounds
+    }
+
+    /// Returns a number in a range, or adds an error and returns `None`.
+    fn number(&mut self, value: &Spanned<u32>, (min, max): (u32, u32)) -> Option<u32> {
+        if (min..=max).contains(value) {
+            return Some(**value);
+        }
+        let message = format!("expected a number from {min} to {max}");
+        self.note(Finding::new(Code::InvalidValue, message).at(value.span()));
+        None
+    }
+
+    fn upstream(&mut self, table: &UpstreamTable) -> UpstreamSettings {
+        let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if table.name.is_empty() || table.name.len() > NAME_BYTES_MAX || !table.name.bytes().all(is_name_byte) {
+            let message = format!("the name of an upstream must be 1 to {NAME_BYTES_MAX} letters, digits or - _ .");
+            self.note(Finding::new(Code::InvalidName, message).at(table.name.span()));
+        }
+        let servers: Vec<ServerUrl> = table.servers.iter().filter_map(|url| self.server(url)).collect();
+        if table.servers.is_empty() || table.servers.len() > SERVERS_MAX {
+            let message = format!("an upstream has 1 to {SERVERS_MAX} servers");
+            let help = "for example servers = [\"http://127.0.0.1:3000\"]";
+            self.note(Finding::new(Code::InvalidUpstream, message).help(help).at(table.servers.span()));
+        }
+        if let Some(file) = &table.ca_file
+            && !servers.is_empty()
+            && servers.iter().all(|url| !url.is_tls())
+        {
+            let message = "no server of this upstream has the scheme https, so its certificate is never checked";
+            self.note(Finding::new(Code::InvalidUpstream, message).help("remove `ca_file`").at(file.span()));
+        }
+        let mut settings = UpstreamSettings::new(table.name.as_str(), servers);
+        let mut number = |value: &Option<Spanned<u32>>, min: u32, set: &mut usize| {
+            if let Some(value) = value.as_ref().and_then(|value| self.number(value, (min, REQUESTS_MAX))) {
+                *set = value as usize;
+            }
+        };
+        number(&table.max_concurrent, 1, &mut settings.max_concurrent);
+        number(&table.queue, 0, &mut settings.queue);
+        number(&table.idle_connections, 0, &mut settings.idle_connections);
+        settings.preserve_host = table.preserve_host.unwrap_or(settings.preserve_host);
+        settings.authorities = table.ca_file.as_ref().and_then(|file| self.authorities(file));
+        let timeouts = &mut settings.timeouts;
+        let mut time = |text: &Option<Spanned<String>>, set: &mut Duration| {
+            if let Some(time) = text.as_ref().and_then(|text| self.time(text)) {
+                *set = time;
+            }
+        };
+        time(&table.timeouts.connect, &mut timeouts.connect);
+        time(&table.timeouts.header, &mut timeouts.header);
+        time(&table.timeouts.idle, &mut timeouts.idle);
+        time(&table.timeouts.queue, &mut timeouts.queue);
+        timeouts.total = table.timeouts.total.as_ref().and_then(|text| self.time(text));
+        settings
+    }
+
+    fn server(&mut self, url: &Spanned<String>) -> Option<ServerUrl> {
+        self.accept(url.parse::<ServerUrl>(), Code::InvalidUpstream, url.span())
+    }
+
+    /// Reads a file with certificate authorities. Adds an error and returns `None` if it has none.
+    fn authorities(&mut self, name: &Spanned<String>) -> Option<Arc<str>> {
+        let path = self.loader.path(name);
+        match self.loader.read_text(&path) {
+            Ok((text, metadata)) => {
+                self.files.push((path, metadata));
+                if !text.contains(CERTIFICATE) {
+                    let message = format!("{} contains no certificate; expected PEM: {CERTIFICATE}", **name);
+                    self.note(Finding::new(Code::InvalidUpstream, message).at(name.span()));
+                    return None;
+                }
+                Some(text.into())
+            }
+            Err(finding) => {
+                self.note(finding.at(name.span()));
+                None
+            }
+        }
+    }
+
+    fn route(&mut self, table: &UpstreamTable) -> Route {
+        let hosts = table.matches.host.as_ref().map(|list| list.0.clone()).unwrap_or_default();
+        let prefix = table.matches.path.as_ref().and_then(|text| {
+            let invalid = |help| Finding::new(Code::InvalidPath, "invalid prefix").help(help).at(text.span());
+            PathPrefix::parse(text).map_err(|help| self.note(invalid(help))).ok()
+        });
+        Route { prefix: prefix.unwrap_or_default(), hosts: hosts.iter().filter_map(|text| self.host(text)).collect() }
+    }
+}
