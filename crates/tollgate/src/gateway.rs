@@ -19,6 +19,8 @@ pub use server_url::{ServerUrl, ServerUrlError};
 pub struct GatewaySettings {
     /// The address on which the gateway listens, `HOST:PORT`. `None` if the configuration has none.
     pub listen: Option<String>,
+    /// Whether connections from trusted proxies begin with a PROXY protocol header, which names the client.
+    pub proxy_protocol: bool,
     /// The format of the access log, or `None` if there is no access log.
     pub access_log: Option<AccessLogFormat>,
     /// The bounds on connections and requests of clients.
@@ -63,6 +65,9 @@ pub struct GatewayBounds {
     pub uri_bytes_max: usize,
     /// The most concurrent requests of an HTTP/2 connection. Defaults to 100.
     pub streams_max: u32,
+    /// The most connections of one client address, except those of trusted proxies. One more is rejected. An IPv6
+    /// address is counted by its /64 network. Defaults to 1,000.
+    pub connections_per_address: usize,
     /// How long a client may take for the next bytes of a request body, before it is answered with 408. Defaults to
     /// 30 s.
     pub body_timeout: Duration,
@@ -75,6 +80,7 @@ impl Default for GatewayBounds {
             headers_max: 100,
             uri_bytes_max: 16 * 1024,
             streams_max: 100,
+            connections_per_address: 1_000,
             body_timeout: Duration::from_secs(30),
         }
     }

@@ -1,6 +1,7 @@
 //! `tollgate gateway` in front of real servers: what reaches the upstream, and what reaches the client.
 
 mod availability;
+mod balancer;
 mod configuration;
 mod forwarding;
 mod hostile;

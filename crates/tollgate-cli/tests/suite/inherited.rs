@@ -16,7 +16,7 @@ const CHECK: &str = r#"{"key":"user:42","limit":"1000000/h"}"#;
 const RESTARTS: usize = 5;
 
 /// Makes `command` inherit these sockets, as systemd would pass them.
-fn inherit(mut command: Command, sockets: &[&TcpListener]) -> Command {
+pub(crate) fn inherit(mut command: Command, sockets: &[&TcpListener]) -> Command {
     let mappings = sockets.iter().zip(3..).map(|(socket, child_fd)| {
         let parent_fd = OwnedFd::from(socket.try_clone().unwrap());
         FdMapping { parent_fd, child_fd }

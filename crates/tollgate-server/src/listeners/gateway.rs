@@ -45,7 +45,7 @@ mod tunnel;
 mod upstream;
 mod validate;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ use self::proxy::Proxy;
 pub use self::upstream::UpstreamError;
 use self::upstream::Upstreams;
 use crate::decider::Decider;
-use crate::listener::{ConnectionContext, Listener, ServeFuture, ServerState};
+use crate::listener::{ConnectionContext, Listener, PeerPolicy, ServeFuture, ServerState};
 use crate::listeners::http::connection::OVER_LIMIT_RESPONSE;
 use crate::metrics::ListenerStats;
 use crate::stream::ClientStream;
@@ -85,6 +85,7 @@ const ERRORS: &[&str] = &[
 #[derive(Clone, Debug)]
 pub struct Gateway {
     bounds: GatewayBounds,
+    proxy_protocol: bool,
     access_log: Option<AccessLogFormat>,
     upstreams: Arc<Upstreams>,
 }
@@ -99,7 +100,8 @@ impl Gateway {
     /// If the certificate authorities of an upstream cannot be used.
     pub fn new(settings: &GatewaySettings) -> Result<Gateway, UpstreamError> {
         let upstreams = Arc::new(Upstreams::new(settings)?);
-        Ok(Gateway { bounds: settings.bounds, access_log: settings.access_log, upstreams })
+        let GatewaySettings { bounds, proxy_protocol, access_log, .. } = *settings;
+        Ok(Gateway { bounds, proxy_protocol, access_log, upstreams })
     }
 
     /// Replaces the upstreams and their routes. Requests that are under way finish on those that they have.
@@ -116,7 +118,9 @@ impl Gateway {
 /// A listener that forwards the requests that the rules admit.
 pub(crate) struct GatewayListener {
     service: RateLimit<Proxy>,
+    engine: Engine,
     bounds: GatewayBounds,
+    proxy_protocol: bool,
     idle: Duration,
     stats: Arc<ListenerStats>,
     log: Option<Arc<AccessLog>>,
@@ -132,8 +136,10 @@ impl GatewayListener {
         let proxy = Proxy::new(gateway.upstreams, engine.clone(), gateway.bounds);
         let log = gateway.access_log.map(|format| AccessLog::new(format, engine.clone()));
         GatewayListener {
-            service: layer(engine, shared.decider.clone()).layer(proxy),
+            service: layer(engine.clone(), shared.decider.clone()).layer(proxy),
+            engine,
             bounds: gateway.bounds,
+            proxy_protocol: gateway.proxy_protocol,
             idle: shared.options.bounds.http_idle,
             stats: ListenerStats::new(NAME, ERRORS, &[], false),
             log,
@@ -198,6 +204,18 @@ impl Listener for GatewayListener {
 
     fn alpn(&self) -> Alpn {
         Alpn::Http
+    }
+
+    /// Trusted proxies name the client of each connection if the PROXY protocol is on, and have any number of
+    /// connections. All others have a bound.
+    fn peer_policy(&self, peer: IpAddr) -> PeerPolicy {
+        match self.engine.rules().identifier().proxies().trusts(peer.to_canonical()) {
+            true => PeerPolicy { expects_proxy_header: self.proxy_protocol, connections_max: None },
+            false => {
+                let connections_max = Some(self.bounds.connections_per_address);
+                PeerPolicy { expects_proxy_header: false, connections_max }
+            }
+        }
     }
 
     fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {

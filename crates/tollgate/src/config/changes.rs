@@ -273,19 +273,24 @@ impl Changes {
     fn gateway(&mut self, before: &GatewayTable, after: &GatewayTable) {
         let GatewayTable {
             listen,
+            proxy_protocol,
             access_log,
             header_bytes_max,
             headers_max,
             uri_bytes_max,
             streams_max,
+            connections_per_address,
             body_timeout,
         } = before;
         self.note(option(listen, &after.listen), "gateway.listen", "");
+        self.note(option(proxy_protocol, &after.proxy_protocol), "gateway.proxy_protocol", "");
         self.note(value(access_log, &after.access_log), "gateway.access_log", "");
         self.note(option(header_bytes_max, &after.header_bytes_max), "gateway.header_bytes_max", "");
         self.note(option(headers_max, &after.headers_max), "gateway.headers_max", "");
         self.note(option(uri_bytes_max, &after.uri_bytes_max), "gateway.uri_bytes_max", "");
         self.note(option(streams_max, &after.streams_max), "gateway.streams_max", "");
+        let connections = option(connections_per_address, &after.connections_per_address);
+        self.note(connections, "gateway.connections_per_address", "");
         self.note(option(body_timeout, &after.body_timeout), "gateway.body_timeout", "");
     }
 

@@ -111,6 +111,9 @@ pub struct Config {
 pub(crate) struct GatewayTable {
     /// The address on which the gateway listens, `HOST:PORT`.
     pub(crate) listen: Option<Spanned<String>>,
+    /// Whether connections from `trusted_proxies` begin with a PROXY protocol header, which names the client. Defaults to
+    /// false.
+    pub(crate) proxy_protocol: Option<Spanned<bool>>,
     /// The format of the access log: `off`, `json` or `combined`. Defaults to `off`.
     pub(crate) access_log: AccessLog,
     /// The most bytes of a request line and all headers together. Defaults to 32768.
@@ -121,6 +124,8 @@ pub(crate) struct GatewayTable {
     pub(crate) uri_bytes_max: Option<Spanned<u32>>,
     /// The most concurrent requests of an HTTP/2 connection. Defaults to 100.
     pub(crate) streams_max: Option<Spanned<u32>>,
+    /// The most connections of one client address, except those of trusted proxies. Defaults to 1000.
+    pub(crate) connections_per_address: Option<Spanned<u32>>,
     /// How long a client may take for the next bytes of a request body. Defaults to `30s`.
     pub(crate) body_timeout: Option<Spanned<String>>,
 }
@@ -440,7 +445,10 @@ tables! {
         upstreams, rules,
     }
     Expect { rules, keys }
-    GatewayTable { listen, access_log, header_bytes_max, headers_max, uri_bytes_max, streams_max, body_timeout }
+    GatewayTable {
+        listen, proxy_protocol, access_log, header_bytes_max, headers_max, uri_bytes_max, streams_max,
+        connections_per_address, body_timeout,
+    }
     UpstreamTable {
         name, servers: required, matches as "match", max_concurrent, queue, idle_connections, preserve_host, ca_file,
         timeouts,

@@ -36,7 +36,8 @@ impl GatewayProcess {
         GatewayProcess::start_as(Serving::command(), &arguments, Some(dir))
     }
 
-    fn start_as(mut command: Command, arguments: &[&str], dir: Option<tempfile::TempDir>) -> GatewayProcess {
+    /// Starts the gateway by this command with these further arguments, and keeps `dir` until it is dropped.
+    pub(crate) fn start_as(mut command: Command, arguments: &[&str], dir: Option<tempfile::TempDir>) -> GatewayProcess {
         command.args(["gateway", "--admin", "127.0.0.1:0", "--drain", "0s"]).args(arguments);
         if !arguments.contains(&"--listen") {
             command.args(["--listen", "127.0.0.1:0"]);

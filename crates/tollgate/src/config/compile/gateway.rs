@@ -52,6 +52,7 @@ impl Compiler<'_> {
         }
         GatewaySettings {
             listen: table.listen.as_ref().and_then(|text| self.listen(text)),
+            proxy_protocol: self.proxy_protocol(table, !config.trusted_proxies.is_empty()),
             access_log: match table.access_log {
                 AccessLog::Off => None,
                 AccessLog::Json => Some(AccessLogFormat::Json),
@@ -75,6 +76,17 @@ impl Compiler<'_> {
         is_address.then(|| text.to_string())
     }
 
+    /// Returns whether the PROXY protocol is used. Adds an error if it is and there is no proxy that may use it.
+    fn proxy_protocol(&mut self, table: &GatewayTable, has_proxies: bool) -> bool {
+        let Some(setting) = table.proxy_protocol.as_ref().filter(|setting| ***setting) else { return false };
+        if !has_proxies {
+            let message = "a PROXY protocol header is accepted only from trusted_proxies, and there are none";
+            let help = "set trusted_proxies to the networks of the balancers, such as [\"10.0.0.0/8\"]";
+            self.note(Finding::new(Code::InvalidValue, message).help(help).at(setting.span()));
+        }
+        true
+    }
+
     fn gateway_bounds(&mut self, table: &GatewayTable) -> GatewayBounds {
         let mut bounds = GatewayBounds::default();
         let mut number = |value: &Option<Spanned<u32>>, range: (u32, u32), set: &mut dyn FnMut(u32)| {
@@ -86,6 +98,9 @@ impl Compiler<'_> {
         number(&table.headers_max, (1, 10_000), &mut |count| bounds.headers_max = count as usize);
         number(&table.uri_bytes_max, (1, 65_534), &mut |bytes| bounds.uri_bytes_max = bytes as usize);
         number(&table.streams_max, (1, 10_000), &mut |count| bounds.streams_max = count);
+        number(&table.connections_per_address, (1, REQUESTS_MAX), &mut |count| {
+            bounds.connections_per_address = count as usize;
+        });
         if let Some(timeout) = table.body_timeout.as_ref().and_then(|text| self.time(text)) {
             bounds.body_timeout = timeout;
         }
