@@ -258,6 +258,48 @@ func TestSilentServiceIsDecidedByOnErrorAtTheDeadline(t *testing.T) {
 	}
 }
 
+// A slow service sends each byte soon after the one before, so that a timeout per read never expires.
+func TestSlowServiceIsDecidedAtTheDeadlineAndUsedAgainWhenItIsFast(t *testing.T) {
+	var isSlow atomic.Bool
+	isSlow.Store(true)
+	service := fake(t, func(w http.ResponseWriter, r *http.Request) {
+		for _, letter := range []byte(admission) {
+			if _, err := w.Write([]byte{letter}); err != nil {
+				return
+			}
+			if isSlow.Load() {
+				_ = http.NewResponseController(w).Flush()
+				time.Sleep(5 * time.Millisecond)
+			}
+		}
+	})
+	var log strings.Builder
+	client := New(service.URL, WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	ctx := context.Background()
+	decision, err := client.Check(ctx, "a", "10/min")
+	if err != nil || !decision.Allowed || !errors.Is(decision.Err, context.DeadlineExceeded) || decision.Source != SourceNone {
+		t.Errorf("%+v %v", decision, err)
+	}
+	if !strings.Contains(log.String(), "did not answer within 50ms") {
+		t.Errorf("log: %s", log.String())
+	}
+	isSlow.Store(false)
+	servers.Eventually(t, "a decision of the service", func() bool {
+		decision, err := client.Check(ctx, "a", "10/min")
+		return err == nil && decision.Source == SourceStore
+	})
+}
+
+func TestUnreachableServiceIsErrUnavailable(t *testing.T) {
+	// Packets to 192.0.2.1 are dropped or rejected (RFC 5737). Nothing listens on port 1.
+	for _, url := range []string{"http://127.0.0.1:1", "http://192.0.2.1:9", "http://does-not-exist.invalid"} {
+		_, err := New(url, WithOnError(ReturnError), WithLogger(silent())).Check(context.Background(), "a", "10/min")
+		if !errors.Is(err, ErrUnavailable) {
+			t.Errorf("%s: %v", url, err)
+		}
+	}
+}
+
 // longRun is the number of calls of the leak test: 100,000 with TOLLGATE_LONG=1.
 func longRun() int {
 	if os.Getenv("TOLLGATE_LONG") != "" {
@@ -296,24 +338,27 @@ func TestParallelCallsReuseConnectionsAndLeakNothing(t *testing.T) {
 func TestServiceThatWasKilledOrStoppedIsUsedAgainWhenItIsBack(t *testing.T) {
 	service, address := servers.Tollgate(t, "127.0.0.1:0")
 	strict := New("http://"+address, WithOnError(ReturnError), WithLogger(silent()))
-	open := New("http://"+address, WithLogger(silent()))
+	var whileStopped, whileKilled strings.Builder
+	logging := func(log *strings.Builder) *Client {
+		return New("http://"+address, WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+	}
 	ctx := context.Background()
 	answers := func() bool { _, err := strict.Peek(ctx, "a", "10/min"); return err == nil }
 	servers.Eventually(t, "an answer", answers)
 
 	service.Pause()
 	servers.Eventually(t, "a failure", func() bool { return !answers() })
-	decision, err := open.Check(ctx, "a", "10/min")
-	if err != nil || !decision.Allowed || !errors.Is(decision.Err, context.DeadlineExceeded) {
-		t.Errorf("stopped: %+v %v", decision, err)
+	decision, err := logging(&whileStopped).Check(ctx, "a", "10/min")
+	if err != nil || !decision.Allowed || !errors.Is(decision.Err, context.DeadlineExceeded) || !strings.Contains(whileStopped.String(), "did not answer within 50ms") {
+		t.Errorf("stopped: %+v %v, log %s", decision, err, whileStopped.String())
 	}
 	service.Resume()
 	servers.Eventually(t, "an answer after SIGCONT", answers)
 
 	service.Kill()
-	decision, err = open.Check(ctx, "a", "10/min")
-	if err != nil || !decision.Allowed || !errors.Is(decision.Err, ErrUnavailable) || decision.Source != SourceNone {
-		t.Errorf("killed: %+v %v", decision, err)
+	decision, err = logging(&whileKilled).Check(ctx, "a", "10/min")
+	if err != nil || !decision.Allowed || !errors.Is(decision.Err, ErrUnavailable) || decision.Source != SourceNone || whileKilled.Len() == 0 {
+		t.Errorf("killed: %+v %v, log %s", decision, err, whileKilled.String())
 	}
 	servers.Tollgate(t, address)
 	servers.Eventually(t, "an answer of the new process", answers)

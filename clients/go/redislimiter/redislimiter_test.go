@@ -335,10 +335,10 @@ func TestRedisThatWasKilledOrStoppedIsUsedAgainWhenItIsBack(t *testing.T) {
 	socket := servers.Socket(t)
 	server := servers.Redis(t, socket)
 	client := connect(t, socket)
-	var log lockedBuilder
+	var log, whileKilled lockedBuilder
 	strict := redislimiter.New(client, redislimiter.WithOnError(tollgate.ReturnError), redislimiter.WithLogger(silent()))
 	open := redislimiter.New(client, redislimiter.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
-	closed := redislimiter.New(client, redislimiter.WithOnError(tollgate.Deny), redislimiter.WithLogger(silent()))
+	closed := redislimiter.New(client, redislimiter.WithOnError(tollgate.Deny), redislimiter.WithLogger(slog.New(slog.NewTextHandler(&whileKilled, nil))))
 	answers := func() bool { _, err := strict.Check(ctx, "a", "1000000/h"); return err == nil }
 	servers.Eventually(t, "an answer", answers)
 
@@ -356,8 +356,8 @@ func TestRedisThatWasKilledOrStoppedIsUsedAgainWhenItIsBack(t *testing.T) {
 
 	server.Kill()
 	decision, err = closed.Check(ctx, "a", "1000000/h")
-	if err != nil || decision.Allowed || decision.StatusCode() != 503 || !errors.Is(decision.Err, tollgate.ErrUnavailable) {
-		t.Errorf("killed: %+v %v", decision, err)
+	if err != nil || decision.Allowed || decision.StatusCode() != 503 || !errors.Is(decision.Err, tollgate.ErrUnavailable) || whileKilled.String() == "" {
+		t.Errorf("killed: %+v %v, log %s", decision, err, whileKilled.String())
 	}
 	servers.Redis(t, socket)
 	servers.Eventually(t, "an answer of the new process", answers)

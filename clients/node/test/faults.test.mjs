@@ -88,6 +88,29 @@ describe("the service", () => {
     }
   });
 
+  test("slow, byte by byte, and fast again", async () => {
+    let isSlow = true;
+    const fake = await fakeService(async (_, response) => {
+      const answer = JSON.stringify(ADMITTED);
+      response.writeHead(200, { "content-type": "application/json", "content-length": answer.length });
+      // Each byte comes soon after the one before, so that a timeout per read never expires.
+      for (const letter of answer) {
+        response.write(letter);
+        if (isSlow) await new Promise((resolve) => setTimeout(resolve, 5));
+      }
+      response.end();
+    });
+    const { messages, logger } = keepingLog();
+    const tollgate = new Tollgate(fake.url, { logger });
+    const decision = await tollgate.check("a", "10/min");
+    assert.deepEqual([decision.allowed, decision.source, decision.error.code], [true, "none", "timeout"]);
+    assert.equal(messages.length, 1);
+    isSlow = false;
+    await eventually("a decision", async () => (await tollgate.check("a", "10/min")).source === "store");
+    tollgate.close();
+    fake.close();
+  });
+
   test("a host that does not exist", async () => {
     const tollgate = new Tollgate("http://tollgate.invalid", { logger: () => {} });
     const decision = await tollgate.check("a", "1/h");

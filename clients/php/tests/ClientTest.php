@@ -165,6 +165,28 @@ final class ClientTest extends TestCase
         (new Client($url, onError: 'raise', logger: new MemoryLogger()))->check('a', '10/min');
     }
 
+    /** Each byte comes soon after the one before, so that a timeout per read never expires. */
+    public function testSlowServiceIsDecidedAtTheDeadlineAndUsedAgainWhenItIsFast(): void
+    {
+        [$service, $url] = Servers::fake('drip', 200, self::ADMISSION);
+        $client = new Client($url, logger: $logger = new MemoryLogger());
+        $decision = $client->check('a', '10/min');
+        self::assertSame([true, 'none'], [$decision->allowed, $decision->source]);
+        self::assertInstanceOf(Unavailable::class, $decision->error);
+        self::assertStringContainsString('did not answer within 50 ms', $logger->messages[0]);
+        Servers::eventually('a decision of the service', static fn () => $client->check('a', '10/min')->source === 'store');
+    }
+
+    public function testUnreachableServiceIsUnavailable(): void
+    {
+        // Packets to 192.0.2.1 are dropped or rejected (RFC 5737). Nothing listens on port 1.
+        foreach (['http://127.0.0.1:1', 'http://192.0.2.1:9', 'http://does-not-exist.invalid'] as $url) {
+            $decision = (new Client($url, logger: $logger = new MemoryLogger()))->check('a', '10/min');
+            self::assertInstanceOf(Unavailable::class, $decision->error, $url);
+            self::assertCount(1, $logger->messages, $url);
+        }
+    }
+
     public function testServiceThatWasKilledOrStoppedIsUsedAgainWhenItIsBack(): void
     {
         [$service, $address] = Servers::tollgate();
@@ -187,7 +209,9 @@ final class ClientTest extends TestCase
         $service->resume();
         Servers::eventually('an answer after SIGCONT', $answers);
         $service->kill();
-        $decision = $open->check('a', '10/min');
+        self::assertStringContainsString('did not answer within 50 ms', $logger->messages[0]);
+        // Another client, because a failure is logged at most once a second.
+        $decision = (new Client("http://$address", logger: $logger = new MemoryLogger()))->check('a', '10/min');
         self::assertSame([true, 'none'], [$decision->allowed, $decision->source]);
         self::assertInstanceOf(Unavailable::class, $decision->error);
         self::assertNotSame([], $logger->messages);

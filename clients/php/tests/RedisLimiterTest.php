@@ -224,7 +224,7 @@ final class RedisLimiterTest extends TestCase
         $redis = $connect($socket);
         $strict = new RedisLimiter($redis, onError: 'raise', logger: new MemoryLogger());
         $open = new RedisLimiter($redis, logger: $logger = new MemoryLogger());
-        $closed = new RedisLimiter($redis, onError: 'deny', logger: new MemoryLogger());
+        $closed = new RedisLimiter($redis, onError: 'deny', logger: $whileKilled = new MemoryLogger());
         $answers = static function () use ($strict): bool {
             try {
                 $strict->check('a', '1000000/h');
@@ -248,6 +248,7 @@ final class RedisLimiterTest extends TestCase
         $server->kill();
         $decision = $closed->check('a', '1000000/h');
         self::assertSame([false, 503], [$decision->allowed, $decision->statusCode()]);
+        self::assertNotSame([], $whileKilled->messages);
         $restarted = Servers::redis($socket);
         Servers::eventually('an answer of the new process', $answers);
     }

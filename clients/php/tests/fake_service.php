@@ -3,7 +3,7 @@
 declare(strict_types=1);
 
 // Answers HTTP requests. Arguments: MODE STATUS LOG BODY. Modes: plain, chunked, once (closes after each answer), silent
-// (never answers), raw (sends the body as it is). A `/v1/refund` is answered with {"applied":true}. The log gets a line
+// (never answers), raw (sends the body as it is), drip (sends the first answer slowly, byte by byte, and then is plain). A `/v1/refund` is answered with {"applied":true}. The log gets a line
 // per connection and per request.
 
 [, $mode, $status, $log, $body] = $argv;
@@ -38,6 +38,16 @@ while (true) {
         $buffers[$id] = '';
         [$code, $text] = $match[1] === '/v1/refund' ? ['200', '{"applied":true}'] : [$status, $body];
         $head = "HTTP/1.1 $code Text\r\nx-ratelimit-limit: 10\r\nx-other: secret\r\n";
+        if ($mode === 'drip') {
+            $mode = 'plain';
+            foreach (str_split($head . 'content-length: ' . strlen($text) . "\r\n\r\n$text") as $letter) {
+                if (!@fwrite($stream, $letter)) {
+                    break;
+                }
+                usleep(5_000);
+            }
+            continue;
+        }
         fwrite($stream, match ($mode) {
             'chunked' => $head . "transfer-encoding: chunked\r\n\r\n" . implode('', array_map(fn (string $part) => dechex(strlen($part)) . "\r\n$part\r\n", str_split($text, 7))) . "0\r\n\r\n",
             'raw' => $text,
