@@ -1,4 +1,4 @@
-// Measures tollgate beside express-rate-limit + rate-limit-redis, in one interleaved run: requests per second of an Express
+// Compares tollgate with express-rate-limit + rate-limit-redis, in one interleaved run: requests per second of an Express
 // application, and the CPU time of the application and of Redis per request.
 //
 //   npm install --prefix clients/node/bench && npm run build --prefix clients/node
