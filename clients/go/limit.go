@@ -60,7 +60,7 @@ func ValidateLimit(text string) error {
 
 func parseLimit(text string) (parsedLimit, error) {
 	if len(text) > limitBytesMax {
-		return parsedLimit{}, invalid("a limit can have at most %d bytes, this one has %d; %s", limitBytesMax, len(text), limitExample)
+		return parsedLimit{}, invalid("a limit can have at most %d bytes, but this one has %d; %s", limitBytesMax, len(text), limitExample)
 	}
 	words := strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(asciiWhitespace, r) })
 	if len(words) == 0 {

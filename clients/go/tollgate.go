@@ -80,11 +80,11 @@ func (c Check) Validate() error {
 		return invalid("a check needs at least one limit")
 	}
 	if len(c.Demands) > demandsMax {
-		return invalid("a check can have at most %d limits, this one has %d", demandsMax, len(c.Demands))
+		return invalid("a check can have at most %d limits; this one has %d", demandsMax, len(c.Demands))
 	}
 	for _, demand := range c.Demands {
 		if len(demand.Key) > subjectBytesMax {
-			return invalid("a key can have at most %d bytes, this one has %d", subjectBytesMax, len(demand.Key))
+			return invalid("a key can have at most %d bytes; this one has %d", subjectBytesMax, len(demand.Key))
 		}
 		if demand.Cost < 0 || demand.Cost > costMax {
 			return invalid("a cost must be from 0 to %d, found %d", int64(costMax), demand.Cost)

@@ -81,7 +81,7 @@ function parse(text: string): Limit {
   if (typeof text !== "string") throw fail(`expected a limit as text, ${EXAMPLE}`, text);
   const bytes = Buffer.byteLength(text);
   if (bytes > TEXT_BYTES_MAX) {
-    throw new InvalidInputError(`a limit can have at most ${TEXT_BYTES_MAX} bytes, this one has ${bytes}; ${EXAMPLE}`);
+    throw new InvalidInputError(`a limit can have at most ${TEXT_BYTES_MAX} bytes, but this one has ${bytes}; ${EXAMPLE}`);
   }
   const words = text.split(/[ \t\n\f\r]+/).filter((word) => word !== "");
   const rate = words.shift();

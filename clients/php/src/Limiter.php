@@ -81,7 +81,7 @@ abstract class Limiter
             throw new Invalid('a check needs at least one limit');
         }
         if (count($demands) > Demand::MAX) {
-            throw new Invalid(sprintf('a check can have at most %d limits, this one has %d', Demand::MAX, count($demands)));
+            throw new Invalid(sprintf('a check can have at most %d limits; this one has %d', Demand::MAX, count($demands)));
         }
         if (!($maxWait >= 0.0 && $maxWait <= self::WAIT_MAX)) {
             throw new Invalid(sprintf('a wait must be from 0 to %g seconds', self::WAIT_MAX));

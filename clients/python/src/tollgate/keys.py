@@ -46,7 +46,7 @@ def key_bytes(key: KeyLike) -> bytes:
     elif not isinstance(key, bytes):
         raise InvalidInput(f"a key must be a string or bytes, found {type(key).__name__}")
     if len(key) > KEY_BYTES_MAX:
-        raise InvalidInput(f"a key can have at most {KEY_BYTES_MAX} bytes, this one has {len(key)}")
+        raise InvalidInput(f"a key can have at most {KEY_BYTES_MAX} bytes; this one has {len(key)}")
     return key
 
 

@@ -129,7 +129,7 @@ def parse_limits(limit: LimitLike | Sequence[LimitLike]) -> tuple[Limit, ...]:
             f"expected a limit or a list of limits, {_EXAMPLE}; found {type(limit).__name__}"
         )
     if not 1 <= len(limit) <= LIMITS_MAX:
-        raise InvalidInput(f"a check can have 1 to {LIMITS_MAX} limits, this one has {len(limit)}")
+        raise InvalidInput(f"a check can have 1 to {LIMITS_MAX} limits; this one has {len(limit)}")
     return tuple(each if isinstance(each, Limit) else Limit.parse(each) for each in limit)
 
 
@@ -156,7 +156,7 @@ def _parse(text: str) -> Limit:
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > _TEXT_BYTES_MAX:
         raise InvalidInput(
-            f"a limit can have at most {_TEXT_BYTES_MAX} bytes, this one has {size}; {_EXAMPLE}"
+            f"a limit can have at most {_TEXT_BYTES_MAX} bytes, but this one has {size}; {_EXAMPLE}"
         )
     words = [word for word in _ASCII_SPACE.split(text) if word]
     if not words:
