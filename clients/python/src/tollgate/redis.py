@@ -213,7 +213,7 @@ class RedisLimiter:
             return self._core.refund_failed(error)
 
     def reset(self, key: KeyLike, limit: LimitsLike) -> int:
-        """Deletes the counters of a key for these limits. Returns how many existed. Raises on failure."""
+        """Deletes a key's counters for these limits and returns their number. Raises on failure."""
         return int(self._command("DEL", *self._core.counters(key, limit)))
 
     def ban(self, key: KeyLike, seconds: float | None = None) -> None:
@@ -326,7 +326,7 @@ class AsyncRedisLimiter:
             return self._core.refund_failed(error)
 
     async def reset(self, key: KeyLike, limit: LimitsLike) -> int:
-        """Deletes the counters of a key for these limits. Returns how many existed. Raises on failure."""
+        """Deletes a key's counters for these limits and returns their number. Raises on failure."""
         return int(await self._command("DEL", *self._core.counters(key, limit)))
 
     async def ban(self, key: KeyLike, seconds: float | None = None) -> None:
