@@ -181,8 +181,8 @@ func handlerOf(
 	}
 }
 
-// refuseByError answers a request without a verdict: 400 if the check is invalid, else 503. An invalid check is refused so
-// that a client cannot send one to avoid being limited.
+// refuseByError answers a request without a verdict: 400 if the check is invalid, else 503. An invalid check is
+// refused so that a client cannot send one to avoid being limited.
 func refuseByError(w http.ResponseWriter, r *http.Request, err error) {
 	decision := Decision{Source: SourceNone, Reason: Unavailable, RetryAfter: time.Second}
 	if errors.Is(err, ErrInvalid) {

@@ -1,5 +1,5 @@
-// Package tollgate is a client for the rate limiter Tollgate: through the service `tollgate serve` over HTTP, or, with package
-// tollgate/redislimiter, through its Lua script on a Redis of your own. Both decide alike, on the same counters.
+// Package tollgate is a client for the rate limiter Tollgate: through the service `tollgate serve` over HTTP, or, with
+// package tollgate/redislimiter, through its Lua script on a Redis of your own. Both decide alike, on the same counters.
 //
 //	client := tollgate.New("http://127.0.0.1:8080")
 //	decision, err := client.Check(ctx, "user:42", "10/min", "1000/day")

@@ -23,7 +23,7 @@ export interface LimitStatus {
   readonly window: number;
   /** The units left. */
   readonly remaining: number;
-  /** The time until the request would be admitted; `null` if never. For an admission: the time to wait (leaky-bucket). */
+  /** The time until the request would be admitted; `null` if never. On an admission: the time to wait (leaky-bucket). */
   readonly retryAfter: number | null;
   /** The time until one more unit is available; `null` if never. */
   readonly nextAfter: number | null;

@@ -145,7 +145,7 @@ function endingOf(status: number): Ending {
   return status >= 400 && status <= 599 ? "failure" : "success";
 }
 
-/** Ignores the error of a refund: the response has already been sent. The limiter logs it unless `onError` is `throw`. */
+/** Ignores the error of a refund: the response has been sent. The limiter logs it unless `onError` is `throw`. */
 async function ignoreErrors(refund: Promise<unknown>): Promise<void> {
   await refund.catch(() => {});
 }

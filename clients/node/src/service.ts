@@ -37,7 +37,7 @@ export interface ServiceCheckOptions extends CheckOptions {
 
 /** Options of {@link Tollgate.wait}. */
 export interface WaitOptions extends ServiceCheckOptions {
-  /** The longest wait in milliseconds, 0 to 60000. If more is needed, the check is denied at once. Defaults to 10000. */
+  /** The longest wait in milliseconds, 0 to 60000. If it is longer, the check is denied at once. Defaults to 10000. */
   maxWaitMs?: number;
 }
 

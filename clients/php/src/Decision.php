@@ -99,8 +99,8 @@ final class Decision
     }
 
     /**
-     * Returns the body of a refusal: JSON, or an RFC 9457 problem document if the request's Accept asks for it. By rules, it is
-     * that of the response.
+     * Returns the body of a refusal: JSON, or an RFC 9457 problem document if the request's Accept asks for it. By rules,
+     * it is that of the response.
      */
     public function body(string $accept = ''): string
     {
