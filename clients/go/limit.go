@@ -169,7 +169,7 @@ func digits(text string, max int64) int64 {
 	return number
 }
 
-// shown quotes the start of a text for an error message.
+// shown quotes the start of a string for an error message.
 func shown(text string) string {
 	if runes := []rune(text); len(runes) > shownRunesMax {
 		text = string(runes[:shownRunesMax])

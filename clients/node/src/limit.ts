@@ -1,7 +1,7 @@
 /**
  * The text form of a limit: `QUOTA/WINDOW [ALGORITHM] [option=value …]`.
  *
- * The grammar and the bounds are those of the Rust library, so a text means the same everywhere.
+ * The grammar and the bounds are those of the Rust library, so a limit means the same everywhere.
  */
 import { InvalidInputError, quoted } from "./errors.js";
 
