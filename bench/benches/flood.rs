@@ -74,7 +74,7 @@ fn flood(limit: Limit, keys: usize) {
     }
     print_table(&["tenth", "p50", "p99", "p99.9", "max", "new keys admitted", "counters"], &rows);
     let peak = ALLOCATOR.peak_usage() - before;
-    println!("peak heap use {:.1} MiB; {} overflow counters", peak as f64 / 1048576.0, store.overflow_len());
+    println!("peak heap use {:.1} MiB; {} overflow counters at the end", peak as f64 / 1048576.0, store.overflow_len());
     println!("p99.9 of the last tenth: {:.2} × that of the first", slowest[TENTHS - 1] / slowest[0]);
     println!("a key at its limit before the flood is still denied: {}", !admits("at its limit", daily, 1));
 }

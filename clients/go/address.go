@@ -231,7 +231,7 @@ func forwardedFor(element string) (node string, ok bool) {
 	}
 }
 
-// splitValue splits a token or a quoted string from the start of a text.
+// splitValue splits a token or a quoted string from the start of a string.
 func splitValue(text string) (value, after string, ok bool) {
 	quoted, isQuoted := strings.CutPrefix(text, `"`)
 	if !isQuoted {

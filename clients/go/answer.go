@@ -95,7 +95,7 @@ func encoded(body any) string {
 func (d Decision) WriteRefusal(w http.ResponseWriter) { d.writeRefusal(w, nil) }
 
 // WriteRefusalTo writes a refusal as the response to a request. If its Accept header asks for
-// application/problem+json, the body is a problem of RFC 9457, unless the rules of the service determine it.
+// application/problem+json, the body is an RFC 9457 problem document, unless the rules of the service determine it.
 func (d Decision) WriteRefusalTo(w http.ResponseWriter, r *http.Request) {
 	d.writeRefusal(w, r.Header.Values("Accept"))
 }
@@ -108,7 +108,7 @@ func (d Decision) writeRefusal(w http.ResponseWriter, accept []string) {
 		body = encoded(d.problem())
 	}
 	w.WriteHeader(d.StatusCode())
-	_, _ = w.Write([]byte(body)) // the client may be gone
+	_, _ = w.Write([]byte(body)) // the client may have disconnected
 }
 
 func addHeaders(to, from http.Header) {

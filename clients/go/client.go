@@ -144,8 +144,8 @@ func (c *Client) CheckRequest(ctx context.Context, request *http.Request) (Decis
 	return c.decide(ctx, checkBody{Request: described, Receipt: true}, 0)
 }
 
-// Refund gives the units of a decision back, which must be of a check that was Refundable. Refunds are not subject to
-// OnError. After an error it may be called again, since the service applies a receipt once.
+// Refund gives back the units of a decision, whose check must have been Refundable. OnError does not apply to refunds.
+// After an error it may be called again, because the service applies a receipt only once.
 func (c *Client) Refund(ctx context.Context, decision Decision) error {
 	return c.refund(ctx, decision, nil)
 }

@@ -60,7 +60,7 @@ func ValidateLimit(text string) error {
 
 func parseLimit(text string) (parsedLimit, error) {
 	if len(text) > limitBytesMax {
-		return parsedLimit{}, invalid("a limit can have at most %d bytes, this one has %d; %s", limitBytesMax, len(text), limitExample)
+		return parsedLimit{}, invalid("a limit can have at most %d bytes, but this one has %d; %s", limitBytesMax, len(text), limitExample)
 	}
 	words := strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(asciiWhitespace, r) })
 	if len(words) == 0 {
@@ -169,7 +169,7 @@ func digits(text string, max int64) int64 {
 	return number
 }
 
-// shown quotes the start of a text for an error message.
+// shown quotes the start of a string for an error message.
 func shown(text string) string {
 	if runes := []rune(text); len(runes) > shownRunesMax {
 		text = string(runes[:shownRunesMax])

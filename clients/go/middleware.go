@@ -58,7 +58,7 @@ func ForwardingHeader(name string) MiddlewareOption {
 	}
 }
 
-// RefundOn gives the units of a request back if its response has this ending. Defaults to no refunds.
+// RefundOn gives back the units of a request whose response has this outcome. Defaults to no refunds.
 func RefundOn(ending Ending) MiddlewareOption {
 	return func(m *middleware) error {
 		if ending != Success && ending != Failure {
@@ -170,7 +170,7 @@ func handlerOf(
 				if !refunds(decision, status) {
 					return
 				}
-				// The client may be gone, but its units are given back all the same.
+				// The client may have disconnected, but its units are given back all the same.
 				if err := refund(context.WithoutCancel(r.Context()), decision, status); err != nil {
 					slog.WarnContext(r.Context(), "tollgate: units were not refunded", "error", err)
 				}
@@ -181,8 +181,8 @@ func handlerOf(
 	}
 }
 
-// refuseByError answers a request without a verdict: 400 if the check is invalid, which a client must not be able to use to
-// pass unchecked, else 503.
+// refuseByError answers a request without a verdict: 400 if the check is invalid, else 503. An invalid check is
+// refused so that a client cannot send one to avoid being limited.
 func refuseByError(w http.ResponseWriter, r *http.Request, err error) {
 	decision := Decision{Source: SourceNone, Reason: Unavailable, RetryAfter: time.Second}
 	if errors.Is(err, ErrInvalid) {

@@ -12,7 +12,7 @@ const (
 	problemTypes = "https://iana.org/assignments/http-problem-types#"
 )
 
-// problemBody is the body of a refusal as a problem of RFC 9457.
+// problemBody is the body of a refusal as an RFC 9457 problem document.
 type problemBody struct {
 	Type             string   `json:"type"`
 	Title            string   `json:"title"`
@@ -40,7 +40,7 @@ func (d Decision) problem() problemBody {
 	return body
 }
 
-// weightPattern matches a weight of HTTP: 0 or 1, with at most three decimal places.
+// weightPattern matches a quality value (q) of HTTP: 0 to 1, with at most three decimal places.
 var weightPattern = regexp.MustCompile(`^[01](\.[0-9]{0,3})?$`)
 
 // asksForProblem reports whether the lines of an Accept header ask for application/problem+json: they must name it, with a

@@ -60,8 +60,8 @@ type ScriptCall struct {
 	limits   []parsedLimit
 }
 
-// NewScriptCall encodes a check on keys with this prefix. A zero now stands for the clock of the server; another time
-// is for tests. Errors are ErrInvalid.
+// NewScriptCall encodes a check on keys with this prefix. A zero now stands for the clock of the server; any other
+// time is for tests. Errors are ErrInvalid.
 func NewScriptCall(prefix string, check Check, now time.Time) (*ScriptCall, error) {
 	if err := check.Validate(); err != nil {
 		return nil, err
@@ -226,7 +226,7 @@ func ScriptError(reply string) error {
 	case is("non local key"), is("different slots"), is("same slot"):
 		return failed(ErrInvalid, "the keys of one check are in different slots of the Redis Cluster; use one key per check")
 	}
-	return failed(ErrProtocol, "Redis returned an error that is not known ("+strings.TrimRight(firstWord(code), ":")+")")
+	return failed(ErrProtocol, "Redis returned an unknown error ("+strings.TrimRight(firstWord(code), ":")+")")
 }
 
 // firstWord returns an error code, or a placeholder for a word that is not one.

@@ -1,11 +1,11 @@
-// Package tollgate limits rates with Tollgate: through the service `tollgate serve` over HTTP, or, with package
-// tollgate/redislimiter, through its Lua script on a Redis of your own. Both decide alike, on the same counters.
+// Package tollgate is a client for the rate limiter Tollgate: through the service `tollgate serve` over HTTP, or, with
+// package tollgate/redislimiter, through its Lua script on a Redis of your own. Both decide alike, on the same counters.
 //
 //	client := tollgate.New("http://127.0.0.1:8080")
 //	decision, err := client.Check(ctx, "user:42", "10/min", "1000/day")
 //	http.Handle("/", tollgate.Middleware(client, tollgate.Limit("10/min"))(mux))
 //
-// A limit is a text, QUOTA/WINDOW [ALGORITHM] [option=value …], such as "100/min token-bucket burst=20". A denial is a
+// A limit is a string, QUOTA/WINDOW [ALGORITHM] [option=value …], such as "100/min token-bucket burst=20". A denial is a
 // [Decision], not an error. Every call has a deadline, and [OnError] determines what happens if there is no answer
 // within it.
 //
@@ -80,11 +80,11 @@ func (c Check) Validate() error {
 		return invalid("a check needs at least one limit")
 	}
 	if len(c.Demands) > demandsMax {
-		return invalid("a check can have at most %d limits, this one has %d", demandsMax, len(c.Demands))
+		return invalid("a check can have at most %d limits; this one has %d", demandsMax, len(c.Demands))
 	}
 	for _, demand := range c.Demands {
 		if len(demand.Key) > subjectBytesMax {
-			return invalid("a key can have at most %d bytes, this one has %d", subjectBytesMax, len(demand.Key))
+			return invalid("a key can have at most %d bytes; this one has %d", subjectBytesMax, len(demand.Key))
 		}
 		if demand.Cost < 0 || demand.Cost > costMax {
 			return invalid("a cost must be from 0 to %d, found %d", int64(costMax), demand.Cost)
@@ -110,15 +110,15 @@ const (
 	SourceNone Source = "none"
 )
 
-// Reason is the reason of a refusal. It is the field "error" of the JSON body.
+// Reason is the reason for a refusal. It is the field "error" of the JSON body.
 type Reason string
 
 const (
-	// RateLimited is the reason of a denial by a limit.
+	// RateLimited is the reason for a denial by a limit.
 	RateLimited Reason = "rate_limited"
-	// Banned is the reason of a refusal because the subject is banned.
+	// Banned is the reason for a refusal because the subject is banned.
 	Banned Reason = "banned"
-	// Unavailable is the reason of a refusal because there was no verdict and the failure policy is to deny.
+	// Unavailable is the reason for a refusal because there was no verdict and the failure policy is to deny.
 	Unavailable Reason = "unavailable"
 )
 
@@ -142,7 +142,7 @@ type Decision struct {
 	ResetAfter time.Duration
 	// Response is the response that the rules of the service determine; nil for other decisions.
 	Response *Response
-	// Err is the failure because of which Source is SourceNone; nil if there was none.
+	// Err is the failure that prevented a decision; nil if there was none.
 	Err error
 
 	at      time.Time // time of the decision by the store's clock; zero if unknown
@@ -179,7 +179,7 @@ type Response struct {
 type refundState struct {
 	done    atomic.Bool
 	receipt string   // of the service
-	on      []string // endings for which the rules refund: success, failure
+	on      []string // outcomes for which the rules refund: success, failure
 	keys    []string // of the script, with a limit line and a receipt each
 	lines   []string
 }
@@ -265,11 +265,11 @@ var (
 	ErrInvalid = kind("invalid argument")
 	// ErrUnavailable is the kind of failures of the service, Redis or the network, and of answers that were too late.
 	ErrUnavailable = kind("unavailable")
-	// ErrForbidden is the kind of errors of credentials and permissions.
+	// ErrForbidden is the kind of errors about credentials and permissions.
 	ErrForbidden = kind("forbidden")
 	// ErrForeign is the kind of the error for a key with data that Tollgate did not write.
 	ErrForeign = kind("foreign data")
-	// ErrProtocol is the kind of errors for answers that Tollgate does not give.
+	// ErrProtocol is the kind of errors about answers that Tollgate does not send.
 	ErrProtocol = kind("unexpected answer")
 )
 

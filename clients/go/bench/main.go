@@ -1,8 +1,8 @@
-// Bench measures the script client beside go-redis/redis_rate, on a Redis server of its own:
+// Bench compares the script client with go-redis/redis_rate, on a Redis server of its own:
 //
 //	GOWORK=off go run . [-rounds 5] [-seconds 2] [-parallel 64]
 //
-// The rounds of all candidates are interleaved, so that a disturbance of the machine affects all of them. It prints the
+// The rounds of all candidates are interleaved, so that other load on the machine affects all of them. It prints the
 // median of the rounds: requests per second, and the CPU time of Redis per request (INFO cpu).
 package main
 

@@ -4,8 +4,8 @@
 //	decision, err := limiter.Check(ctx, "user:42", "10/min", "1000/day")
 //
 // The script decides by the clock of the server, and on the same counters as the service and all other clients with the
-// same prefix. Redis 7.0 or Valkey 7.2, or a later version, is required. On a Redis Cluster all demands of a check must
-// have the same key, because its counters are in one slot.
+// same prefix. Redis 7.0 or Valkey 7.2, or a later version, is required. On a Redis Cluster all limits of a check must
+// be on the same key, so that its counters are in one slot.
 //
 // Set MaxRetries to -1: go-redis otherwise repeats a call whose answer was lost, which may charge twice.
 package redislimiter
@@ -165,7 +165,7 @@ func (l *Limiter) wait(ctx context.Context, call *tollgate.ScriptCall, maxWait t
 			if !decision.Allowed {
 				return decision, nil
 			}
-			// The place in the leaky bucket comes too late.
+			// The place in the leaky bucket is too far back.
 			if err := l.Refund(ctx, decision); err != nil {
 				return l.failures.Apply(ctx, err)
 			}
@@ -178,7 +178,7 @@ func (l *Limiter) wait(ctx context.Context, call *tollgate.ScriptCall, maxWait t
 		case <-ctx.Done():
 			timer.Stop()
 			if decision.Allowed {
-				_ = l.Refund(context.WithoutCancel(ctx), decision) // the caller leaves in any case
+				_ = l.Refund(context.WithoutCancel(ctx), decision) // the wait is cancelled even if this fails
 			}
 			return tollgate.Decision{}, &tollgate.Error{Kind: tollgate.ErrUnavailable, Message: "the wait was cancelled", Cause: ctx.Err()}
 		}
@@ -218,14 +218,14 @@ func integers(reply any) ([]int64, error) {
 		isList = isList && isNumber
 	}
 	if !isList {
-		return nil, &tollgate.Error{Kind: tollgate.ErrProtocol, Message: "the script returned something else than integers"}
+		return nil, &tollgate.Error{Kind: tollgate.ErrProtocol, Message: "the script returned something other than integers"}
 	}
 	return numbers, nil
 }
 
 // within returns the result of a command, or an error at the deadline. go-redis reads without regard to the context
-// unless ContextTimeoutEnabled is set, so the command runs in a goroutine, which ends by the timeouts of the client. The
-// number of these is bounded by the client's pool, because waiting for a connection ends with the context.
+// unless ContextTimeoutEnabled is set, so the command runs in a goroutine, which the timeouts of the client end. The
+// number of these goroutines is bounded by the client's pool, because waiting for a connection ends with the context.
 func within[T any](ctx context.Context, deadline time.Duration, command func(context.Context) (T, error)) (T, error) {
 	type result struct {
 		value T

@@ -1,5 +1,5 @@
-// Measures tollgate beside express-rate-limit + rate-limit-redis, in one interleaved run: requests per second of an Express
-// application, and the CPU time of the application and of Redis per request.
+// Compares tollgate with express-rate-limit + rate-limit-redis, in one interleaved run: requests per second of an
+// Express application, and the CPU time of the application and of Redis per request.
 //
 //   npm install --prefix clients/node/bench && npm run build --prefix clients/node
 //   node clients/node/bench/bench.mjs [ROUNDS [REQUESTS]]

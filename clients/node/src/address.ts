@@ -47,7 +47,7 @@ export class TrustedProxies {
   readonly header: string;
 
   /**
-   * @throws {InvalidInputError} if a text is neither an address nor `ADDRESS/BITS`, has host bits set, or the header
+   * @throws {InvalidInputError} if a string is neither an address nor `ADDRESS/BITS`, has host bits set, or the header
    * cannot hold an address.
    */
   constructor(networks: readonly string[] = [], header = "x-forwarded-for") {

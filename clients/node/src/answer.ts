@@ -35,7 +35,7 @@ const PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types#";
 /**
  * Returns the default response of a refusal: 429, 403 for a ban, or 503 if nothing was decided.
  *
- * The body is JSON, or a problem of RFC 9457 if `accept`, the lines of the request's `Accept`, asks for
+ * The body is JSON, or an RFC 9457 problem document if `accept`, the lines of the request's `Accept`, asks for
  * `application/problem+json`.
  */
 export function refusalResponse(decision: Decision, accept: string | readonly string[] = []): RefusalResponse {

@@ -5,10 +5,10 @@ import type { TollgateError } from "./errors.js";
 /** Where a decision comes from. `none`: nothing decided, and `onError` determined the answer. */
 export type Source = "store" | "deny_cache" | "local" | "none";
 
-/** The reason of a refusal. */
+/** The reason for a refusal. */
 export type Reason = "rate_limited" | "banned" | "unavailable" | "path_too_long";
 
-/** The ending of a request, by its status: `failure` for 400 to 599, else `success`. */
+/** The outcome of a request, by its status: `failure` for 400 to 599, else `success`. */
 export type Ending = "success" | "failure";
 
 /** The status of one limit of a decision. Times are in seconds, exact to the microsecond on Redis. */
@@ -23,7 +23,7 @@ export interface LimitStatus {
   readonly window: number;
   /** The units left. */
   readonly remaining: number;
-  /** The time until the request would be admitted; `null` if never. Of an admission: the time to wait (leaky-bucket). */
+  /** The time until the request would be admitted; `null` if never. On an admission: the time to wait (leaky-bucket). */
   readonly retryAfter: number | null;
   /** The time until one more unit is available; `null` if never. */
   readonly nextAfter: number | null;
@@ -72,7 +72,7 @@ export interface Decision {
   readonly source: Source;
   /** The status of each limit, in the order given. Empty for a ban, and if nothing was decided. */
   readonly limits: readonly LimitStatus[];
-  /** The reason of a refusal; `null` for an admission. */
+  /** The reason for a refusal; `null` for an admission. */
   readonly reason: Reason | null;
   /**
    * The time in seconds until the request would be admitted; `null` if never.
@@ -82,7 +82,7 @@ export interface Decision {
   readonly retryAfter: number | null;
   /** The quota of the most restrictive limit; `null` without limits. */
   readonly limit: number | null;
-  /** The units left of the most restrictive limit; `null` without limits. */
+  /** The units left in the most restrictive limit; `null` without limits. */
   readonly remaining: number | null;
   /** The time in seconds until the most restrictive limit is whole again; `null` if never, or without limits. */
   readonly resetAfter: number | null;
@@ -90,13 +90,13 @@ export interface Decision {
   readonly headers: Readonly<Record<string, string>>;
   /** The proof of the admission, for `refund`. Only from the service, and only if it was asked for. */
   readonly receipt?: string;
-  /** The endings for which the rules give units back. Only of a decision by rules with a receipt. */
+  /** The outcomes for which the rules give units back. Only in a decision by rules with a receipt. */
   readonly refundOn?: readonly Ending[];
   /** The message of a refusal, if the service wrote one. */
   readonly message?: string;
-  /** The response to relay. Only of a refusal by rules. */
+  /** The response to relay. Only in a refusal by rules. */
   readonly response?: RefusalResponse;
-  /** The error because of which nothing was decided. */
+  /** The error that prevented a decision. */
   readonly error?: TollgateError;
 }
 
@@ -156,7 +156,7 @@ export function createDecision(fields: DecisionFields): Decision {
   return new ComputedDecision(fields);
 }
 
-/** Returns the charges with which a decision was created if they are as expected, once. Else returns `undefined`. */
+/** Takes the charges out of a decision if `isExpected` accepts them, so that a second call returns `undefined`. */
 export function takeCharges<C>(decision: Decision, isExpected: (charges: unknown) => charges is C): C | undefined {
   return ComputedDecision.takeCharges(decision, isExpected);
 }

@@ -37,7 +37,7 @@ export function parseDemands(demands: readonly Demand[]): ParsedDemand[] {
     throw new InvalidInputError("a check needs at least one limit");
   }
   if (demands.length > DEMANDS_MAX) {
-    throw new InvalidInputError(`a check can have at most ${DEMANDS_MAX} limits, this one has ${demands.length}`);
+    throw new InvalidInputError(`a check can have at most ${DEMANDS_MAX} limits; this one has ${demands.length}`);
   }
   const parsed = demands.map(parseDemand);
   for (let second = 1; second < parsed.length; second++) {

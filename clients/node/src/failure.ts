@@ -3,17 +3,17 @@ import { createDecision, type Decision } from "./decision.js";
 import { InvalidInputError, TollgateError, UnavailableError, quoted } from "./errors.js";
 
 /**
- * What a check answers if nothing was decided: `allow` lets the request pass, `deny` refuses it with 503, `throw`
+ * What a check returns if no decision was made: `allow` lets the request pass, `deny` refuses it with 503, `throw`
  * throws the error.
  */
 export type OnError = "allow" | "deny" | "throw";
 
-/** A function that logs a message. `error` is missing from the message that everything works again. */
+/** A function that logs a message. `error` is absent if the message reports the recovery. */
 export type Logger = (message: string, error?: TollgateError) => void;
 
 /** Options of every limiter. */
 export interface FailureOptions {
-  /** What a check answers if nothing was decided. Defaults to `allow`. */
+  /** What a check returns if no decision was made. Defaults to `allow`. */
   onError?: OnError;
   /** Logs failures that are not thrown, at most once a second, and the recovery. Defaults to `console.warn`. */
   logger?: Logger;
@@ -45,7 +45,7 @@ export class FailurePolicy {
       throw new InvalidInputError(`onError must be "allow", "deny" or "throw", found ${quoted(onError)}`);
     }
     if (options.logger !== undefined && typeof options.logger !== "function") {
-      throw new InvalidInputError("logger must be a function of a message");
+      throw new InvalidInputError("logger must be a function that takes a message");
     }
     this.#target = target;
     this.#onError = onError;

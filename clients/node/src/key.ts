@@ -59,7 +59,7 @@ export function keyBytes(key: Key): Uint8Array {
   }
   const bytes = typeof key === "string" ? Buffer.from(key) : key;
   if (bytes.length > SUBJECT_BYTES_MAX) {
-    throw new InvalidInputError(`a key can have at most ${SUBJECT_BYTES_MAX} bytes, this one has ${bytes.length}`);
+    throw new InvalidInputError(`a key can have at most ${SUBJECT_BYTES_MAX} bytes; this one has ${bytes.length}`);
   }
   return bytes;
 }

@@ -1,7 +1,7 @@
 /**
  * The text form of a limit: `QUOTA/WINDOW [ALGORITHM] [option=value …]`.
  *
- * The grammar and the bounds are those of the Rust library, so a text means the same everywhere.
+ * The grammar and the bounds are those of the Rust library, so a limit means the same everywhere.
  */
 import { InvalidInputError, quoted } from "./errors.js";
 
@@ -81,7 +81,7 @@ function parse(text: string): Limit {
   if (typeof text !== "string") throw fail(`expected a limit as text, ${EXAMPLE}`, text);
   const bytes = Buffer.byteLength(text);
   if (bytes > TEXT_BYTES_MAX) {
-    throw new InvalidInputError(`a limit can have at most ${TEXT_BYTES_MAX} bytes, this one has ${bytes}; ${EXAMPLE}`);
+    throw new InvalidInputError(`a limit can have at most ${TEXT_BYTES_MAX} bytes, but this one has ${bytes}; ${EXAMPLE}`);
   }
   const words = text.split(/[ \t\n\f\r]+/).filter((word) => word !== "");
   const rate = words.shift();

@@ -22,7 +22,7 @@ export interface ExplicitOptions<Request> {
   trustedProxies?: readonly string[];
   /** The header in which the trusted proxies report the client's address. Defaults to `X-Forwarded-For`. */
   forwardingHeader?: string;
-  /** The ending of a request for which its units are given back. Defaults to none. */
+  /** The outcome of a request for which its units are given back. Defaults to none. */
   refundOn?: Ending;
   tollgate?: undefined;
 }
@@ -53,12 +53,12 @@ export type Outcome =
       readonly decision: Decision;
       readonly refusal: null;
       readonly headers: Readonly<Record<string, string>>;
-      /** Gives units back if the ending of the request earns it. Call it at most once. */
+      /** Gives units back if the request's outcome requires it. Call it at most once. */
       readonly finish: (status: number) => void;
     }
   | { readonly decision: Decision; readonly refusal: RefusalResponse };
 
-/** Creates the function that decides requests. Invalid options are thrown here, at the start. */
+/** Creates the function that decides requests. Throws an `InvalidInputError` if an option is invalid. */
 export function createGate<Request>(
   options: RateLimitOptions<Request>,
   describe: (request: Request) => IncomingRequest,
@@ -145,7 +145,7 @@ function endingOf(status: number): Ending {
   return status >= 400 && status <= 599 ? "failure" : "success";
 }
 
-/** The response is already sent, so an error of a refund has no other place than the limiter's log. */
+/** Ignores the error of a refund: the response has been sent. The limiter logs it unless `onError` is `throw`. */
 async function ignoreErrors(refund: Promise<unknown>): Promise<void> {
   await refund.catch(() => {});
 }

@@ -1,8 +1,8 @@
 /**
- * One form of the Redis clients that applications use.
+ * One interface for all Redis clients that applications use.
  *
- * **A call ends within its deadline.** While a client is not connected, it queues commands and sends them later, when
- * the request that they belong to has long been answered: it would be charged for nothing. So no command is given to a
+ * **A call ends within its deadline.** While a client is not connected, it queues commands and sends them later, long
+ * after the request that they belong to was answered, which would be charged for nothing. So no command is given to a
  * client that is not ready. A call waits while the client connects, up to its deadline, and fails at once while the
  * client pauses between attempts. After one call has waited in vain, others fail at once until the client is ready.
  */

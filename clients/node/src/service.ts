@@ -37,7 +37,7 @@ export interface ServiceCheckOptions extends CheckOptions {
 
 /** Options of {@link Tollgate.wait}. */
 export interface WaitOptions extends ServiceCheckOptions {
-  /** The longest wait in milliseconds, 0 to 60000. A longer one is a denial at once. Defaults to 10000. */
+  /** The longest wait in milliseconds, 0 to 60000. If it is longer, the check is denied at once. Defaults to 10000. */
   maxWaitMs?: number;
 }
 
@@ -54,16 +54,16 @@ export interface RequestDescription {
 
 /** Options of {@link Tollgate.refund}. */
 export interface RefundOptions {
-  /** The units that were really used; the rest is given back. Defaults to 0. */
+  /** The units that were actually used; the rest is given back. Defaults to 0. */
   used?: number;
-  /** The status of the response, for a decision by rules: gives back what the rules say for this ending. */
+  /** The status of the response, for a decision by rules: gives back what the rules say for this outcome. */
   status?: number;
 }
 
 const DEFAULT_URL = "http://127.0.0.1:8080";
 const RESPONSE_BYTES_MAX = 1024 * 1024;
 const WAIT_MS_MAX = 60_000;
-/** Idle connections are closed before the service closes them, so that no request meets a closing connection. */
+/** Idle connections are closed before the service closes them, so that no request is sent on a closing connection. */
 const IDLE_MS = 4_000;
 const SOURCES: readonly Source[] = ["store", "deny_cache", "local", "none"];
 const RATE_LIMIT_HEADERS = [
@@ -145,7 +145,7 @@ export class Tollgate implements Limiter {
   /**
    * Decides as {@link Tollgate.check}, but waits in the service until the units are available.
    *
-   * Denied if that would take longer than `maxWaitMs`. Nothing is charged then.
+   * If that would take longer than `maxWaitMs`, the check is denied and nothing is charged.
    */
   async wait(key: Key, limits: string | readonly string[], options: WaitOptions = {}): Promise<Decision> {
     const maxWaitMs = options.maxWaitMs ?? 10_000;
@@ -268,7 +268,7 @@ export class Tollgate implements Limiter {
   }
 
   #malformed(): UnavailableError {
-    return new UnavailableError("protocol", `${this.#name}: the answer is not one of Tollgate`);
+    return new UnavailableError("protocol", `${this.#name}: the answer is not in the form that Tollgate sends`);
   }
 
   #errorOf({ status, body }: Answer): Error {

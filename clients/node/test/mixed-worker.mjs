@@ -1,4 +1,4 @@
-// A worker of the mixed run: one of the Node clients, beside those of the other languages. The parent,
+// A worker of the mixed run: one of the Node clients, alongside those of the other languages. The parent,
 // crates/tollgate-cli/tests/suite/mixed.rs, describes the arguments, the input and the records.
 import { createWriteStream } from "node:fs";
 import { once } from "node:events";

@@ -86,7 +86,7 @@ final class Client extends Limiter
      * {@inheritDoc}
      *
      * The check must have been refundable. After an exception the refund may be repeated: the service applies a receipt
-     * once.
+     * only once.
      */
     public function refund(Decision $decision): void
     {

@@ -32,7 +32,7 @@ final class Decision
      * @param list<LimitStatus> $limits one per demand, in the same order; by rules one per limit that applies
      * @param ?int $retryAfterUs overrides the wait of the limits; -1 is never
      * @param ?Response $response the response by the rules of the service; null for other decisions
-     * @param ?TollgateException $error the failure because of which nothing was counted
+     * @param ?TollgateException $error the failure that prevented a decision
      * @param array<string, mixed> $body the fields of the body of a refusal by the service
      * @param ?array<string, string> $rateLimitHeaders of the service; null to compute them
      */
@@ -99,8 +99,8 @@ final class Decision
     }
 
     /**
-     * Returns the body of a refusal: JSON, or a problem of RFC 9457 if the request's Accept asks for it. By rules, it is
-     * that of the response.
+     * Returns the body of a refusal: JSON, or an RFC 9457 problem document if the request's Accept asks for it. By rules,
+     * it is that of the response.
      */
     public function body(string $accept = ''): string
     {
@@ -127,7 +127,7 @@ final class Decision
     }
 
     /**
-     * Returns this decision as a denial that charged nothing, for a place in a leaky bucket that comes too late.
+     * Returns this decision as a denial that charged nothing, for a place in a leaky bucket that is too far back.
      *
      * @internal
      */

@@ -20,7 +20,7 @@ final class Demand
         public readonly int $cost = 1,
     ) {
         if (strlen($key) > self::KEY_BYTES_MAX) {
-            throw new Invalid(sprintf('a key can have at most %d bytes, this one has %d', self::KEY_BYTES_MAX, strlen($key)));
+            throw new Invalid(sprintf('a key can have at most %d bytes; this one has %d', self::KEY_BYTES_MAX, strlen($key)));
         }
         if ($cost < 0 || $cost > self::COST_MAX) {
             throw new Invalid(sprintf('a cost must be from 0 to %d, found %d', self::COST_MAX, $cost));

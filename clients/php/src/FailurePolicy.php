@@ -32,7 +32,7 @@ final class FailurePolicy
     public function __construct(private readonly string $onError, private readonly ?LoggerInterface $logger)
     {
         if (!isset(self::EFFECTS[$onError])) {
-            throw new Invalid('on_error must be allow, deny or raise, found ' . Invalid::shown($onError));
+            throw new Invalid('onError must be allow, deny or raise, found ' . Invalid::shown($onError));
         }
     }
 
@@ -66,7 +66,7 @@ final class FailurePolicy
         }
     }
 
-    /** Returns whether a second has passed since the last line: of all processes with APCu, else of this object. */
+    /** Returns whether a second has passed since the last log line: by any process with APCu, else by this object. */
     private function mayLog(): bool
     {
         if (function_exists('apcu_enabled') && apcu_enabled()) {

@@ -25,7 +25,7 @@ final class HttpConnection
     /** @var ?resource */
     private $stream = null;
     private int $processId = 0;
-    /** What was received and not yet read. */
+    /** The bytes that were received and not yet read. */
     private string $buffer = '';
 
     /**

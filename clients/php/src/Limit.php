@@ -44,7 +44,7 @@ final class Limit
     public static function parse(string $text): self
     {
         if (strlen($text) > self::TEXT_BYTES_MAX) {
-            throw new Invalid(sprintf('a limit can have at most %d bytes, this one has %d; %s', self::TEXT_BYTES_MAX, strlen($text), self::EXAMPLE));
+            throw new Invalid(sprintf('a limit can have at most %d bytes, but this one has %d; %s', self::TEXT_BYTES_MAX, strlen($text), self::EXAMPLE));
         }
         $words = preg_split('/[ \t\n\f\r]+/', $text, -1, PREG_SPLIT_NO_EMPTY) ?: [];
         if ($words === []) {

@@ -19,7 +19,7 @@ abstract class Limiter
      * @param string|list<string> $limits such as `10/min` or `['10/min', '1000/day']`
      * @param bool $refundable makes the service return a receipt; decisions of the script are always refundable
      * @throws Invalid if an argument is not accepted
-     * @throws TollgateException if there is no verdict and on_error is `raise`
+     * @throws TollgateException if there is no verdict and onError is `raise`
      */
     public function check(string $key, string|array $limits, int $cost = 1, bool $refundable = false): Decision
     {
@@ -61,7 +61,7 @@ abstract class Limiter
     /**
      * Gives back the units that an admission charged, at most once per decision. Does nothing if it charged nothing.
      *
-     * @throws TollgateException if the refund failed, whatever on_error says
+     * @throws TollgateException if the refund failed, whatever onError is
      */
     abstract public function refund(Decision $decision): void;
 
@@ -81,7 +81,7 @@ abstract class Limiter
             throw new Invalid('a check needs at least one limit');
         }
         if (count($demands) > Demand::MAX) {
-            throw new Invalid(sprintf('a check can have at most %d limits, this one has %d', Demand::MAX, count($demands)));
+            throw new Invalid(sprintf('a check can have at most %d limits; this one has %d', Demand::MAX, count($demands)));
         }
         if (!($maxWait >= 0.0 && $maxWait <= self::WAIT_MAX)) {
             throw new Invalid(sprintf('a wait must be from 0 to %g seconds', self::WAIT_MAX));

@@ -5,7 +5,7 @@ declare(strict_types=1);
 namespace Tollgate;
 
 /**
- * The body of a refusal as a problem of RFC 9457.
+ * The body of a refusal as an RFC 9457 problem document.
  *
  * @internal
  */

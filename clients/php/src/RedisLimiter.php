@@ -17,7 +17,7 @@ use Tollgate\Redis\Predis;
 /**
  * Decides checks in Redis or Valkey with Tollgate's Lua script, by the clock of the server, on the same counters as the
  * service and all other clients with the same prefix. Redis 7.0 or Valkey 7.2, or a later version, is required. In a
- * Redis Cluster all demands of a check must have the same key.
+ * Redis Cluster all limits of a check must be on the same key.
  */
 final class RedisLimiter extends Limiter
 {
@@ -28,7 +28,7 @@ final class RedisLimiter extends Limiter
     private readonly FailurePolicy $failures;
 
     /**
-     * @param \Redis|\RedisCluster|ClientInterface $redis a client of phpredis or Predis; its key prefix and serializer
+     * @param \Redis|\RedisCluster|ClientInterface $redis a phpredis or Predis client; its key prefix and serializer
      *     are not used
      * @param string $prefix the first part of all keys
      * @param float $deadline the deadline of each call in seconds. It bounds reading; connecting is bounded by the
@@ -106,7 +106,7 @@ final class RedisLimiter extends Limiter
         }
     }
 
-    /** Checks, sleeps for the exact wait, and checks again, until the units are there or would come too late. */
+    /** Checks, sleeps for the exact wait, and checks again, until admitted or until the wait would be too long. */
     private function waitFor(ScriptCall $call, float $maxWait): Decision
     {
         $end = hrtime(true) + (int) (1e9 * $maxWait);
@@ -121,7 +121,7 @@ final class RedisLimiter extends Limiter
                     return $decision;
                 }
                 try {
-                    $this->refund($decision); // the place in the leaky bucket comes too late
+                    $this->refund($decision); // the place in the leaky bucket is too far back
                 } catch (TollgateException $failure) {
                     return $this->failures->apply($failure);
                 }

@@ -15,7 +15,7 @@ final class Refund
 
     /**
      * @param string $receipt of the service; empty for decisions of the script
-     * @param list<string> $endings the endings for which the rules refund: success, failure
+     * @param list<string> $endings the outcomes for which the rules refund: success, failure
      * @param list<string> $keys of the script
      * @param list<string> $lines a limit line and a receipt for each key
      */

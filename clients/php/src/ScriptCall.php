@@ -105,7 +105,7 @@ final class ScriptCall
     public function decode(mixed $reply): Decision
     {
         if (!is_array($reply) || !array_is_list($reply) || array_filter($reply, 'is_int') !== $reply) {
-            throw new Protocol('the script returned something else than integers');
+            throw new Protocol('the script returned something other than integers');
         }
         if (count($reply) === 3 && $reply[1] === 0) {
             return new Decision(false, 'store', Decision::BANNED, retryAfterUs: max($reply[2], LimitStatus::NEVER), atUs: $reply[0]);
@@ -173,7 +173,7 @@ final class ScriptCall
             str_contains($reply, "The user executing the script can't") => new Forbidden($noPermission),
             str_contains($reply, 'non local key'),
             str_contains($reply, 'same slot') => new Invalid($crossSlot),
-            default => new Protocol('Redis returned an error that is not known (' . (preg_match('/^[A-Z_]{1,32}$/D', $code) === 1 ? $code : 'no code') . ')'),
+            default => new Protocol('Redis returned an unknown error (' . (preg_match('/^[A-Z_]{1,32}$/D', $code) === 1 ? $code : 'no code') . ')'),
         };
     }
 

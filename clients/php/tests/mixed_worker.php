@@ -2,7 +2,7 @@
 
 declare(strict_types=1);
 
-// A worker of the mixed run: one of the PHP clients, beside those of the other languages. The parent,
+// A worker of the mixed run: one of the PHP clients, alongside those of the other languages. The parent,
 // crates/tollgate-cli/tests/suite/mixed.rs, describes the arguments, the input and the records.
 
 require __DIR__ . '/bootstrap.php';

@@ -1,4 +1,4 @@
-"""A worker of the mixed run: one of the Python clients, beside those of the other languages.
+"""A worker of the mixed run: one of the Python clients, alongside those of the other languages.
 
 The parent, `crates/tollgate-cli/tests/suite/mixed.rs`, describes the arguments, the input and the
 records.

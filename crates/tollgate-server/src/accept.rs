@@ -233,7 +233,7 @@ impl ClientAdmission {
             if let Some(reason) = reason {
                 if let Some(suppressed) = self.log.admit() {
                     let name = listener.name();
-                    tracing::warn!(listener = name, suppressed, "closed a connection of a trusted proxy: {reason}");
+                    tracing::warn!(listener = name, suppressed, "closed a connection from a trusted proxy: {reason}");
                 }
                 return None;
             }

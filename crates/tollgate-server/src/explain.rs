@@ -332,7 +332,7 @@ impl Explanation {
             (Some((rule, _)), None) => verdict(
                 None,
                 format!(
-                    "the counters of rule {} were not read; name a Redis store (--store URL) or a running instance (--admin URL)",
+                    "the counters of rule {} were not read; specify --store URL (Redis) or --admin URL (a running instance)",
                     rule.name
                 ),
             ),

@@ -304,7 +304,7 @@ impl MetricsPage<'_, '_> {
             let labels = |result: &'static str| vec![(LISTENER, stats.name.into()), ("result", result.into())];
             stats.auth_failures().map(move |(result, times)| (labels(result), times))
         });
-        let help = "Failed authentication attempts: a wrong secret, or refused because too many attempts from the address are pending.";
+        let help = "Failed authentication attempts: a wrong secret, or too many pending attempts from the address.";
         self.counters("auth_failures", help, failures)
     }
 

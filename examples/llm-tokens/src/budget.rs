@@ -74,7 +74,7 @@ impl Reservation {
         let check = Check::new(&demands).expect("two windows are two counters");
         if let Err(error) = self.budget.0.limiter.settle(&check, &self.decision, Cost::new(used)).await {
             // If the call was not executed, the estimate stays charged until its window ends.
-            eprintln!("cannot settle a reservation, its estimate may stay charged: {error}");
+            eprintln!("cannot settle a reservation; its estimate may stay charged: {error}");
         }
     }
 }

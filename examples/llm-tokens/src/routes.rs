@@ -31,7 +31,7 @@ struct Asked {
 async fn complete(State(budget): State<Budget>, headers: HeaderMap, Json(asked): Json<Asked>) -> Response<Body> {
     let Some(customer) = customer(&headers) else { return unknown_key() };
     if !(1..=MAX_TOKENS_MAX).contains(&asked.max_tokens) {
-        let message = format!("max_tokens is 1 to {MAX_TOKENS_MAX}, got {}", asked.max_tokens);
+        let message = format!("max_tokens must be from 1 to {MAX_TOKENS_MAX}, got {}", asked.max_tokens);
         return error(StatusCode::BAD_REQUEST, "invalid", &message);
     }
     let prompt = Prompt { text: asked.prompt, max_tokens: asked.max_tokens };

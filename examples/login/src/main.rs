@@ -46,7 +46,7 @@ async fn login(headers: HeaderMap, password: String) -> StatusCode {
     if is_right(user, &password) { StatusCode::NO_CONTENT } else { StatusCode::UNAUTHORIZED }
 }
 
-/// Returns whether the password is right. Replace it by your user database and its password hashes.
+/// Returns whether the password is right. Replace it with your user database and its password hashes.
 fn is_right(user: &str, password: &str) -> bool {
     matches!((user, password), ("ada", "engine") | ("grace", "compiler"))
 }

@@ -76,7 +76,7 @@ function readUrl(body) {
   }
   if (typeof request !== "object" || request === null || Array.isArray(request)) return { problem: json };
   if (request.url === undefined) return { problem: `${json}: missing field \`url\`` };
-  if (typeof request.url !== "string") return { problem: `${json}: the url is not text` };
+  if (typeof request.url !== "string") return { problem: `${json}: the url is not a string` };
   const expected = `expected an absolute http or https URL of at most ${URL_BYTES_MAX} bytes`;
   if (!URL.canParse(request.url)) return { problem: expected };
   const url = new URL(request.url);

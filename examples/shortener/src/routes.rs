@@ -24,7 +24,7 @@ const URL_BYTES_MAX: usize = 2_048;
 const BODY_BYTES_MAX: usize = 16 * 1_024;
 
 #[derive(OpenApi)]
-#[openapi(info(title = "shortener", description = "Short links. Making them is limited, following them is not."))]
+#[openapi(info(title = "shortener", description = "Short links. Creating them is limited; following them is not."))]
 #[openapi(paths(shorten, follow))]
 struct Document;
 

@@ -4,7 +4,7 @@ declare(strict_types=1);
 
 namespace Tollgate\Exception;
 
-/** An argument is not accepted: a limit, key, cost, URL or receipt. Always thrown, whatever on_error says. */
+/** An argument is not accepted: a limit, key, cost, URL or receipt. Always thrown, whatever onError is. */
 final class Invalid extends TollgateException
 {
 }

@@ -4,7 +4,7 @@ declare(strict_types=1);
 
 namespace Tollgate\Exception;
 
-/** An answer is not one that Tollgate gives. */
+/** An answer is not in a form that Tollgate sends. */
 final class Protocol extends TollgateException
 {
 }

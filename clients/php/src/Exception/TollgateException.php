@@ -7,7 +7,7 @@ namespace Tollgate\Exception;
 /** The base class of all exceptions of this package. Messages contain no keys. */
 abstract class TollgateException extends \RuntimeException
 {
-    /** Returns the start of a text in quotes, for messages. */
+    /** Returns the start of a string in quotes, for messages. */
     public static function shown(string $text): string
     {
         $start = substr($text, 0, 32);

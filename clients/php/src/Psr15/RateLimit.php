@@ -20,7 +20,7 @@ use Tollgate\TrustedProxies;
 
 /**
  * Checks each request, by default counted by the client's address. Denials are answered with 429, bans with 403, and
- * failures by the limiter's on_error. Rate-limit headers are set on every response. The request attribute `tollgate` is
+ * failures by the limiter's onError. Rate-limit headers are set on every response. The request attribute `tollgate` is
  * the decision.
  */
 final class RateLimit implements MiddlewareInterface
@@ -82,7 +82,7 @@ final class RateLimit implements MiddlewareInterface
         try {
             $decision = $this->decide($request);
         } catch (Invalid) {
-            // A client must not be able to pass unchecked by a request that cannot be checked.
+            // Refused, so that a client cannot avoid being limited by sending a request that cannot be checked.
             $decision = new Decision(false, 'none', 'bad_request', response: new Response(
                 400,
                 ['content-type' => 'application/json', 'cache-control' => 'no-store'],

@@ -44,16 +44,16 @@ final class PhpRedis implements Connection
             }
         } catch (\RedisException | \RedisClusterException $exception) {
             $this->close();
-            // The message is of phpredis and contains no key.
+            // The message is from phpredis and contains no key.
             throw new Unavailable(sprintf('Redis did not answer within %g ms: %s', 1000 * $seconds, $exception->getMessage()), 0, $exception);
         } finally {
             if ($timeout !== null) {
-                // 0 is PHP's own timeout when connecting, but no time at all when it is set afterwards.
+                // When connecting, 0 means PHP's own timeout. When set afterwards, 0 means no time at all.
                 $this->redis->setOption(\Redis::OPT_READ_TIMEOUT, $timeout != 0.0 ? $timeout : (float) ini_get('default_socket_timeout'));
             }
         }
         if ($reply === $this->redis) {
-            throw new Protocol('the Redis connection is in a pipeline or transaction; use a connection of its own');
+            throw new Protocol('the Redis connection is in a pipeline or transaction; use a separate connection for the limiter');
         }
         if ($error !== null) {
             $this->redis->clearLastError();

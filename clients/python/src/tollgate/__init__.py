@@ -1,4 +1,4 @@
-"""Client of Tollgate, a distributed rate limiter whose windows really slide.
+"""Client for Tollgate, a distributed rate limiter whose windows really slide.
 
     from tollgate import Tollgate
 

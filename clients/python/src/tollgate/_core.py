@@ -38,7 +38,7 @@ class ServiceCore:
         self.deadline = check_deadline(deadline)
         self.failure = FailurePolicy(on_error)
         if isinstance(max_idle_connections, bool) or not isinstance(max_idle_connections, int):
-            raise InvalidInput("max_idle_connections is a whole number")
+            raise InvalidInput("max_idle_connections must be a whole number")
         self.max_idle_connections = max(0, max_idle_connections)
         self._head = self.endpoint.head(token)
 

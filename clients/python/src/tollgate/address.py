@@ -46,13 +46,13 @@ LOCAL_PEER = ipaddress.IPv4Address("127.0.0.1")
 class TrustedProxies:
     """The proxies that are trusted to report client addresses, and the header in which they do.
 
-    `networks` are texts such as `10.0.0.0/8` or `192.0.2.7`; none by default. `header` is one
+    `networks` are strings such as `10.0.0.0/8` or `192.0.2.7`; none by default. `header` is one
     header name, by default `X-Forwarded-For`. Raises `InvalidInput` if one of them is malformed.
     """
 
     def __init__(self, networks: Iterable[str] = (), header: str = "X-Forwarded-For") -> None:
         if isinstance(networks, str):
-            raise InvalidInput("trusted_proxies is a list of networks such as ['10.0.0.0/8']")
+            raise InvalidInput("trusted_proxies must be a list such as ['10.0.0.0/8']")
         self._networks = [_parse_network(text) for text in networks]
         if not isinstance(header, str) or not _TOKEN.fullmatch(header):
             raise InvalidInput("expected the name of one header, such as X-Forwarded-For")
@@ -151,7 +151,7 @@ def _embedded_v4(address: IPAddress) -> IPAddress:
 def _parse_network(text: str) -> _Network:
     form = "networks and addresses have the form 10.0.0.0/8, 203.0.113.7, 2001:db8::/32 or ::1"
     if not isinstance(text, str):
-        raise InvalidInput(f"expected a network as text; {form}")
+        raise InvalidInput(f"expected a network as a string; {form}")
     shown = text[:_NETWORK_BYTES_MAX]
     _, slash, bits = text.partition("/")
     if (
@@ -172,7 +172,7 @@ def _parse_network(text: str) -> _Network:
 
 
 def _parse_node(entry: str) -> IPAddress | None:
-    """Parses an entry of a forwarding header: an address, maybe with port, brackets, zone."""
+    """Parses an entry of a forwarding header: an address, optional port, brackets and zone."""
     if len(entry) > _NODE_BYTES_MAX:
         return None
     text = entry.strip(" \t")

@@ -29,8 +29,8 @@ class AsyncTollgate:
     `url`: the address of the HTTP listener, such as `http://127.0.0.1:8080`.
     `token`: the bearer token, if the listener requires one.
     `deadline`: seconds for a call, including connecting. Defaults to 0.05.
-    `on_error`: the decision if there is none: `allow` (default; logged at most once a second),
-    `deny` or `raise`.
+    `on_error`: what to do if no decision can be made: `allow` (default; logged at most once a
+    second), `deny` or `raise`.
     `max_idle_connections`: connections that are kept open between calls. Defaults to 100.
     `ssl_context`: for `https`. Defaults to that of `ssl.create_default_context`.
     """
@@ -80,7 +80,7 @@ class AsyncTollgate:
     async def peek(self, key: KeyLike, limit: LimitsLike) -> Decision:
         """Reads limits without charging them.
 
-        Never denied; `retry_after` of a limit is that of one unit.
+        A peek is never denied; the `retry_after` of a limit is the wait for one unit.
         """
         return await self._decide(self._core.check(peek_checks(key, limit)))
 
@@ -105,11 +105,11 @@ class AsyncTollgate:
     async def refund(
         self, decision: Decision | str, *, used: int | None = None, status: int | None = None
     ) -> bool:
-        """Gives the units of an admission back, once. Returns whether units were given back.
+        """Gives back the units of an admission, once. Returns whether units were given back.
 
         `decision`: a decision of a check with `receipt=True`, or its receipt. `used`: the units
-        that the request has cost in the end. `status`: the status of the response, for a decision
-        by rules. Without both, all units are given back.
+        that the request actually cost. `status`: the status of the response, for a decision by
+        rules. Without either, all units are given back.
         """
         call = self._core.refund(decision, used, status)
         if call is None:

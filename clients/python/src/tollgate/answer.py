@@ -17,11 +17,11 @@ from .limit import period
 _JSON = "application/json"
 _PROBLEM = "application/problem+json"
 _PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types#"
-#: A weight of HTTP: 0 or 1, with at most three decimal places.
+#: A quality value (`q`) of HTTP: 0 to 1, with at most three decimal places.
 _WEIGHT = re.compile(r"[01](?:\.[0-9]{0,3})?")
 _BANNED = "this caller is banned"
 _UNAVAILABLE = "the rate limiter is temporarily unavailable; try again shortly"
-#: The headers of the service's own answer that belong into the response to the client.
+#: The headers of the service's own answer that belong in the response to the client.
 RATE_LIMIT_HEADERS = (
     "x-ratelimit-limit",
     "x-ratelimit-remaining",
@@ -60,7 +60,7 @@ def rate_limit_headers(decision: Decision) -> Mapping[str, str]:
 def refusal(decision: Decision, accept: Sequence[str] = ()) -> Response:
     """Returns the response to a refused request: that of the service, or the default one.
 
-    The default is JSON, or a problem of RFC 9457 if the lines of `Accept` ask for it.
+    The default is JSON, or an RFC 9457 problem document if the lines of `Accept` ask for it.
     """
     if decision.response is not None:
         return decision.response

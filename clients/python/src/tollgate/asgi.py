@@ -32,14 +32,14 @@ class TollgateMiddleware:
     `tollgate`: an `AsyncTollgate`, to decide by the rules of the service. Or:
     `limiter`: an `AsyncTollgate` or `AsyncRedisLimiter`.
     `limit`: a limit, several, or a function of the scope that returns them, or `None` for no limit.
-    `key`: a function of the scope that returns the key. Defaults to the address of the client, also
-    if it returns `None`.
+    `key`: a function of the scope that returns the key. Defaults to the client's address, which is
+    also used if the function returns `None`.
     `cost`: the units of a request, or a function of the scope. Defaults to 1.
     `name`: separates the counters of this middleware from others with the same key and window.
     Defaults to none.
     `trusted_proxies`: networks of the proxies that report the client's address. Defaults to none.
     `forwarding_header`: the header in which they do. Defaults to `X-Forwarded-For`.
-    `refund_on`: `success` or `failure`: the ending that gives the units back. Defaults to never.
+    `refund_on`: `success` or `failure`: the outcome that gives the units back. Defaults to never.
     """
 
     def __init__(self, app: AsgiApp, **options: Any) -> None:

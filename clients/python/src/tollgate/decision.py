@@ -94,12 +94,12 @@ class Decision:
     #: Proof of an admission, for `refund`. `None` if nothing was charged or the check did not ask
     #: for it.
     receipt: Any | None = field(default=None, repr=False, compare=False)
-    #: By rules: the endings, `success` or `failure`, for which a refund gives units back.
+    #: By rules: the outcomes, `success` or `failure`, for which a refund gives units back.
     refund_on: tuple[str, ...] = ()
     #: The time of the decision in microseconds since the epoch, by the server's clock. `None` from
     #: the service.
     at_us: int | None = None
-    #: The remaining time of the ban. `None` without a ban, or for a ban without an end.
+    #: The remaining time of the ban. `None` without a ban, or if it has no end.
     ban_us: int | None = None
     #: The rate-limit headers that the service has written. `None`: compute them.
     service_headers: Mapping[str, str] | None = field(default=None, repr=False)
@@ -125,7 +125,7 @@ class Decision:
 
     @property
     def remaining(self) -> int | None:
-        """The units left of the most restrictive limit."""
+        """The units left in the most restrictive limit."""
         status = self.strictest
         return None if status is None else status.remaining
 
@@ -188,8 +188,8 @@ class Decision:
     def refusal(self, accept: Sequence[str] = ()) -> Response:
         """Returns the response to a refused request: that of the service, or the default one.
 
-        `accept`: the lines of the request's `Accept`. The default response is JSON, or a problem of
-        RFC 9457 if they ask for `application/problem+json`.
+        `accept`: the lines of the request's `Accept`. The default response is JSON, or an RFC
+        9457 problem document if they ask for `application/problem+json`.
         """
         from .answer import refusal
 

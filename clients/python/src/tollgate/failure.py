@@ -21,7 +21,7 @@ class FailurePolicy:
     def __init__(self, on_error: str) -> None:
         if on_error not in ON_ERROR:
             raise InvalidInput(
-                f"on_error is one of {', '.join(ON_ERROR)}; found {str(on_error)[:32]!r}"
+                f"on_error must be one of {', '.join(ON_ERROR)}; found {str(on_error)[:32]!r}"
             )
         self.on_error = on_error
         self._lock = threading.Lock()
@@ -64,5 +64,5 @@ def check_deadline(deadline: float) -> float:
         or not isinstance(deadline, (int, float))
         or not 0 < deadline <= 3600
     ):
-        raise InvalidInput(f"a deadline is a number of seconds above 0, found {str(deadline)[:32]}")
+        raise InvalidInput(f"deadline must be above 0, at most 3600 s, found {str(deadline)[:32]}")
     return float(deadline)

@@ -58,8 +58,8 @@ def init_app(
 
     `tollgate`: a `Tollgate`, to decide every request by the rules of the service. Or:
     `limiter`: a `Tollgate` or `RedisLimiter`, for `@limit`. Defaults to `tollgate`.
-    `limit`: a limit, several, or a function that returns them, or `None`: for every request.
-    Defaults to none.
+    `limit`: one or several limits of every request, or a function that returns them or `None` (no
+    limit). Defaults to none.
     `trusted_proxies`, `forwarding_header`: also the defaults of `@limit`.
     Other options are those of `tollgate.wsgi.TollgateMiddleware`.
     """
@@ -96,8 +96,8 @@ def limit(limit: LimitOption, *, limiter: Any = None, **options: Any) -> Callabl
 
     `limit`: a limit, several, or a function that returns them, or `None` for no limit.
     `limiter`: defaults to that of `init_app`.
-    `key`: a function that returns the key. Defaults to the address of the client, also if it
-    returns `None`.
+    `key`: a function that returns the key. Defaults to the client's address, which is also used
+    if the function returns `None`.
     `name`: separates the counters of this view from others with the same key, algorithm and window.
     Defaults to none: two views with `@limit("10/min")` share ten units per minute and address.
     Other options are those of `tollgate.wsgi.TollgateMiddleware`.

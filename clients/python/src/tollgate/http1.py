@@ -1,7 +1,7 @@
 """A bounded HTTP/1.1 client protocol without I/O, for one request at a time on a connection.
 
 The blocking and the asyncio client share it. `http.client` reads with a timeout per system call, so
-that a server which sends a byte at a time can delay a call without end; here the caller owns the
+that a server which sends a byte at a time can delay a call indefinitely; here the caller owns the
 socket and every read has the rest of the deadline.
 """
 
@@ -73,7 +73,7 @@ class Endpoint:
                 or not token.isprintable()
                 or not token
             ):
-                raise InvalidInput("a token is printable ASCII text")
+                raise InvalidInput("a token must be printable ASCII text")
             head += f"Authorization: Bearer {token}\r\n"
         return head
 

@@ -18,7 +18,7 @@ from .limit import Limit
 
 #: The version of the state that the embedded script reads and writes.
 STATE_VERSION = "tg2"
-#: The most bytes of a key.
+#: The maximum length of a key in bytes.
 KEY_BYTES_MAX = 64 * 1024
 
 _PART_BYTES_MAX = 128
@@ -42,11 +42,11 @@ def key_bytes(key: KeyLike) -> bytes:
         try:
             key = key.encode("utf-8")
         except UnicodeEncodeError:
-            raise InvalidInput("a key is a text without lone surrogates, or bytes") from None
+            raise InvalidInput("a key must be a string without lone surrogates, or bytes") from None
     elif not isinstance(key, bytes):
-        raise InvalidInput(f"a key is a text or bytes, found {type(key).__name__}")
+        raise InvalidInput(f"a key must be a string or bytes, found {type(key).__name__}")
     if len(key) > KEY_BYTES_MAX:
-        raise InvalidInput(f"a key can have at most {KEY_BYTES_MAX} bytes, this one has {len(key)}")
+        raise InvalidInput(f"a key can have at most {KEY_BYTES_MAX} bytes; this one has {len(key)}")
     return key
 
 
@@ -56,7 +56,7 @@ def key_text(key: KeyLike) -> str:
         return key_bytes(key).decode("utf-8")
     except UnicodeDecodeError:
         raise InvalidInput(
-            "the service takes keys in UTF-8; encode other bytes, for example in hex"
+            "the service accepts only keys in UTF-8; encode other bytes, for example in hex"
         ) from None
 
 
@@ -67,7 +67,7 @@ def check_prefix(prefix: str) -> str:
     """
     if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
         raise InvalidInput(
-            "a key prefix is 1 to 64 printable ASCII characters without braces or spaces"
+            "a key prefix must be 1 to 64 printable ASCII characters without braces or spaces"
         )
     return prefix
 

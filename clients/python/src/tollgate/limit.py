@@ -19,7 +19,7 @@ SLIDING_LOG_QUOTA_MAX = 100_000
 WINDOW_US_MIN = 1_000
 WINDOW_US_MAX = 400 * 86_400 * 1_000_000
 COST_MAX = 2**32 - 1
-#: The most limits of one check.
+#: The maximum number of limits of one check.
 LIMITS_MAX = 32
 
 ALGORITHMS = (
@@ -78,7 +78,7 @@ class Limit:
         of range.
         """
         if not isinstance(text, str):
-            raise InvalidInput(f"a limit is a text, {_EXAMPLE}; found {type(text).__name__}")
+            raise InvalidInput(f"a limit must be a string, {_EXAMPLE}; found {type(text).__name__}")
         return _parse(text)
 
     def line(self, cost: int) -> str:
@@ -129,14 +129,14 @@ def parse_limits(limit: LimitLike | Sequence[LimitLike]) -> tuple[Limit, ...]:
             f"expected a limit or a list of limits, {_EXAMPLE}; found {type(limit).__name__}"
         )
     if not 1 <= len(limit) <= LIMITS_MAX:
-        raise InvalidInput(f"a check has 1 to {LIMITS_MAX} limits, this one has {len(limit)}")
+        raise InvalidInput(f"a check can have 1 to {LIMITS_MAX} limits; this one has {len(limit)}")
     return tuple(each if isinstance(each, Limit) else Limit.parse(each) for each in limit)
 
 
 def check_cost(cost: int) -> int:
     """Returns `cost`. Raises `InvalidInput` unless it is a whole number from 0 to 4294967295."""
     if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost <= COST_MAX:
-        raise InvalidInput(f"a cost is a whole number from 0 to {COST_MAX}, found {str(cost)[:32]}")
+        raise InvalidInput(f"cost must be an integer from 0 to {COST_MAX}, found {str(cost)[:32]}")
     return cost
 
 
@@ -156,7 +156,7 @@ def _parse(text: str) -> Limit:
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > _TEXT_BYTES_MAX:
         raise InvalidInput(
-            f"a limit can have at most {_TEXT_BYTES_MAX} bytes, this one has {size}; {_EXAMPLE}"
+            f"a limit can have at most {_TEXT_BYTES_MAX} bytes, but this one has {size}; {_EXAMPLE}"
         )
     words = [word for word in _ASCII_SPACE.split(text) if word]
     if not words:

@@ -1,7 +1,7 @@
-"""What the middleware of all frameworks has in common.
+"""The part of the middleware that all frameworks share.
 
 A `Guard` asks the limiter about a request, by rules or with explicit limits, and knows which
-endings give units back.
+outcomes give units back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENDINGS = ("success", "failure")
 
 @dataclass(frozen=True)
 class Request:
-    """The parts of a request that decide about it."""
+    """The parts of a request that a decision depends on."""
 
     method: str
     #: The path without the query, percent-encoded.
@@ -89,7 +89,7 @@ class Guard:
         if not callable(cost):
             check_cost(cost)
         if refund_on is not None and refund_on not in _ENDINGS:
-            raise InvalidInput("refund_on is 'success' or 'failure', or None: never")
+            raise InvalidInput("refund_on must be 'success', 'failure' or None")
         if inspect.iscoroutinefunction(self.limiter.check) != is_asyncio:
             kind = "asyncio" if is_asyncio else "blocking"
             raise InvalidInput(f"this middleware needs a {kind} limiter")
@@ -142,7 +142,7 @@ class Guard:
         return self.limiter.check(self._key_of(request), limits, cost, receipt=receipt)
 
     def _give_up_receipt(self, error: InvalidInput) -> None:
-        """Decides that a request by rules is asked again without a receipt, else raises `error`.
+        """Returns normally if a request by rules may be retried without a receipt, else raises.
 
         A service on a shared store rejects all receipts unless it has a secret for them, and one
         request may have keys that are too long for a receipt.
@@ -169,7 +169,7 @@ class Guard:
     def rejection(self, error: InvalidInput) -> Response:
         """Returns the response to a request that cannot be described or decided by rules.
 
-        Raises the error of an explicit check: then an option or a function is wrong.
+        Raises the error if the check is explicit, because then an option or a function is wrong.
         """
         if not self._is_by_rules:
             raise error

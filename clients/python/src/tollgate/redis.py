@@ -55,7 +55,7 @@ _DEADLINE = 0.025
 #: Settings of a connection that refer to its pool, or that change its timeouts.
 _POOL_SETTINGS = ("maint_notifications_pool_handler", "maint_notifications_config")
 _POOL_SETTINGS_PREFIX = "orig_"
-#: The most connections of a limiter whose client has no bound.
+#: The maximum number of connections of a limiter whose client sets none.
 _CONNECTIONS_MAX = 1024
 _FAILURES = (RedisError, RedisClusterException, OSError, asyncio.TimeoutError)
 
@@ -94,7 +94,7 @@ class _LimiterCore:
             return command
         is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
         if not is_number or not 0.001 <= seconds <= 10 * 366 * 86_400:
-            raise InvalidInput("a ban lasts 0.001 seconds to 10 years, or None: without an end")
+            raise InvalidInput("a ban must be from 0.001 seconds to 10 years, or None")
         return (*command, "PX", int(seconds * 1000))
 
     def ban_key(self, key: KeyLike) -> str:
@@ -146,8 +146,8 @@ class RedisLimiter:
     `prefix`: the start of all keys. Defaults to `tollgate`.
     `deadline`: seconds for a reply, and for connecting. Defaults to 0.025. `None`: the timeouts of
     the client apply, as they do for Cluster and Sentinel clients.
-    `on_error`: the decision if there is none: `allow` (default; logged at most once a second),
-    `deny` or `raise`.
+    `on_error`: what to do if no decision can be made: `allow` (default; logged at most once a
+    second), `deny` or `raise`.
     """
 
     def __init__(
@@ -179,8 +179,8 @@ class RedisLimiter:
     ) -> Decision:
         """Checks one or several limits of a key: all pass, or none is charged.
 
-        Every admission can be given back by `refund`; `receipt` is accepted because the client of
-        the service has it.
+        Every admission can be given back by `refund`; `receipt` is accepted for compatibility with
+        the client of the service.
         """
         return self._decide(with_limits(key, limit, cost))
 
@@ -194,7 +194,8 @@ class RedisLimiter:
     def peek(self, key: KeyLike, limit: LimitsLike) -> Decision:
         """Reads limits without charging them.
 
-        Never denied, and bans are not read. `retry_after` of a limit is that of one unit.
+        A peek is never denied, and bans are not read. The `retry_after` of a limit is the wait for
+        one unit.
         """
         return self._decide(peek_checks(key, limit))
 
@@ -212,11 +213,11 @@ class RedisLimiter:
             return self._core.refund_failed(error)
 
     def reset(self, key: KeyLike, limit: LimitsLike) -> int:
-        """Deletes the counters of limits of a key. Returns how many existed. Raises on failure."""
+        """Deletes a key's counters for these limits and returns their number. Raises on failure."""
         return int(self._command("DEL", *self._core.counters(key, limit)))
 
     def ban(self, key: KeyLike, seconds: float | None = None) -> None:
-        """Bans a key for a time, or without an end. Raises on failure."""
+        """Bans a key for some time, or without an end. Raises on failure."""
         self._command(*self._core.ban_command(key, seconds))
 
     def unban(self, key: KeyLike) -> bool:
@@ -224,7 +225,7 @@ class RedisLimiter:
         return bool(self._command("DEL", self._core.ban_key(key)))
 
     def ban_of(self, key: KeyLike) -> float | None:
-        """Returns the remaining seconds of a ban; infinity without an end, `None` without a ban."""
+        """Returns the seconds left of a ban; infinity if it has no end, `None` if not banned."""
         return _ban_left(self._command("PTTL", self._core.ban_key(key)))
 
     def close(self) -> None:
@@ -267,8 +268,8 @@ class AsyncRedisLimiter:
     `prefix`: the start of all keys. Defaults to `tollgate`.
     `deadline`: seconds for a call, including connecting. Defaults to 0.025. `None`: the timeouts of
     the client apply.
-    `on_error`: the decision if there is none: `allow` (default; logged at most once a second),
-    `deny` or `raise`.
+    `on_error`: what to do if no decision can be made: `allow` (default; logged at most once a
+    second), `deny` or `raise`.
     """
 
     def __init__(
@@ -291,8 +292,8 @@ class AsyncRedisLimiter:
     ) -> Decision:
         """Checks one or several limits of a key: all pass, or none is charged.
 
-        Every admission can be given back by `refund`; `receipt` is accepted because the client of
-        the service has it.
+        Every admission can be given back by `refund`; `receipt` is accepted for compatibility with
+        the client of the service.
         """
         return await self._decide(with_limits(key, limit, cost))
 
@@ -306,7 +307,8 @@ class AsyncRedisLimiter:
     async def peek(self, key: KeyLike, limit: LimitsLike) -> Decision:
         """Reads limits without charging them.
 
-        Never denied, and bans are not read. `retry_after` of a limit is that of one unit.
+        A peek is never denied, and bans are not read. The `retry_after` of a limit is the wait for
+        one unit.
         """
         return await self._decide(peek_checks(key, limit))
 
@@ -324,11 +326,11 @@ class AsyncRedisLimiter:
             return self._core.refund_failed(error)
 
     async def reset(self, key: KeyLike, limit: LimitsLike) -> int:
-        """Deletes the counters of limits of a key. Returns how many existed. Raises on failure."""
+        """Deletes a key's counters for these limits and returns their number. Raises on failure."""
         return int(await self._command("DEL", *self._core.counters(key, limit)))
 
     async def ban(self, key: KeyLike, seconds: float | None = None) -> None:
-        """Bans a key for a time, or without an end. Raises on failure."""
+        """Bans a key for some time, or without an end. Raises on failure."""
         await self._command(*self._core.ban_command(key, seconds))
 
     async def unban(self, key: KeyLike) -> bool:
@@ -336,7 +338,7 @@ class AsyncRedisLimiter:
         return bool(await self._command("DEL", self._core.ban_key(key)))
 
     async def ban_of(self, key: KeyLike) -> float | None:
-        """Returns the remaining seconds of a ban; infinity without an end, `None` without a ban."""
+        """Returns the seconds left of a ban; infinity if it has no end, `None` if not banned."""
         return _ban_left(await self._command("PTTL", self._core.ban_key(key)))
 
     async def close(self) -> None:
@@ -400,7 +402,7 @@ def _own_client(client: Any, deadline: float, module: Any) -> Any:
         if name not in _POOL_SETTINGS and not name.startswith(_POOL_SETTINGS_PREFIX)
     }
     if "maint_notifications_config" in pool.connection_kwargs:
-        # During a maintenance of the server, redis-py would raise the timeouts.
+        # During server maintenance, redis-py would raise the timeouts.
         from redis.maint_notifications import MaintNotificationsConfig
 
         settings["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)

@@ -86,7 +86,7 @@ def wait_ms_of(seconds: float) -> int:
     """Converts a wait to milliseconds. Raises `InvalidInput` unless it is from 0 to 60 seconds."""
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds * 1000 <= WAIT_MS_MAX:
-        raise InvalidInput(f"a wait is a number of seconds from 0 to {WAIT_MS_MAX // 1000}")
+        raise InvalidInput(f"a wait must be a number of seconds from 0 to {WAIT_MS_MAX // 1000}")
     return int(seconds * 1000)
 
 
@@ -96,10 +96,10 @@ def encode_request(method: str, path: str, headers: HeadersLike, peer: str, rece
     lines = []
     for pair in pairs:
         if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-            raise InvalidInput("headers are a mapping or pairs of texts")
+            raise InvalidInput("headers must be a mapping or pairs of strings")
         lines.append(list(pair))
     if not all(isinstance(text, str) for text in (method, path, peer)):
-        raise InvalidInput("method, path and peer are texts")
+        raise InvalidInput("method, path and peer must be strings")
     request = {"method": method, "path": path, "headers": lines, "peer": peer}
     body: dict[str, Any] = {"request": request}
     if receipt:
@@ -118,7 +118,7 @@ def encode_refund(receipt: str, used: int | None, status: int | None) -> bytes:
         body["used"] = check_cost(used)
     if status is not None:
         if isinstance(status, bool) or not isinstance(status, int) or not 100 <= status <= 599:
-            raise InvalidInput("a status is a whole number from 100 to 599")
+            raise InvalidInput("status must be a whole number from 100 to 599")
         body["status"] = status
     return _encode(body)
 
@@ -141,7 +141,7 @@ def decode_check(answer: Answer, checks: Sequence[ParsedCheck] | None) -> Decisi
         refund_on = tuple(str(ending) for ending in body.get("refund_on", ()))
         headers, response = _response(body.get("response"), allowed)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-        raise ProtocolError("the service answered with a decision of another version") from None
+        raise ProtocolError("the service answered with a malformed decision") from None
     if headers is None:
         headers = {
             name: answer.headers[name] for name in RATE_LIMIT_HEADERS if name in answer.headers
@@ -181,7 +181,7 @@ def _encode(body: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        raise InvalidInput("texts must not contain lone surrogates") from None
+        raise InvalidInput("strings must not contain lone surrogates") from None
 
 
 def _decode(answer: Answer) -> dict[str, Any]:

@@ -317,7 +317,7 @@ async fn the_verdict_is_that_of_all_rules_together() {
     let one = "[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['1/h']\n";
     let unread = said(
         None,
-        "the counters of rule all were not read; name a Redis store (--store URL) or a running instance (--admin URL)",
+        "the counters of rule all were not read; specify --store URL (Redis) or --admin URL (a running instance)",
     );
     assert_eq!(verdict_of(one, "GET", None).await, unread);
     for (text, expected) in [

@@ -61,7 +61,7 @@ use crate::stream::ClientStream;
 /// The longest time that a client has to send a complete request header, even if `Bounds::http_idle` is longer.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 /// The message for a client whose address has too many attempts waiting.
-pub(crate) const TOO_MANY_ATTEMPTS: &str = "too many failed attempts from this address, try again later";
+pub(crate) const TOO_MANY_ATTEMPTS: &str = "too many failed attempts from this address; try again later";
 /// The most bytes of a body: enough for all headers of a request to explain.
 const BODY_BYTES_MAX: usize = 256 * 1024;
 

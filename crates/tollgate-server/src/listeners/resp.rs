@@ -552,7 +552,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
                 Err(if is_late { AfterBatch::Close } else { AfterBatch::KeepOpen })
             }
             Attempt::Refused => {
-                self.replies.error("ERR too many failed attempts from this address, try again later");
+                self.replies.error("ERR too many failed attempts from this address; try again later");
                 Err(AfterBatch::Close)
             }
         }

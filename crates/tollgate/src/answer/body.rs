@@ -41,8 +41,8 @@ impl Body {
     }
 }
 
-/// The format of the body of a refusal: JSON (the default), a problem of RFC 9457, plain text, a template, or a custom
-/// function.
+/// The format of the body of a refusal: JSON (the default), an RFC 9457 problem document, plain text, a template, or
+/// a custom function.
 ///
 /// ```
 /// use tollgate::answer::{Body, BodyFormat, Policy};
@@ -56,11 +56,11 @@ impl Body {
 #[derive(Clone, PartialEq, Default)]
 #[non_exhaustive]
 pub enum BodyFormat {
-    /// JSON; a problem of RFC 9457 if the request's `Accept` header names `application/problem+json` and does not
-    /// prefer `application/json`.
+    /// JSON; an RFC 9457 problem document if the request's `Accept` header names `application/problem+json` and does
+    /// not prefer `application/json`.
     #[default]
     Json,
-    /// A problem of RFC 9457, whatever the request accepts.
+    /// An RFC 9457 problem document, whatever the request accepts.
     Problem,
     /// Plain text: the message and a newline.
     Text,
@@ -205,8 +205,8 @@ impl<'a> RefusalFields<'a> {
     }
 }
 
-/// The body of a refusal in the format `problem`: a problem of RFC 9457, with the member `violated-policies` of the
-/// IETF draft.
+/// The body of a refusal in the format `problem`: an RFC 9457 problem document, with the member `violated-policies` of
+/// the IETF draft.
 #[derive(Serialize)]
 struct ProblemBody<'a> {
     r#type: &'static str,

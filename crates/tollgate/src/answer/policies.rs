@@ -162,8 +162,8 @@ impl Policies {
     ///
     /// `decision` must be a denial, with one limit status per policy, in the same order. The body is in the format of
     /// the policy that denied the request; if several did, of the one with the longest wait. `request` holds the
-    /// request's headers: if `Accept` names `application/problem+json`, a JSON body becomes a problem of RFC 9457. For
-    /// a decision that a ban refused, use [`Refusal::by_ban`](crate::engine::Refusal::by_ban) instead.
+    /// request's headers: if `Accept` names `application/problem+json`, a JSON body becomes an RFC 9457 problem
+    /// document. For a decision that a ban refused, use [`Refusal::by_ban`](crate::engine::Refusal::by_ban) instead.
     ///
     /// ```
     /// use http::HeaderMap;

@@ -76,7 +76,7 @@ macro_rules! codes {
 codes! {
     // Reading the file.
     FileUnreadable "file-unreadable" Error "A file cannot be read.",
-    UnknownFormat "unknown-format" Error "The file's name ends neither in `.toml` nor in `.yaml` or `.yml`, or the program was built without YAML support.",
+    UnknownFormat "unknown-format" Error "The file's name does not end in `.toml`, `.yaml` or `.yml`, or the program was built without YAML support.",
     Syntax "syntax" Error "The text is not valid TOML or YAML.",
     UnknownField "unknown-field" Error "A field is unknown.",
     MissingField "missing-field" Error "A required field is missing.",
@@ -91,8 +91,8 @@ codes! {
     InvalidPath "invalid-path" Error "A path pattern cannot be parsed, or no path can match it.",
     InvalidHost "invalid-host" Error "A host pattern cannot be parsed, or no host can match it.",
     InvalidName "invalid-name" Error "The name of a rule, a limit, a plan or a Redis hash, or the prefix of keys, is empty, too long, or has characters that are not allowed.",
-    InvalidSubject "invalid-subject" Error "`by` is empty, has a subject that does not exist, has one twice or more than 8, or combines `global` with others.",
-    InvalidKey "invalid-key" Error "An entry for an API key has no key, has it twice, or has one that no request can carry.",
+    InvalidSubject "invalid-subject" Error "`by` is empty, has an unknown kind of subject, lists a kind twice, has more than 8 kinds, or combines `global` with others.",
+    InvalidKey "invalid-key" Error "An entry for an API key has no key, has both `key` and `sha256`, or has a key that no request can carry.",
     InvalidJwt "invalid-jwt" Error "The key for verifying JWTs is invalid, or the program was built without JWT support.",
     InvalidStore "invalid-store" Error "The URL of the store is invalid, or its scheme is unknown.",
     InvalidUpstream "invalid-upstream" Error "The URL of an upstream's server is invalid, an upstream has no server, or its certificate authorities cannot be used.",

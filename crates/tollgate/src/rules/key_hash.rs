@@ -73,7 +73,7 @@ impl KeyHash {
         if record.is_none() && self.warnings.opens_at(SystemClock::new().now()) {
             tracing::warn!(
                 hash = %self.name,
-                "the hash entry of an API key is invalid, so the key is unknown: expected JSON of at most \
+                "the hash entry of an API key is invalid, so the key is treated as unknown: expected JSON of at most \
                  {VALUE_BYTES_MAX} bytes, such as {{\"name\": \"acme\", \"plan\": \"pro\", \"exempt\": false}}"
             );
         }

@@ -103,7 +103,7 @@ impl Default for Lookups {
             clock: Arc::new(SystemClock::new()),
             ttl: TTL_DEFAULT,
             lookups_max: KEY_LOOKUPS_MAX,
-            failing: "cannot look up API keys; cached keys are used as they are, all others are treated as unknown",
+            failing: "cannot look up API keys; cached keys stay valid, and all others are treated as unknown",
             recovered: "API keys can be looked up again",
         };
         let plan_failures = Arc::default();

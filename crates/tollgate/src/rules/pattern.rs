@@ -127,22 +127,22 @@ fn parse_segment(text: &str, start: usize) -> Result<Segment, PatternError> {
     if let Some(name) = text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) {
         return match name {
             "" => refuse("a variable needs a name", "write for example `{id}`"),
-            _ if name.starts_with('*') => refuse("the wildcard at the end has no name", "write `*`"),
-            _ if name.contains(['{', '}', '*', ':']) => refuse("a variable is a name in braces", "write `{id}`"),
+            _ if name.starts_with('*') => refuse("the wildcard at the end cannot have a name", "write `*`"),
+            _ if name.contains(['{', '}', '*', ':']) => refuse("a variable must be a name in braces", "write `{id}`"),
             _ => Ok(Segment::Any),
         };
     }
     match text {
-        "" => refuse("an empty segment", "write one / between segments"),
-        "." | ".." => refuse("a dot segment", "write the path without dot segments"),
+        "" => refuse("a segment is empty", "write one / between segments"),
+        "." | ".." => refuse("a pattern cannot contain dot segments", "write the path without dot segments"),
         "**" => refuse("** is not supported", "a single `*` at the end matches everything below"),
         _ if text.contains('*') => {
             refuse("a * must be the whole last segment", "write `/api/*` for everything below, `{id}` for one segment")
         }
-        _ if text.contains(['{', '}']) => refuse("a variable is a whole segment", "write `/{id}/`, not `/v{id}/`"),
-        _ if text.starts_with(':') => refuse("a variable is written in braces", "write `{id}`, not `:id`"),
+        _ if text.contains(['{', '}']) => refuse("a variable must be a whole segment", "write `/{id}/`, not `/v{id}/`"),
+        _ if text.starts_with(':') => refuse("a variable must be written in braces", "write `{id}`, not `:id`"),
         _ => match text.to_ascii_lowercase().contains("%2f") {
-            true => refuse("an escaped slash in a segment", "use `{id}` for a segment that contains one"),
+            true => refuse("a segment cannot contain an escaped slash", "use `{id}` for a segment that contains one"),
             false => Ok(Segment::Exact(decode(text.as_bytes()).into())),
         },
     }

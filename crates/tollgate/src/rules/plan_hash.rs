@@ -121,7 +121,7 @@ fn cache(clock: Arc<dyn Clock>) -> LookupCache<Arc<str>> {
         clock,
         ttl: TTL_DEFAULT,
         lookups_max: LOOKUPS_MAX,
-        failing: "cannot read plans from Redis; callers keep their last plan, others get `default`",
+        failing: "cannot read plans from Redis; cached callers keep their last plan, and others get `default`",
         recovered: "plans can be read from Redis again",
     })
 }

@@ -431,7 +431,7 @@ fn accepting(lines: &[&str]) -> HeaderMap {
     lines.iter().map(|line| (http::header::ACCEPT, HeaderValue::from_str(line).unwrap())).collect()
 }
 
-/// Returns lines of `Accept`, and whether a refusal of a request with them is a problem of RFC 9457.
+/// Returns lines of `Accept`, and whether a refusal of a request with them is an RFC 9457 problem document.
 fn accepts() -> Vec<Value> {
     let weighted = |weight: &str| format!("{PROBLEM};q={weight}");
     let weights = ["0", "0.0", "0.000", "2", "-1", "nan", "", ".5", "0.1234", "1e3", "0.5x", "1.000", "1.", "0.001"];

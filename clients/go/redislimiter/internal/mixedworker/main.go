@@ -1,4 +1,4 @@
-// Command mixedworker is a worker of the mixed run: one of the Go clients, beside those of the other languages. The
+// Command mixedworker is a worker of the mixed run: one of the Go clients, alongside those of the other languages. The
 // parent, crates/tollgate-cli/tests/suite/mixed.rs, describes the arguments, the input and the records.
 package main
 

@@ -187,7 +187,7 @@ pub(crate) static UNKNOWN: LazyLock<String> =
 
 /// Returns the error reply to a command with missing or surplus arguments.
 pub(super) fn usage(usage: &str) -> String {
-    format!("ERR wrong arguments, expected {usage}")
+    format!("ERR wrong arguments; expected {usage}")
 }
 
 /// Parses a whole number from 0 to `max`. `Err` is the error reply, in which `what` names the number.

@@ -252,7 +252,7 @@ impl Compiler<'_> {
                 (parsed.ok(), digest.span())
             }
             _ => {
-                let finding = Finding::new(Code::InvalidKey, "expected exactly one of `key` and `sha256`, not empty");
+                let finding = Finding::new(Code::InvalidKey, "expected either `key` or `sha256`, and not an empty one");
                 let help = "`printf %s KEY | sha256sum` prints the digest";
                 self.note_in(source, finding.help(help).at(table.span()));
                 (None, table.span())
