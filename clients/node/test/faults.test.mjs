@@ -57,7 +57,7 @@ describe("the service", () => {
     await eventually("a decision", async () => (await healing.check("k", "1000/h")).source === "store");
 
     await service.child.kill();
-    await assertFailure(limiterFor, ["unreachable"]);
+    await assertFailure(limiterFor, ["unreachable", "timeout"]);
     await eventually("the client notices", async () => (await healing.check("k", "5/h")).source === "none");
     await service.restart();
     await eventually("a decision", async () => (await healing.check("k", "1000/h")).source === "store");

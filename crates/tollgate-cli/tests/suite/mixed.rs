@@ -12,8 +12,8 @@
 //! A check has two limits of one key: the one that is verified, and a journal that is never used up (see
 //! `history/reported.rs` in the testkit). After the run, the journals in Redis have the store's time of every admission.
 //!
-//! **Workers** are programs beside the tests of each package, which this test starts. A worker has one argument, the JSON of
-//! [`Worker::start`]. It prints `ready`, and starts when it receives a line. When it has made the given number of
+//! **Workers** are programs beside the tests of each package, which this test starts. A worker has one argument, the JSON
+//! object that [`run`] creates. It prints `ready`, and starts when it receives a line. When it has made the given number of
 //! checks, it prints `made` and goes on. When all workers have made theirs, their input ends, and they exit. So all of them
 //! are running during the whole run, however fast they are. A worker exits with an error if a check fails. It writes one
 //! line per decision to its file, with times in microseconds:

@@ -1,8 +1,8 @@
 //! `clients/vectors.json`: what the clients in other languages must agree on, as data.
 //!
 //! Each client replays the whole file: keys, limits, traces with their answers, client addresses, responses, and `Accept`
-//! headers. It is
-//! generated here, from the code that decides, so that it cannot say anything else than the Rust implementation does.
+//! headers. It is generated here, from the code that decides, so that it cannot say anything else than the Rust
+//! implementation does.
 //! `TOLLGATE_WRITE_VECTORS=1 cargo test --all-features --test suite vectors` writes it anew.
 
 use std::fs;
