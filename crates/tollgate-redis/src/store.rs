@@ -31,8 +31,6 @@ use crate::url::{StoreUrl, UrlError};
 use crate::worker::{CallScope, Counters, STEPS_MAX, ServerKind, Work, WorkerSettings};
 use crate::{SCRIPT, server_check};
 
-/// Long enough for a server that forks or saves. Callers that need a result sooner have a deadline of their own.
-const CALL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(250);
 /// Larger timeouts are reduced to this one, so that adding one to a time cannot overflow.
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 /// The longest ban, some 285 years: the script counts microseconds exactly up to 2^53.
@@ -118,6 +116,11 @@ pub struct RedisStats {
 }
 
 impl RedisStoreBuilder {
+    /// The default of [`call_timeout`](Self::call_timeout), 250 ms.
+    ///
+    /// Long enough for a server that forks or saves. Callers that need a result sooner have a deadline of their own.
+    pub const CALL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(250);
+
     /// Sets the prefix of all keys. Defaults to `tollgate`.
     ///
     /// A prefix has 1 to 64 printable ASCII characters without braces and spaces. Stores with different prefixes have
@@ -282,7 +285,7 @@ impl RedisStore {
         RedisStoreBuilder {
             url: url.into(),
             prefix: "tollgate".into(),
-            call_timeout: CALL_TIMEOUT_DEFAULT,
+            call_timeout: RedisStoreBuilder::CALL_TIMEOUT_DEFAULT,
             queue_length: QUEUE_LENGTH_DEFAULT,
             reads_bans: false,
             call_scope: CallScope::default(),

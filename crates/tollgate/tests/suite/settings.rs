@@ -1,7 +1,10 @@
 //! Settings of a configuration file, as the limiter uses them.
 
+use std::time::Duration;
+
 use tollgate::config::{Format, Loader, Settings};
 use tollgate::{Check, Demand, Key, Source};
+use tollgate_testkit::fault::{Fault, Proxy};
 use tollgate_testkit::server::Server;
 
 fn settings(url: &str, file: &str) -> Settings {
@@ -34,6 +37,20 @@ async fn store_prefix_deadline_instances_and_on_failure_of_a_file_are_used() {
     redis.kill9();
     let decision = local.check(&check).await.unwrap();
     assert_eq!((decision.source, decision.limits[0].quota), (Source::Local, 3), "a third of nine");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn store_is_waited_for_as_long_as_a_long_deadline_says() {
+    let redis = Server::redis();
+    let proxy = Proxy::start(redis.addr());
+    let limiter = settings(&proxy.url(), "deadline = '30s'").limiter().unwrap().build();
+    let demand = Demand::new("9/h".parse().unwrap(), Key::new("user:42").unwrap());
+    let check = Check::one(&demand);
+    assert_eq!(limiter.check(&check).await.unwrap().source, Source::Store, "connected");
+    // Longer than the default timeout of a call.
+    proxy.set(Fault::Delay(Duration::from_millis(400)));
+    let decision = limiter.check(&check).await.unwrap();
+    assert_eq!((decision.source, decision.limits[0].remaining), (Source::Store, 7));
 }
 
 #[tokio::test]

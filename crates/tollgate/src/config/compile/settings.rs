@@ -19,7 +19,7 @@ use crate::limiter::{Limiter, LimiterBuilder, StoreUrlError};
 #[cfg(feature = "redis")]
 use crate::rules::{KeyHash, Lookups, PlanHash};
 #[cfg(feature = "redis")]
-use tollgate_redis::RedisStore;
+use tollgate_redis::{RedisStore, RedisStoreBuilder};
 
 const MEMORY: &str = "memory";
 const PREFIX_BYTES_MAX: usize = 64;
@@ -82,7 +82,10 @@ impl Settings {
     #[cfg(feature = "redis")]
     pub fn redis(&self) -> Result<Option<RedisStore>, StoreUrlError> {
         let Some(url) = self.store.as_ref().filter(|_| self.is_shared()) else { return Ok(None) };
-        Ok(Some(RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).bans(true).build()?))
+        // A call that is given up before the deadline would not be waited for as long as the deadline says.
+        let call_timeout = self.deadline.max(RedisStoreBuilder::CALL_TIMEOUT_DEFAULT);
+        let builder = RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).bans(true);
+        Ok(Some(builder.call_timeout(call_timeout).build()?))
     }
 
     /// Returns a builder for a limiter on this store, or in memory if it is `None`, with the other settings.
