@@ -59,6 +59,7 @@ impl Receipt {
     /// caller must also make sure that the whole decision is an admission, because a denial is never refunded.
     pub fn of(at: Timestamp, status: &LimitStatus) -> Option<Receipt> {
         let reset_after_us = status.reset_after.as_micros()?;
+        let at = at.plus_micros(status.late_us.into());
         (status.allowed && status.cost > 0).then_some(Receipt { at, units: status.cost, reset_after_us })
     }
 }

@@ -88,10 +88,20 @@ impl Demand<'static> {
     /// is full again within a microsecond, so a store need not keep it. On Redis, with the default prefix, its key is
     /// `tollgate:tg2:{tollgate}:probe:bucket` and expires after two milliseconds.
     pub fn probe() -> Demand<'static> {
+        Demand::probe_of("tollgate")
+    }
+
+    /// Returns a demand like [`Demand::probe`] with another subject, of at most 64 KiB.
+    ///
+    /// A store on several servers uses it to probe the server that has this subject.
+    ///
+    /// # Panics
+    /// Panics if the subject is too long.
+    pub fn probe_of(subject: &str) -> Demand<'_> {
         const SCOPE: Scope<'static> = Scope::Named(ScopeName::new("probe"));
         let limit = Limit::new(10_000_000, Duration::from_secs(1));
         let limit = limit.and_then(|limit| limit.with_algorithm(Algorithm::TokenBucket)).expect("a valid limit");
-        Demand::new(limit, Key::scoped("tollgate", SCOPE).expect("a short subject"))
+        Demand::new(limit, Key::scoped(subject, SCOPE).expect("a short subject"))
     }
 }
 

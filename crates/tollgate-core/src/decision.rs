@@ -93,6 +93,10 @@ pub struct LimitStatus {
     pub next_after: Wait,
     /// The time until the limit is unused again; zero if it is. After a ban, the time until it ends.
     pub reset_after: Wait,
+    /// The time from [`Decision::at`] to the decision on this limit, in microseconds.
+    ///
+    /// Zero unless several servers decided the check, each by its own clock. A refund finds its charge by this time.
+    pub late_us: u32,
 }
 
 impl LimitStatus {
@@ -109,6 +113,7 @@ impl LimitStatus {
             retry_after: ban,
             next_after: ban,
             reset_after: ban,
+            late_us: 0,
         }
     }
 }

@@ -8,6 +8,10 @@
 //! **Atomicity.** A check is decided as if no other check ran at the same time. A store whose counters are on several
 //! servers can guarantee this only for counters of one subject, and says so with [`Store::atomicity`].
 //!
+//! **Shards.** A store may have several servers, each with some of the counters. [`Store::locate`] returns the server of a
+//! subject, so that a caller can watch the health of each server by itself: one that is down does not affect the counters
+//! of the others.
+//!
 //! **Errors of a batch.** `decide` fails as a whole if the store cannot decide one of the checks, and the decisions of
 //! the others are lost. `decide_each` returns one result per check. A caller that decides for several requests in one
 //! call should use it.
@@ -84,6 +88,39 @@ pub trait Store: Send + Sync {
         Atomicity::Check
     }
 
+    /// Returns where the counters of `subject` are at the moment. Does no I/O.
+    ///
+    /// A store with [`Atomicity::Subject`] decides a check atomically if all its subjects are in one partition. The shard
+    /// may change at any time, the partition of a subject never. The default implementation returns the same location for
+    /// all subjects, for a store on one server.
+    fn locate(&self, subject: &[u8]) -> Location {
+        let _ = subject;
+        Location::default()
+    }
+
+    /// Returns the servers that hold counters at the moment. Does no I/O.
+    ///
+    /// The default implementation returns one shard with the address of the store.
+    fn shards(&self) -> Vec<Shard> {
+        vec![Shard { id: ShardId::default(), address: self.address() }]
+    }
+
+    /// Makes a decision on a counter that is used for nothing else, and that is on the server `shard`.
+    ///
+    /// Completes without an error if the server can decide and write, or if it holds no counters any more. The default
+    /// implementation decides [`Demand::probe`].
+    fn probe(&self, shard: ShardId) -> StoreFuture<'_, ()> {
+        let _ = shard;
+        Box::pin(async {
+            let demand = Demand::probe();
+            let decisions = self.decide(&[Check::one(&demand)]).await?;
+            match &decisions[..] {
+                [decision] if decision.limits.len() == 1 => Ok(()),
+                _ => Err(StoreError::new(StoreErrorKind::Protocol, "the store returned the wrong number of results")),
+            }
+        })
+    }
+
     /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
     ///
     /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, on every node
@@ -148,6 +185,57 @@ pub enum Atomicity {
     Subject,
 }
 
+/// Where the counters of a subject are. See [`Store::locate`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub struct Location {
+    /// The counters that can be decided together: a hash slot of a cluster, for example.
+    pub partition: u32,
+    /// The server that holds the partition at the moment.
+    pub shard: ShardId,
+}
+
+impl Location {
+    /// Creates a location.
+    pub const fn new(partition: u32, shard: ShardId) -> Location {
+        Location { partition, shard }
+    }
+}
+
+/// The id of a server of a store, unique while the store lives. 0 for the only server of a store, and for counters whose
+/// server is not known.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct ShardId(u32);
+
+impl ShardId {
+    /// Creates an id.
+    pub const fn new(id: u32) -> ShardId {
+        ShardId(id)
+    }
+
+    /// Returns the number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+/// A server of a store. See [`Store::shards`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Shard {
+    /// The id that [`Store::locate`] returns for the subjects on this server.
+    pub id: ShardId,
+    /// The address for messages to operators, such as `redis://127.0.0.1:6379`, without user and password.
+    pub address: Option<String>,
+}
+
+impl Shard {
+    /// Creates the description of a server.
+    pub const fn new(id: ShardId, address: Option<String>) -> Shard {
+        Shard { id, address }
+    }
+}
+
 /// The error of a store that could not execute a request, did not answer, or sent an unusable answer.
 ///
 /// Its [kind](StoreError::kind) tells whether the request may have been executed.
@@ -174,6 +262,9 @@ pub enum StoreErrorKind {
     /// The store is reachable but does not serve the request at the moment, for example because it is loading,
     /// read-only or out of memory, or because too many callers wait. Nothing was executed.
     Unavailable,
+    /// The counters of the request are being moved from one server of the store to another, and cannot be decided at the
+    /// moment. Nothing was executed. The servers are well: other counters are not affected.
+    Relocating,
     /// The store rejects the credentials or the command, or does not support the request. Nothing was executed.
     Forbidden,
     /// The server is of a kind that cannot hold the counters of this store, such as a node of a cluster behind the URL
@@ -197,6 +288,7 @@ crate::__names! {
         TimedOut = "timed_out",
         Interrupted = "interrupted",
         Unavailable = "unavailable",
+        Relocating = "relocating",
         Forbidden = "forbidden",
         Unsupported = "unsupported",
         Foreign = "foreign",
@@ -209,11 +301,12 @@ crate::__names! {
 impl StoreErrorKind {
     /// Returns whether certainly nothing was executed, so that a retry cannot charge twice.
     ///
-    /// `true` for `Unreachable`, `Unavailable`, `Forbidden`, `Unsupported` and `Foreign`.
+    /// `true` for `Unreachable`, `Unavailable`, `Relocating`, `Forbidden`, `Unsupported` and `Foreign`.
     pub const fn is_unexecuted(self) -> bool {
         match self {
             StoreErrorKind::Unreachable
             | StoreErrorKind::Unavailable
+            | StoreErrorKind::Relocating
             | StoreErrorKind::Forbidden
             | StoreErrorKind::Unsupported
             | StoreErrorKind::Foreign => true,
@@ -282,11 +375,11 @@ impl StoreError {
 
     /// Returns whether the failure may go away without intervention.
     ///
-    /// `true` for the kinds `Unreachable`, `TimedOut`, `Interrupted` and `Unavailable`.
+    /// `true` for the kinds `Unreachable`, `TimedOut`, `Interrupted`, `Unavailable` and `Relocating`.
     pub const fn is_transient(&self) -> bool {
         use StoreErrorKind as Kind;
         match self.kind {
-            Kind::Unreachable | Kind::TimedOut | Kind::Interrupted | Kind::Unavailable => true,
+            Kind::Unreachable | Kind::TimedOut | Kind::Interrupted | Kind::Unavailable | Kind::Relocating => true,
             Kind::Forbidden
             | Kind::Unsupported
             | Kind::Foreign
@@ -309,6 +402,7 @@ mod tests {
             (Kind::TimedOut, Kind::TimedOut),
             (Kind::Interrupted, Kind::Interrupted),
             (Kind::Unavailable, Kind::Interrupted),
+            (Kind::Relocating, Kind::Interrupted),
             (Kind::Forbidden, Kind::Interrupted),
             (Kind::Unsupported, Kind::Interrupted),
             (Kind::Foreign, Kind::ForeignInPart),

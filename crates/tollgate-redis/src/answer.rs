@@ -99,7 +99,7 @@ fn decision(at: Timestamp, asked: &[QuotaAndCost], numbers: &mut Numbers) -> Res
         };
         let (retry_after, next_after, reset_after) = (wait(numbers)?, wait(numbers)?, wait(numbers)?);
         let QuotaAndCost { quota, cost } = *asked;
-        limits.push(LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after });
+        limits.push(LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after, late_us: 0 });
     }
     Ok(Decision { at, source: Source::Store, ban: None, limits })
 }

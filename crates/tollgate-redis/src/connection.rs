@@ -28,21 +28,21 @@ use crate::reply::Reply;
 use crate::request::push_command;
 use crate::tls::Tls;
 use crate::url::Endpoint;
-use crate::worker::CallScope;
+use crate::worker::{ServerKind, WorkerSettings};
 
 /// The maximum size of the receive buffer. The largest expected reply is that to a full batch, about 100 kB.
 const INBOX_BYTES_MAX: usize = 8 << 20;
 
 /// The message of a server in cluster mode behind the URL of a single server.
 const CLUSTER_NODE: &str = "the server is a node of a Redis Cluster (cluster_enabled:1), which cannot be used with a redis:// or \
-    rediss:// URL, because the node holds only part of the keys; use a server with `cluster-enabled no`";
+    rediss:// URL, because the node holds only part of the keys; use redis+cluster://, or a server with `cluster-enabled no`";
 
 /// A byte stream to the server: TCP, TLS, or what a [`Connector`] opened.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 /// A function that opens a stream to the server, in place of TCP and TLS. See `RedisStoreBuilder::connector`.
-pub(crate) type Connector = Arc<dyn Fn() -> ConnectFuture + Send + Sync>;
+pub(crate) type Connector = Arc<dyn Fn(&Endpoint) -> ConnectFuture + Send + Sync>;
 pub(crate) type ConnectFuture = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
 
 /// An open connection to the server: authenticated, with the database selected and the script loaded.
@@ -59,11 +59,11 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects, authenticates, selects the database, loads the script, and checks that the server is neither a replica
-    /// nor, for calls that name keys of several slots, a node of a cluster.
+    /// Connects, authenticates, selects the database, loads the script, and checks that the server is of the kind that
+    /// the settings accept.
     ///
     /// `until` is the time at which the caller gives up. It is used to divide the time among the server's addresses;
-    /// the caller must enforce it with a timeout. With a `connector`, `tls` is not used.
+    /// the caller must enforce it with a timeout. With a connector, TLS is not used.
     ///
     /// # Errors
     /// Returns a fault if a step fails. An I/O error has the kind `Unreachable`, because no check was sent yet; an
@@ -71,35 +71,35 @@ impl Connection {
     /// cluster the kind `Unsupported`, and an invalid reply the kind `Protocol`.
     pub(crate) async fn open(
         endpoint: &Endpoint,
-        tls: Option<&Tls>,
-        connector: Option<&Connector>,
-        (script, call_scope): (&str, CallScope),
+        settings: &WorkerSettings,
         until: Instant,
     ) -> Result<Connection, Fault> {
-        let stream = match connector {
-            Some(connect) => connect().await.map_err(unreachable)?,
-            None => connect_tcp(endpoint, tls, until).await?,
+        let stream = match &settings.connector {
+            Some(connect) => connect(endpoint).await.map_err(unreachable)?,
+            None => connect_tcp(endpoint, settings.tls.as_ref(), until).await?,
         };
         let (inbox, outbox, script_sha) = (Vec::new(), Vec::new(), String::new());
         let mut connection = Connection { stream, inbox, outbox, sent: 0, is_flushed: true, script_sha };
-        connection.prepare(endpoint, script, call_scope).await.map_err(|fault| match fault.kind {
-            // No check has been sent yet, so nothing was executed.
-            Kind::Interrupted | Kind::TimedOut => Fault::new(Kind::Unreachable, fault.message),
-            _ => fault,
+        connection.prepare(endpoint, settings.script, settings.server_kind).await.map_err(|fault| {
+            match fault.kind {
+                // No check has been sent yet, so nothing was executed.
+                Kind::Interrupted | Kind::TimedOut => Fault::new(Kind::Unreachable, fault.message),
+                _ => fault,
+            }
         })?;
         Ok(connection)
     }
 
     /// Sends `AUTH`, `HELLO`, `SELECT`, `CLIENT SETNAME`, `ROLE` and `SCRIPT LOAD` together, and checks their replies.
     ///
-    /// `AUTH` is left out without a password, and `SELECT` for database 0. Stores the SHA-1 of the script.
+    /// `AUTH` is left out without a password, `SELECT` for database 0, and `ROLE` for a node of a cluster. Stores the
+    /// SHA-1 of the script.
     ///
     /// # Errors
-    /// Returns the fault of the first command that fails, or whose reply shows that the server cannot be used: it is a
-    /// replica, or a node of a cluster while `call_scope` allows calls on any keys. Also returns a fault if `SCRIPT
-    /// LOAD` returns no SHA-1. `HELLO`, `CLIENT SETNAME` and `ROLE` may fail, unless the reply shows that the server is
+    /// Returns the fault of the first command that fails, or whose reply shows that the server is not of this kind: it is
+    /// a replica, or a node of a cluster. Also returns a fault if `SCRIPT LOAD` returns no SHA-1. `HELLO`, `CLIENT SETNAME` and `ROLE` may fail, unless the reply shows that the server is
     /// unavailable or requires a password.
-    async fn prepare(&mut self, endpoint: &Endpoint, script: &str, call_scope: CallScope) -> Result<(), Fault> {
+    async fn prepare(&mut self, endpoint: &Endpoint, script: &str, kind: ServerKind) -> Result<(), Fault> {
         let mut request = Vec::with_capacity(script.len() + 512);
         let mut steps = Vec::new();
         let mut push = |step: GreetingStep, parts: &[&str]| {
@@ -117,7 +117,9 @@ impl Connection {
             push(GreetingStep::Required, &["SELECT", &endpoint.database.to_string()]);
         }
         push(GreetingStep::Optional, &["CLIENT", "SETNAME", "tollgate"]);
-        push(GreetingStep::Role, &["ROLE"]);
+        if kind != ServerKind::ClusterNode {
+            push(GreetingStep::Role, &["ROLE"]);
+        }
         push(GreetingStep::Script, &["SCRIPT", "LOAD", script]);
         self.queue(&request);
         for step in steps {
@@ -131,7 +133,7 @@ impl Connection {
             }
             match step {
                 GreetingStep::Required | GreetingStep::Optional => {}
-                GreetingStep::Mode if call_scope == CallScope::Server && is_cluster_node(&reply) => {
+                GreetingStep::Mode if kind == ServerKind::Standalone && is_cluster_node(&reply) => {
                     return Err(Fault::new(Kind::Unsupported, CLUSTER_NODE));
                 }
                 GreetingStep::Mode => {}

@@ -4,12 +4,13 @@
 //! of the line may contain keys or addresses, so it is dropped.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use tollgate_core::{StoreError, StoreErrorKind as Kind};
 
-use crate::url::Endpoint;
-
 const REJECTED_PASSWORD: &str = "the server rejects the user or the password";
+const NO_CLUSTER: &str =
+    "the server is not a node of a cluster (`cluster-enabled no`); use a redis:// or rediss:// URL for a single server";
 /// The text before the line number in errors of scripts.
 const SCRIPT_POSITION: &str = "user_script:";
 
@@ -19,12 +20,59 @@ pub(crate) struct Fault {
     pub(crate) kind: Kind,
     /// The reason. It does not name the server: [`Fault::into_error`] adds the address.
     pub(crate) message: Cow<'static, str>,
+    /// Where or when the call can be made instead, as a node of a cluster says. The call was not executed.
+    pub(crate) redirect: Option<Redirect>,
+}
+
+/// What to do with a call that a node of a cluster did not execute.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Redirect {
+    /// `MOVED`: another node owns the slot from now on.
+    Moved(Target),
+    /// `ASK`: the slot is being moved, and this call belongs to the node that gets it. It must follow `ASKING`.
+    Ask(Target),
+    /// `TRYAGAIN`: the slot is being moved, and only some keys of the call are on the node.
+    TryAgain,
+    /// `CLUSTERDOWN` or `LOADING`: the node does not serve the slot at the moment.
+    Later,
+}
+
+/// The address of a node, as another node announces it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Target {
+    /// A name or an address; `None` for the host of the node that announces it.
+    pub(crate) host: Option<String>,
+    pub(crate) port: u16,
+}
+
+impl Redirect {
+    /// Parses the words of an error reply of a node. `None` if it is not a redirection, or a malformed one.
+    fn parse(word: &str, rest: &str) -> Option<Redirect> {
+        let target = || {
+            // `3999 10.0.0.1:6381`. The host may be an IPv6 address without brackets, and it may be missing or `?`.
+            let (host, port) = rest.split(' ').nth(1)?.rsplit_once(':')?;
+            let port = port.parse().ok().filter(|&port| port > 0)?;
+            Some(Target { host: known_host(host), port })
+        };
+        match word {
+            "MOVED" => target().map(Redirect::Moved),
+            "ASK" => target().map(Redirect::Ask),
+            "TRYAGAIN" => Some(Redirect::TryAgain),
+            "CLUSTERDOWN" | "LOADING" => Some(Redirect::Later),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the host that a node announces, or `None` if it does not know its own: the text is empty or `?`.
+pub(crate) fn known_host(host: &str) -> Option<String> {
+    (!matches!(host, "" | "?")).then(|| host.to_owned())
 }
 
 impl Fault {
     /// Creates a fault. The message must not contain a key, a client's address or a secret.
     pub(crate) fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Fault {
-        Fault { kind, message: message.into() }
+        Fault { kind, message: message.into(), redirect: None }
     }
 
     /// Converts an error reply, without its leading `-`, to a fault.
@@ -42,7 +90,8 @@ impl Fault {
             "MASTERDOWN" => (Kind::Unavailable, "the server is a replica that has lost its connection to the master"),
             "MISCONF" => (Kind::Unavailable, "the server rejects writes because it cannot save its data"),
             "NOREPLICAS" => (Kind::Unavailable, "the server has fewer replicas than it requires for writes"),
-            "CLUSTERDOWN" | "TRYAGAIN" => (Kind::Unavailable, "the cluster does not serve this slot at the moment"),
+            "CLUSTERDOWN" => (Kind::Unavailable, "the cluster does not serve this slot at the moment"),
+            "TRYAGAIN" => (Kind::Relocating, "the keys of this slot are being moved to another node of the cluster"),
             "MOVED" | "ASK" => (Kind::Unavailable, "the key is on another node of the cluster"),
             "NOAUTH" => (Kind::Forbidden, "the server requires a password"),
             "WRONGPASS" => (Kind::Forbidden, REJECTED_PASSWORD),
@@ -54,7 +103,7 @@ impl Fault {
             "ERR" => return Fault::of_plain_error(reply),
             _ => (Kind::Protocol, "the server returned an unknown error"),
         };
-        Fault::new(kind, message)
+        Fault { redirect: Redirect::parse(word, reply[word.len()..].trim_start()), ..Fault::new(kind, message) }
     }
 
     /// Converts an error reply with the code `ERR`, which Redis uses for errors without a code of their own.
@@ -67,6 +116,8 @@ impl Fault {
             Fault::new(Kind::Forbidden, "the URL has a password, but the server has none for this user")
         } else if reply.contains("AUTH") {
             Fault::new(Kind::Forbidden, REJECTED_PASSWORD)
+        } else if reply.contains("cluster support disabled") {
+            Fault::new(Kind::Unsupported, NO_CLUSTER)
         } else if reply.contains("DB index") || reply.contains("SELECT is not allowed") {
             Fault::new(Kind::Forbidden, "the server does not have this database")
         } else if reply.contains("ACL failure in script") || reply.contains("The user executing the script can't") {
@@ -93,7 +144,7 @@ impl Fault {
     ///
     /// For the fault of a call of which another part may have been executed.
     fn in_part(self) -> Fault {
-        Fault { kind: self.kind.in_part(), ..self }
+        Fault { kind: self.kind.in_part(), redirect: None, ..self }
     }
 
     /// Returns whether this is the fault of a `READONLY` reply: the server is a replica and must not be used any more.
@@ -109,10 +160,10 @@ impl Fault {
     }
 
     /// Converts the fault to an error of the same kind whose message names the server, without user and password.
-    pub(crate) fn into_error(self, endpoint: &Endpoint) -> StoreError {
+    pub(crate) fn into_error(self, server: &dyn fmt::Display) -> StoreError {
         let message = match self.kind {
-            Kind::Unreachable => format!("cannot reach the store {endpoint}: {}", self.message),
-            _ => format!("store {endpoint}: {}", self.message),
+            Kind::Unreachable => format!("cannot reach the store {server}: {}", self.message),
+            _ => format!("store {server}: {}", self.message),
         };
         StoreError::new(self.kind, message)
     }
@@ -121,6 +172,38 @@ impl Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::url::{Endpoint, StoreUrl};
+
+    fn endpoint(url: &str) -> Endpoint {
+        match StoreUrl::parse(url) {
+            Ok(StoreUrl::Server(endpoint)) => endpoint,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn redirections_name_a_node_and_are_not_executed() {
+        let target = |host: Option<&str>, port| Target { host: host.map(str::to_owned), port };
+        for (reply, redirect) in [
+            ("MOVED 3999 10.0.0.1:6381", Some(Redirect::Moved(target(Some("10.0.0.1"), 6381)))),
+            ("MOVED 3999 ::1:6381", Some(Redirect::Moved(target(Some("::1"), 6381)))),
+            ("MOVED 3999 node-1.example.org:6381", Some(Redirect::Moved(target(Some("node-1.example.org"), 6381)))),
+            ("MOVED 3999 :6381", Some(Redirect::Moved(target(None, 6381)))),
+            ("ASK 3999 ?:6381", Some(Redirect::Ask(target(None, 6381)))),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", Some(Redirect::TryAgain)),
+            ("CLUSTERDOWN Hash slot not served", Some(Redirect::Later)),
+            ("LOADING Redis is loading the dataset in memory", Some(Redirect::Later)),
+            ("MOVED 3999", None),
+            ("MOVED 3999 10.0.0.1:0", None),
+            ("MOVED 3999 10.0.0.1:99999", None),
+            ("TOLLGATE_PARTLY MOVED 3999 10.0.0.1:6381", None),
+            ("READONLY You can't write against a read only replica.", None),
+        ] {
+            let fault = Fault::of_reply(reply);
+            assert_eq!(fault.redirect, redirect, "{reply}");
+            assert_eq!(fault.kind.is_unexecuted(), !reply.starts_with("TOLLGATE_PARTLY"), "{reply}");
+        }
+    }
 
     #[test]
     fn first_word_determines_the_kind_and_the_rest_is_dropped() {
@@ -146,7 +229,7 @@ mod tests {
             ("ERR something else about secret-key", Kind::Protocol),
             ("", Kind::Protocol),
         ];
-        let endpoint = Endpoint::parse("redis://localhost").unwrap();
+        let endpoint = endpoint("redis://localhost");
         for (reply, kind) in cases {
             let error = Fault::of_reply(reply).into_error(&endpoint);
             assert_eq!(error.kind(), kind, "{reply}");
@@ -173,7 +256,7 @@ mod tests {
 
     #[test]
     fn error_names_the_server_and_the_reason_once() {
-        let endpoint = Endpoint::parse("redis://ann:hunter2@127.0.0.1:1").unwrap();
+        let endpoint = endpoint("redis://ann:hunter2@127.0.0.1:1");
         let error = Fault::new(Kind::Unreachable, "connection refused").into_error(&endpoint);
         assert_eq!(error.to_string(), "cannot reach the store redis://127.0.0.1:1: connection refused");
         let error = Fault::of_reply("TOLLGATE_INTERNAL user_script:417: attempt to index nil").into_error(&endpoint);

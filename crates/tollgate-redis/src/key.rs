@@ -34,6 +34,8 @@ use std::fmt::Write;
 use sha2::{Digest, Sha256};
 use tollgate_core::{Demand, Limit, ReceiptId, Scope, StateMachine};
 
+use crate::cluster::slot::slot_of_tag;
+
 /// The maximum length of an escaped part; a longer part is hashed. Short enough for a list of keys to be read, long
 /// enough for an address, an e-mail address or a token identifier.
 const PART_BYTES_MAX: usize = 128;
@@ -113,6 +115,13 @@ impl Prefix {
         // Writing to a String cannot fail.
         let _ = write!(key, "receipt:{id}");
         key
+    }
+
+    /// Returns the hash slot of all keys of a subject, which does not depend on the prefix.
+    pub(crate) fn slot(subject: &[u8]) -> u16 {
+        let mut tag = String::with_capacity(subject.len());
+        push_part(&mut tag, subject, false);
+        slot_of_tag(tag.as_bytes())
     }
 
     /// Returns the start of a subject's keys, up to the separator after the hash tag: `tollgate:tg2:{user:42}:`.

@@ -20,7 +20,8 @@
 //!
 //! ```text
 //!   RedisStore::decide ─▶ key, request   encodes the check for the script       key.rs, request.rs
-//!        │ queue
+//!        │                cluster         finds the node; follows redirections   cluster.rs
+//!        │ queue                                                                 node.rs
 //!        ▼
 //!   worker                batches waiting checks into calls; (re)connects       worker.rs, worker/, connection.rs
 //!        │ EVALSHA
@@ -45,11 +46,14 @@
 //! - No further call on a connection on which a call was abandoned, so a late reply cannot be taken for another one.
 
 mod answer;
+mod cluster;
 mod connection;
 mod fault;
 mod key;
+mod node;
 mod reply;
 mod request;
+mod router;
 mod server_check;
 mod store;
 mod tls;

@@ -10,7 +10,7 @@ use tollgate_core::{Check, Cost, Decision, Demand, Limit, Redemption, Scope, Tim
 use crate::key::Prefix;
 
 /// One check, refund or redemption, encoded as keys and arguments of the script.
-#[derive(PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Step {
     /// Bulk strings: the ban keys or the receipt key, then a key per limit.
     keys: Vec<u8>,
@@ -132,17 +132,6 @@ impl Step {
     /// stable sort keeps the order of those. Ban keys are left out, because not every step on a counter reads them.
     pub(crate) fn counter_keys(&self) -> &[u8] {
         &self.keys[self.bytes_before_counters..]
-    }
-
-    /// Returns the subject of the first limit, or of the receipt, as it is in the key, between the braces: escaped or
-    /// hashed.
-    pub(crate) fn subject(&self) -> &[u8] {
-        // The first ban key has the subject of the first limit.
-        let keys = &self.keys;
-        // The key layout has no braces but those of the hash tag.
-        let start = memchr::memchr(b'{', keys).map_or(0, |at| at + 1);
-        let end = memchr::memchr(b'}', keys).unwrap_or(keys.len());
-        &keys[start..end]
     }
 
     /// Returns whether the step is a redemption.
@@ -323,6 +312,7 @@ mod tests {
             retry_after: Wait::ZERO,
             next_after: Wait::ZERO,
             reset_after: Wait::from_micros(1_000_000),
+            late_us: 0,
         };
         let limits = [status].into_iter().collect();
         let decision = Decision { at: Timestamp::from_micros(5), source: Source::Store, ban: None, limits };
@@ -336,16 +326,5 @@ mod tests {
         let lines = ["sliding 9 1000000 3 window=fixed", "token-bucket 7 1000000 2 count_denied=1 window=fixed"];
         let arguments = ["", "refund 2 77", lines[0], "5 1000000", lines[1], "charge", "refund 0 77"];
         assert_eq!(words, [&["EVALSHA", "sha", "4"][..], &keys, &arguments].concat());
-        assert_eq!((both.subject(), only_marks.subject()), (&b"k"[..], &b"k"[..]));
-    }
-
-    #[test]
-    fn subject_of_a_step_is_the_hash_tag_of_its_counters() {
-        let limit: Limit = "2/s".parse().unwrap();
-        for (subject, expected) in [("user:42", "user:42"), ("a}b{c", "a%7Db%7Bc"), ("", "%e")] {
-            let demand = Demand::new(limit, Key::new(subject).unwrap());
-            let step = Step::check(&Check::one(&demand), &Prefix::new("p").unwrap(), true);
-            assert_eq!(step.subject(), expected.as_bytes());
-        }
     }
 }

@@ -58,6 +58,52 @@ impl Eviction {
             evicted_keys: field(info, "evicted_keys").and_then(|count| count.parse().ok()),
         }
     }
+
+    /// Combines the reports of several servers: the sum of the evicted keys, and a policy other than `noeviction` if any
+    /// server has one. A field that any server does not report is `None`, unless such a policy is known.
+    pub(crate) fn sum(servers: Vec<Eviction>) -> Eviction {
+        let evicting =
+            servers.iter().find(|server| server.policy.as_deref().is_some_and(|policy| policy != "noeviction"));
+        let unknown = servers.iter().find(|server| server.policy.is_none());
+        let policy = evicting.or(unknown).or(servers.first()).and_then(|server| server.policy.clone());
+        let evicted_keys = servers.iter().map(|server| server.evicted_keys).sum();
+        Eviction { policy, evicted_keys }
+    }
+}
+
+/// Combines the reports of all servers, each with its name, into one. With one server, it is that of the server.
+///
+/// The version is that of all servers, or a list of those that occur. Warnings and errors name their server.
+///
+/// # Errors
+/// Returns the first error. Without a server, returns [`ServerCheckError::Unknown`].
+pub(crate) fn combine(
+    reports: Vec<(String, Result<ServerReport, ServerCheckError>)>,
+) -> Result<ServerReport, ServerCheckError> {
+    let is_one = reports.len() == 1;
+    let mut combined: Option<ServerReport> = None;
+    for (server, report) in reports {
+        let mut report = report.map_err(|error| match error {
+            ServerCheckError::TooOld { name, version } if !is_one => {
+                ServerCheckError::TooOld { name, version: format!("{version} on {server}") }
+            }
+            error => error,
+        })?;
+        if !is_one {
+            report.warnings.iter_mut().for_each(|warning| *warning = format!("{server}: {warning}"));
+        }
+        match &mut combined {
+            None => combined = Some(report),
+            Some(combined) => {
+                combined.warnings.append(&mut report.warnings);
+                if !combined.version.split(", ").any(|version| version == report.version) {
+                    combined.version.push_str(", ");
+                    combined.version.push_str(&report.version);
+                }
+            }
+        }
+    }
+    combined.ok_or(ServerCheckError::Unknown)
 }
 
 /// Returns the value of the line `name:value` in a reply to `INFO`, or `None` if there is no such line.

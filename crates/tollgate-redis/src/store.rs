@@ -1,32 +1,34 @@
-//! The store on one Redis or Valkey server.
+//! The store on one Redis or Valkey server, or on a cluster.
 
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::Notify;
 use tollgate_core::{
-    Atomicity, Check, Clock, Cost, Decision, Demand, LimitStatus, Redeemed, Redemption, Store, StoreError,
-    StoreErrorKind as Kind, StoreFuture, Wait,
+    Atomicity, Check, Clock, Cost, Decision, Demand, LimitStatus, Location, Redeemed, Redemption, Shard, ShardId,
+    Source, Store, StoreError, StoreErrorKind as Kind, StoreFuture, Timestamp, Wait,
 };
 
+use crate::cluster::Cluster;
+use crate::cluster::slot::slot_of_key;
 use crate::connection::{ConnectFuture, Connector, Stream};
 use crate::fault::Fault;
 use crate::key::{Prefix, PrefixError};
+use crate::node::Node;
 use crate::reply::Reply;
 use crate::request::{Step, push_command};
+use crate::router::{Refused, Router, Servers, Width};
 use crate::tls::{Tls, TlsError};
-use crate::url::{Endpoint, UrlError};
-use crate::worker::{CallScope, Counters, STEPS_MAX, Work, Worker};
+use crate::url::{StoreUrl, UrlError};
+use crate::worker::{CallScope, Counters, STEPS_MAX, ServerKind, Work, WorkerSettings};
 use crate::{SCRIPT, server_check};
 
 /// Long enough for a server that forks or saves. Callers that need a result sooner have a deadline of their own.
@@ -35,14 +37,15 @@ const CALL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(250);
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 /// The longest ban, some 285 years: the script counts microseconds exactly up to 2^53.
 const BAN_MS_MAX: u128 = (1 << 53) / 1_000;
-/// The message of the error of a check or redemption of several subjects with one subject per call.
-const SEVERAL_SUBJECTS: &str = "several subjects cannot be counted together with one subject per call";
-/// The maximum number of [`Store::catch_up`] calls that are completed together.
-const CATCH_UPS_MAX: usize = 1_024;
+/// The message of the error of a check or redemption whose subjects are in several hash slots.
+const SEVERAL_SLOTS: &str = "the subjects are in different hash slots, and cannot be counted together in one call";
+/// The maximum number of subjects that are tried to find one on a certain node. More than 16,384 slots need to find each.
+const PROBE_SUBJECTS_MAX: u32 = 200_000;
 /// If more callers wait, the server does not keep up, and waiting would not help.
 const QUEUE_LENGTH_DEFAULT: usize = 16_384;
 
-/// A store of counters on one Redis or Valkey server. Cloning is cheap, and clones share the connection.
+/// A store of counters on Redis or Valkey: on one server, or on the masters of a cluster. Cloning is cheap, and clones
+/// share the connections.
 ///
 /// Any number of tasks may use it at once. Checks that wait at the same moment are sent in one call, and the next call
 /// is sent before the reply to the previous one arrives. So a check takes its own round trip and about two milliseconds
@@ -54,15 +57,9 @@ const QUEUE_LENGTH_DEFAULT: usize = 16_384;
 pub struct RedisStore(Arc<Inner>);
 
 struct Inner {
-    queue: mpsc::Sender<Work>,
-    /// Calls of [`Store::catch_up`] that wait for the worker.
-    catch_ups: mpsc::UnboundedSender<oneshot::Sender<()>>,
+    router: Router,
     prefix: Prefix,
-    endpoint: Endpoint,
     reads_bans: bool,
-    call_scope: CallScope,
-    counters: Arc<Counters>,
-    panics: Arc<AtomicU64>,
 }
 
 /// A builder of a [`RedisStore`], created by [`RedisStore::builder`].
@@ -86,7 +83,7 @@ pub struct RedisStoreBuilder {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// The URL is invalid, or it is a `rediss://` URL and this crate was built without the feature `tls`.
+    /// The URL is invalid, or it requires TLS and this crate was built without the feature `tls`.
     #[error(transparent)]
     Url(#[from] UrlError),
     /// The key prefix is invalid.
@@ -113,7 +110,10 @@ pub struct RedisStats {
     pub connects: u64,
     /// The number of calls that the server rejected because it did not have the script cached. They were resent.
     pub scripts_sent: u64,
-    /// The number of panics of the store's background task, which is restarted. Any panic is a bug in Tollgate.
+    /// The number of requests that a node of a cluster did not execute because it does not own the slot, or does not
+    /// serve it at the moment. They were sent again, unless their callers gave up.
+    pub redirections: u64,
+    /// The number of panics of the store's background tasks, which are restarted. Any panic is a bug in Tollgate.
     pub panics: u64,
 }
 
@@ -158,17 +158,19 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets whether a call of the script names keys of one subject only. Defaults to `false`: a call names any keys.
+    /// Sets whether a call of the script names keys of one hash slot only. Defaults to `false`: a call names any keys.
     ///
-    /// A server in cluster mode, and some proxies, require that the keys of a call share a hash slot. With `true`,
-    /// each batch is sent as one call per subject. [`Store::atomicity`] becomes [`Atomicity::Subject`], and a check
-    /// or redemption of several subjects fails with [`StoreErrorKind::Forbidden`](tollgate_core::StoreErrorKind::Forbidden). The
-    /// store still uses one server: it does not follow redirections to other nodes of a cluster. With `false`, a server
-    /// in cluster mode is not used: every call fails with
-    /// [`StoreErrorKind::Unsupported`](tollgate_core::StoreErrorKind::Unsupported).
+    /// Some proxies, and a node of a cluster, require that the keys of a call share a hash slot. With `true`, each batch
+    /// is sent as one call per slot. [`Store::atomicity`] becomes [`Atomicity::Subject`], and a check or redemption
+    /// whose subjects are in different slots fails with
+    /// [`StoreErrorKind::Forbidden`](tollgate_core::StoreErrorKind::Forbidden). The store still uses one server: it does
+    /// not follow redirections to other nodes of a cluster. With `false`, a server in cluster mode is not used: every
+    /// call fails with [`StoreErrorKind::Unsupported`](tollgate_core::StoreErrorKind::Unsupported).
+    ///
+    /// Has no effect for a `redis+cluster://` URL: there, a call always names keys of one slot.
     #[must_use]
     pub fn one_subject_per_call(mut self, is_required: bool) -> Self {
-        self.call_scope = if is_required { CallScope::Subject } else { CallScope::Server };
+        self.call_scope = if is_required { CallScope::Slot } else { CallScope::Server };
         self
     }
 
@@ -185,15 +187,27 @@ impl RedisStoreBuilder {
     ///
     /// The store calls the function for every attempt to connect. It then authenticates and selects the database as the
     /// URL says, but it does not encrypt: the function must do that if needed. For tests in virtual time, and for
-    /// tunnels.
+    /// tunnels to one server. For a cluster, use [`connector_to`](RedisStoreBuilder::connector_to).
     #[must_use]
-    pub fn connector<S, F>(mut self, connect: impl Fn() -> F + Send + Sync + 'static) -> Self
+    pub fn connector<S, F>(self, connect: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = io::Result<S>> + Send + 'static,
     {
-        self.connector = Some(Arc::new(move || {
-            let connecting = connect();
+        self.connector_to(move |_, _| connect())
+    }
+
+    /// Sets the function that opens connections, given the host and the port of the server.
+    ///
+    /// Like [`connector`](RedisStoreBuilder::connector), for a cluster, whose nodes announce their addresses.
+    #[must_use]
+    pub fn connector_to<S, F>(mut self, connect: impl Fn(&str, u16) -> F + Send + Sync + 'static) -> Self
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        F: Future<Output = io::Result<S>> + Send + 'static,
+    {
+        self.connector = Some(Arc::new(move |endpoint| {
+            let connecting = connect(&endpoint.host, endpoint.port);
             let boxed: ConnectFuture = Box::pin(async { Ok(Box::new(connecting.await?) as Box<dyn Stream>) });
             boxed
         }));
@@ -209,79 +223,61 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Builds the store, and spawns its background task in the current tokio runtime.
+    /// Builds the store, and spawns its background tasks in the current tokio runtime: one per server, and for a cluster
+    /// one that keeps up with its topology.
     ///
-    /// The task connects now and reconnects whenever the connection is lost. It ends after the store and all its clones
-    /// are dropped. This method does not wait for the connection, and the server need not be up. For a `rediss://` URL,
+    /// They connect now and reconnect whenever a connection is lost. They end after the store and all its clones are
+    /// dropped. This method does not wait for the connection, and the server need not be up. For a `rediss://` URL,
     /// it reads the system's trusted certificates from disk.
     ///
     /// # Errors
     /// Returns an error if the URL or the prefix is invalid, if the URL is `rediss://` and a certificate given to
     /// [`trust`](RedisStoreBuilder::trust) cannot be used, or if no tokio runtime is running.
     pub fn build(self) -> Result<RedisStore, BuildError> {
-        let endpoint = Endpoint::parse(&self.url)?;
+        let url = StoreUrl::parse(&self.url)?;
         let prefix = Prefix::new(&self.prefix)?;
-        let tls = endpoint.is_tls.then(|| Tls::new(self.trusted_pem.as_deref())).transpose()?;
+        let is_tls = match &url {
+            StoreUrl::Server(endpoint) => endpoint.is_tls,
+            StoreUrl::Cluster(seeds) => seeds.iter().any(|seed| seed.is_tls),
+        };
+        let tls = is_tls.then(|| Tls::new(self.trusted_pem.as_deref())).transpose()?;
         let runtime = Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
-        let (queue, mut works) = mpsc::channel(self.queue_length);
-        let (catch_ups, catch_ups_received) = mpsc::unbounded_channel();
-        let (counters, panics) = (Arc::new(Counters::default()), Arc::new(AtomicU64::new(0)));
-        let worker = Worker {
-            endpoint: endpoint.clone(),
+        let (call_scope, server_kind) = match (&url, self.call_scope) {
+            (StoreUrl::Server(_), CallScope::Server) => (CallScope::Server, ServerKind::Standalone),
+            (StoreUrl::Server(_), CallScope::Slot) => (CallScope::Slot, ServerKind::Master),
+            (StoreUrl::Cluster(_), _) => (CallScope::Slot, ServerKind::ClusterNode),
+        };
+        let settings = Arc::new(WorkerSettings {
             tls,
             connector: self.connector,
             script: SCRIPT,
-            call_scope: self.call_scope,
+            server_kind,
             call_timeout: self.call_timeout,
             clock: self.clock,
-            counters: counters.clone(),
-        };
-        let panics_seen = panics.clone();
-        runtime.spawn(async move {
-            let serve = async move {
-                // After a panic, callers whose work the worker had taken from the queue get an error, because their
-                // channels are dropped. Callers in the queue are served by the next run.
-                while AssertUnwindSafe(worker.run(&mut works)).catch_unwind().await.is_err() {
-                    panics_seen.fetch_add(1, Ordering::Relaxed);
-                }
-            };
-            tokio::select! {
-                // The worker is polled first: when a `catch_up` completes, the worker has delivered all replies that it
-                // could read.
-                biased;
-                () = serve => {}
-                () = complete_catch_ups(catch_ups_received) => {}
-            }
+            counters: Counters::default(),
+            refresh_wanted: Notify::new(),
         });
-        let RedisStoreBuilder { reads_bans, call_scope, .. } = self;
-        let inner = Inner { queue, catch_ups, prefix, endpoint, reads_bans, call_scope, counters, panics };
-        Ok(RedisStore(Arc::new(inner)))
-    }
-}
-
-/// Completes calls of [`Store::catch_up`]. Never returns.
-///
-/// Sends `()` to each received channel after the worker, which is polled in the same task, has been polled once more.
-async fn complete_catch_ups(mut catch_ups: mpsc::UnboundedReceiver<oneshot::Sender<()>>) {
-    let mut pending = Vec::new();
-    loop {
-        if catch_ups.recv_many(&mut pending, CATCH_UPS_MAX).await == 0 {
-            // The store was dropped. The worker ends by itself once it has served what is in its queue.
-            std::future::pending::<()>().await;
-        }
-        // The runtime polls its sockets before this task runs again, and then the worker runs first.
-        tokio::task::yield_now().await;
-        for done in pending.drain(..) {
-            let _ = done.send(());
-        }
+        let servers = match &url {
+            StoreUrl::Server(endpoint) => {
+                let (id, endpoint) = (ShardId::default(), endpoint.clone());
+                Servers::One(Node::spawn(id, endpoint, settings.clone(), self.queue_length, &runtime))
+            }
+            StoreUrl::Cluster(seeds) => {
+                Servers::Cluster(Cluster::spawn(seeds.clone(), settings.clone(), self.queue_length, runtime))
+            }
+        };
+        let router = Router { url, call_scope, servers, settings };
+        Ok(RedisStore(Arc::new(Inner { router, prefix, reads_bans: self.reads_bans })))
     }
 }
 
 impl RedisStore {
-    /// Creates a builder with the default settings for the server at `url`.
+    /// Creates a builder with the default settings for the server or the cluster at `url`.
     ///
-    /// The form is `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS. The port defaults to 6379,
-    /// the database to 0. The URL is validated by [`RedisStoreBuilder::build`].
+    /// The form is `redis://[user:password@]host[:port][/database]` for one server. For a cluster it is
+    /// `redis+cluster://[user:password@]host[:port],host[:port],…` with some of its nodes; the others are found through
+    /// them. `rediss://` and `rediss+cluster://` use TLS. The port defaults to 6379, the database to 0. The URL is
+    /// validated by [`RedisStoreBuilder::build`].
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
         RedisStoreBuilder {
             url: url.into(),
@@ -299,49 +295,63 @@ impl RedisStore {
     /// Checks that `url` is valid for [`RedisStore::builder`]. Does not connect, and needs no tokio runtime.
     ///
     /// # Errors
-    /// Returns an error if the URL is invalid, or if it is `rediss://` and this crate was built without the feature
+    /// Returns an error if the URL is invalid, or if it requires TLS and this crate was built without the feature
     /// `tls`. The message says what is accepted and does not contain the password.
     pub fn check_url(url: &str) -> Result<(), UrlError> {
-        Endpoint::parse(url).map(drop)
+        StoreUrl::parse(url).map(drop)
     }
 
     /// Returns the counts of this store and its clones since the store was built. Does no I/O.
     pub fn stats(&self) -> RedisStats {
-        let counters = &self.0.counters;
+        let counters = &self.0.router.settings.counters;
         RedisStats {
             calls: counters.calls.load(Ordering::Relaxed),
             decisions: counters.decisions.load(Ordering::Relaxed),
             connects: counters.connects.load(Ordering::Relaxed),
             scripts_sent: counters.scripts_sent.load(Ordering::Relaxed),
-            panics: self.0.panics.load(Ordering::Relaxed),
+            redirections: counters.redirections.load(Ordering::Relaxed),
+            panics: counters.panics.load(Ordering::Relaxed),
         }
     }
 
-    /// Asks the server for its name, its version and its `maxmemory-policy`. For the start of a service.
+    /// Asks each server for its name, its version and its `maxmemory-policy`. For the start of a service.
     ///
     /// The report has a warning if the policy is not `noeviction`, because an evicted counter starts again at zero, or
-    /// if the server does not reveal its policy.
+    /// if the server does not reveal its policy. On a cluster, all masters are asked, and a warning names the node.
     ///
     /// # Errors
     /// Returns an error if `INFO` fails, if its reply has no valid version, or if the version is below Redis 7.0 or
-    /// Valkey 7.2. A server in cluster mode is an error of the store with the kind
+    /// Valkey 7.2. A server in cluster mode behind the URL of a single server is an error of the store with the kind
     /// [`StoreErrorKind::Unsupported`](tollgate_core::StoreErrorKind::Unsupported), unless the store makes
-    /// [one call per subject](RedisStoreBuilder::one_subject_per_call).
+    /// [one call per slot](RedisStoreBuilder::one_subject_per_call).
     pub async fn check_server(&self) -> Result<server_check::ServerReport, server_check::ServerCheckError> {
-        let info = self.command(&["INFO", "server"]).await?;
-        // A restricted user may not be allowed to run this. The report then has a warning.
-        let policy = self.command(&["CONFIG", "GET", "maxmemory-policy"]).await.ok();
-        server_check::report(&info, policy.as_ref())
+        let masters = self.0.router.masters().await?;
+        let reports = join_all(masters.iter().map(|node| async {
+            let info = node.command(&["INFO", "server"]).await.map_err(|fault| fault.into_error(&node.endpoint))?;
+            // A restricted user may not be allowed to run this. The report then has a warning.
+            let policy = node.command(&["CONFIG", "GET", "maxmemory-policy"]).await.ok();
+            server_check::report(&info, policy.as_ref())
+        }));
+        let named = masters.iter().map(|node| node.endpoint.to_string()).zip(reports.await);
+        server_check::combine(named.collect())
     }
 
-    /// Asks the server for its eviction policy and the number of evicted keys. An evicted counter starts again at zero.
+    /// Asks each server for its eviction policy and the number of evicted keys. An evicted counter starts again at zero.
+    ///
+    /// On a cluster, the number is that of all masters, and the policy is one other than `noeviction` if any master has
+    /// one.
     ///
     /// # Errors
     /// Returns an error if `INFO` fails, for example because the server does not answer or the user may not run it. A
     /// field that is missing in the reply is no error but `None`.
     pub async fn eviction(&self) -> Result<server_check::Eviction, StoreError> {
-        let info = self.command(&["INFO", "memory", "stats"]).await?;
-        Ok(server_check::Eviction::read(&info))
+        let masters = self.0.router.masters().await?;
+        let infos = masters.iter().map(|node| async {
+            let info = node.command(&["INFO", "memory", "stats"]).await;
+            info.map(|info| server_check::Eviction::read(&info)).map_err(|fault| fault.into_error(&node.endpoint))
+        });
+        let evictions: Result<Vec<_>, StoreError> = join_all(infos).await.into_iter().collect();
+        Ok(server_check::Eviction::sum(evictions?))
     }
 
     /// Runs one command on the connection that decisions use, and returns its reply.
@@ -350,6 +360,8 @@ impl RedisStore {
     /// no second client. A string in the reply may have up to 1 MiB. The command is never resent. Decisions wait while
     /// it runs, so it must not be slow or blocking (`BLPOP`). It must not change the mode of the connection
     /// (`SUBSCRIBE`, `MULTI`, `SELECT`). If the future is dropped, a command that was not sent yet is not sent.
+    ///
+    /// On a cluster, the command is sent to the node that owns the slot of its first argument, which must be its key.
     ///
     /// ```no_run
     /// # async fn example(store: tollgate_redis::RedisStore) -> Result<(), tollgate_core::StoreError> {
@@ -367,94 +379,65 @@ impl RedisStore {
             // A server does not reply to an empty command, and the connection would wait for the reply.
             return Err(self.error(Fault::new(Kind::Protocol, "a command must have a name")));
         }
+        let slot = match self.0.router.call_scope {
+            CallScope::Server => 0,
+            CallScope::Slot => parts.get(1).map_or(0, |key| slot_of_key(key.as_ref())),
+        };
         let mut request = Vec::new();
         push_command(&mut request, parts);
-        self.submit(|waiter| Work::Command(request, waiter)).await
-    }
-
-    /// Puts the work that `work` creates for a result channel into the worker's queue, and waits for the result.
-    ///
-    /// If the future is dropped, checks and commands that were not sent yet are not sent. A refund or redemption is sent
-    /// nevertheless.
-    ///
-    /// # Errors
-    /// Returns the worker's fault as an error that names the server. The kind is `Unavailable` if the queue is full,
-    /// `Unreachable` if the worker has ended, and `Interrupted` if it ends or panics before it sends the result.
-    async fn submit<T>(&self, work: impl FnOnce(oneshot::Sender<Result<T, Fault>>) -> Work) -> Result<T, StoreError> {
-        let (waiter, answer) = oneshot::channel();
-        match self.0.queue.try_send(work(waiter)) {
-            Ok(()) => {}
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                return Err(self.error(Fault::new(Kind::Unavailable, "too many callers are waiting")));
-            }
-            Err(mpsc::error::TrySendError::Closed(_)) => {
-                return Err(self.error(Fault::new(Kind::Unreachable, "the tokio runtime of the store has shut down")));
-            }
-        }
-        match answer.await {
-            Ok(answer) => answer.map_err(|fault| self.error(fault)),
-            Err(_) => Err(self.error(Fault::new(Kind::Interrupted, "the worker of the store ended during a call"))),
-        }
+        self.0.router.run_alone(slot, |delivery, waiter| Work::Command(request.clone(), delivery, waiter)).await
     }
 
     fn error(&self, fault: Fault) -> StoreError {
-        fault.into_error(&self.0.endpoint)
+        self.0.router.error(fault)
     }
 
-    /// Decides the checks and returns one result per check, in the same order.
+    /// Returns the hash slot of a check, or `None` if its subjects are in several.
+    fn slot_of(&self, check: &Check<'_>) -> Option<u16> {
+        self.common_slot(check.demands().iter().map(|demand| demand.key.subject()))
+    }
+
+    /// Returns the hash slot of the subjects, 0 without any, or `None` if they are in several.
+    fn common_slot<'s>(&self, mut subjects: impl Iterator<Item = &'s [u8]>) -> Option<u16> {
+        if self.0.router.call_scope == CallScope::Server {
+            return Some(0);
+        }
+        let Some(first) = subjects.next() else { return Some(0) };
+        let slot = self.0.router.slot(first);
+        subjects.all(|subject| subject == first || self.0.router.slot(subject) == slot).then_some(slot)
+    }
+
+    /// Decides the checks of each hash slot in calls of their own, all slots at once. Returns one result per check, in
+    /// the same order.
+    ///
+    /// A check of several slots fails with the kind `Forbidden` and is not sent. If a call fails as a whole, all checks of
+    /// its slot fail with its error.
     ///
     /// # Errors
-    /// Returns an error if a call failed as a whole. With [`CallScope::Subject`] such an error is the result of the
-    /// checks of that call instead.
+    /// Returns an error if all checks are in one slot, and a call failed as a whole.
     async fn decide_separately(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
-        match self.0.call_scope {
-            CallScope::Server => self.decide_in_chunks(checks).await,
-            CallScope::Subject => self.decide_by_subject(checks).await,
+        let mut slots = checks.iter().map(|check| self.slot_of(check));
+        if let Some(Some(slot)) = slots.next()
+            && slots.all(|other| other == Some(slot))
+        {
+            return self.decide_in_slot(slot, checks).await;
         }
-    }
-
-    /// Decides the checks in chunks of [`STEPS_MAX`], and returns one result per check, in the same order.
-    ///
-    /// A chunk is sent after the one before it was decided.
-    ///
-    /// # Errors
-    /// Returns the error of the first chunk that failed as a whole; later chunks are not sent. If an earlier chunk was
-    /// decided, the error is [in part](StoreError::in_part).
-    async fn decide_in_chunks(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
-        let mut answers = Vec::with_capacity(checks.len());
-        for chunk in checks.chunks(STEPS_MAX) {
-            let steps = chunk.iter().map(|check| Step::check(check, &self.0.prefix, self.0.reads_bans)).collect();
-            let decided = self.submit(|waiter| Work::Checks(steps, waiter)).await;
-            // The chunks before this one were decided and charged.
-            let decided = decided.map_err(|error| if answers.is_empty() { error } else { error.in_part() })?;
-            answers.extend(decided.into_iter().map(|answer| answer.map_err(|fault| self.error(fault))));
-        }
-        Ok(answers)
-    }
-
-    /// Decides the checks of each subject in calls of their own, all subjects at once.
-    ///
-    /// Returns one result per check, in the same order, and never an outer error. A check of several subjects fails
-    /// with the kind `Forbidden` and is not sent. If a call fails as a whole, all checks of its subject fail with its
-    /// error.
-    async fn decide_by_subject(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
         let mut answers: Vec<Option<Result<Decision, StoreError>>> = checks.iter().map(|_| None).collect();
-        let mut groups: Vec<(&[u8], Vec<usize>, Vec<Check<'_>>)> = Vec::new();
+        let mut groups: Vec<(u16, Vec<usize>, Vec<Check<'_>>)> = Vec::new();
         for (index, check) in checks.iter().enumerate() {
-            let subject = check.demands()[0].key.subject();
-            if !counts_only(subject, check) {
-                answers[index] = Some(Err(self.error(Fault::new(Kind::Forbidden, SEVERAL_SUBJECTS))));
+            let Some(slot) = self.slot_of(check) else {
+                answers[index] = Some(Err(self.error(Fault::new(Kind::Forbidden, SEVERAL_SLOTS))));
                 continue;
-            }
-            match groups.iter_mut().find(|(group, ..)| *group == subject) {
+            };
+            match groups.iter_mut().find(|(group, ..)| *group == slot) {
                 Some((_, indices, checks)) => {
                     indices.push(index);
                     checks.push(*check);
                 }
-                None => groups.push((subject, vec![index], vec![*check])),
+                None => groups.push((slot, vec![index], vec![*check])),
             }
         }
-        let decided = join_all(groups.iter().map(|(_, _, checks)| self.decide_in_chunks(checks))).await;
+        let decided = join_all(groups.iter().map(|(slot, _, checks)| self.decide_in_slot(*slot, checks))).await;
         for ((_, indices, _), decided) in groups.into_iter().zip(decided) {
             match decided {
                 Ok(decided) => indices.into_iter().zip(decided).for_each(|(at, answer)| answers[at] = Some(answer)),
@@ -465,6 +448,79 @@ impl RedisStore {
             }
         }
         Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// Decides checks of one hash slot in chunks of [`STEPS_MAX`], and returns one result per check, in the same order.
+    ///
+    /// A chunk is sent after the one before it was decided. While the slot is being moved, the checks of a chunk are sent
+    /// one after the other.
+    ///
+    /// # Errors
+    /// Returns the error of the first chunk that failed as a whole; later chunks are not sent. If an earlier chunk was
+    /// decided, the error is [in part](StoreError::in_part).
+    async fn decide_in_slot(
+        &self,
+        slot: u16,
+        checks: &[Check<'_>],
+    ) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
+        let mut answers = Vec::with_capacity(checks.len());
+        for chunk in checks.chunks(STEPS_MAX) {
+            let work = |delivery, waiter| {
+                let step = |check| Step::check(check, &self.0.prefix, self.0.reads_bans);
+                Work::Checks(chunk.iter().map(step).collect(), delivery, waiter)
+            };
+            match self.0.router.run(slot, Width::Wide, work).await {
+                Ok(decided) => {
+                    answers.extend(decided.into_iter().map(|answer| answer.map_err(|fault| self.error(fault))))
+                }
+                Err(Refused::SlotIsMoving) => {
+                    for check in chunk {
+                        answers.push(self.decide_alone(slot, check).await);
+                    }
+                }
+                // The chunks before this one were decided and charged.
+                Err(Refused::Failed(error)) => return Err(if answers.is_empty() { error } else { error.in_part() }),
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Decides a check whose hash slot is being moved: the bans of its subjects first, then its limits, in calls that name
+    /// as few keys as possible.
+    async fn decide_alone(&self, slot: u16, check: &Check<'_>) -> Result<Decision, StoreError> {
+        if self.0.reads_bans && check.charges() {
+            let mut longest = None;
+            for (index, demand) in check.demands().iter().enumerate() {
+                let subject = demand.key.subject();
+                if check.demands()[..index].iter().all(|earlier| earlier.key.subject() != subject) {
+                    longest = longest.max(self.ban_of(subject).await?);
+                }
+            }
+            if let Some(ban) = longest {
+                return Ok(Decision::banned(self.server_time(slot).await?, Source::Store, ban, check));
+            }
+        }
+        let work = |delivery, waiter| Work::Checks(vec![Step::check(check, &self.0.prefix, false)], delivery, waiter);
+        let decided = self.0.router.run_alone(slot, work).await?;
+        let Some(decided) = decided.into_iter().next() else { return Err(self.error(malformed_reply())) };
+        decided.map_err(|fault| self.error(fault))
+    }
+
+    /// Returns the time by which the owner of a slot decides.
+    async fn server_time(&self, slot: u16) -> Result<Timestamp, StoreError> {
+        if let Some(clock) = &self.0.router.settings.clock {
+            return Ok(clock.now());
+        }
+        let mut request = Vec::new();
+        push_command(&mut request, &["TIME"]);
+        let work = |delivery, waiter| Work::Command(request.clone(), delivery, waiter);
+        let reply = self.0.router.run_alone(slot, work).await?;
+        let part = |index: usize| match &reply {
+            Reply::List(parts) => parts.get(index)?.as_text()?.parse::<u64>().ok(),
+            _ => None,
+        };
+        let (Some(seconds), Some(micros)) = (part(0), part(1)) else { return Err(self.error(malformed_reply())) };
+        Ok(Timestamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros)))
     }
 
     /// Decides the checks and returns one decision per check, in the same order.
@@ -480,17 +536,48 @@ impl RedisStore {
     }
 }
 
-/// Returns whether all demands of the check have this subject.
-fn counts_only(subject: &[u8], check: &Check<'_>) -> bool {
-    check.demands().iter().all(|demand| demand.key.subject() == subject)
+/// Creates the fault of a reply that does not have the expected form.
+fn malformed_reply() -> Fault {
+    Fault::new(Kind::Protocol, "the server's reply is malformed")
 }
 
 impl Store for RedisStore {
     fn atomicity(&self) -> Atomicity {
-        match self.0.call_scope {
+        match self.0.router.call_scope {
             CallScope::Server => Atomicity::Check,
-            CallScope::Subject => Atomicity::Subject,
+            CallScope::Slot => Atomicity::Subject,
         }
+    }
+
+    fn locate(&self, subject: &[u8]) -> Location {
+        self.0.router.locate(subject)
+    }
+
+    fn shards(&self) -> Vec<Shard> {
+        let shard = |node: &Arc<Node>| Shard::new(node.id, Some(node.endpoint.to_string()));
+        self.0.router.known_masters().iter().map(shard).collect()
+    }
+
+    /// Probes a server with a subject whose slot it owns. For the shard 0 of a cluster, to which slots without a known
+    /// owner belong, reads the topology instead.
+    fn probe(&self, shard: ShardId) -> StoreFuture<'_, ()> {
+        Box::pin(async move {
+            let Servers::Cluster(cluster) = &self.0.router.servers else {
+                let demand = Demand::probe();
+                return self.decide_all(&[Check::one(&demand)]).await.map(drop);
+            };
+            if shard == ShardId::default() {
+                return cluster.refreshed().await.map_err(|fault| self.error(fault));
+            }
+            if cluster.masters().iter().all(|master| master.id != shard) {
+                return Ok(());
+            }
+            let subjects = (0..PROBE_SUBJECTS_MAX).map(|number| format!("tollgate-{number}"));
+            let on_shard = |subject: &String| self.0.router.locate(subject.as_bytes()).shard == shard;
+            let Some(subject) = subjects.into_iter().find(on_shard) else { return Ok(()) };
+            let demand = Demand::probe_of(&subject);
+            self.decide_all(&[Check::one(&demand)]).await.map(drop)
+        })
     }
 
     fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
@@ -503,27 +590,30 @@ impl Store for RedisStore {
 
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
         Box::pin(async move {
-            match Step::refund(check, decision, &self.0.prefix) {
-                Some(step) => self.submit(|waiter| Work::Refund(step, waiter)).await.map(|_done| ()),
-                None => Ok(()),
-            }
+            let Some(step) = Step::refund(check, decision, &self.0.prefix) else { return Ok(()) };
+            let Some(slot) = self.slot_of(check) else {
+                return Err(self.error(Fault::new(Kind::Forbidden, SEVERAL_SLOTS)));
+            };
+            let work = |delivery, waiter| Work::Refund(step.clone(), delivery, waiter);
+            self.0.router.run_any(slot, work).await.map(|_done| ())
         })
     }
 
     /// Gives units back and charges units as `redemption` says, unless its id was used before or is expired.
     ///
-    /// The used id is stored under a key with the redemption's subject, which lives until the id expires. With one
-    /// subject per call ([`RedisStoreBuilder::one_subject_per_call`]), a redemption of several subjects fails with the
-    /// kind `Forbidden`.
+    /// The used id is stored under a key with the redemption's subject, which lives until the id expires. On a cluster,
+    /// and with [one call per slot](RedisStoreBuilder::one_subject_per_call), a redemption whose subjects are in several
+    /// hash slots fails with the kind `Forbidden`.
     fn redeem<'a>(&'a self, redemption: &'a Redemption<'a>) -> StoreFuture<'a, Redeemed> {
         Box::pin(async move {
             let checks = [redemption.refund.map(|(check, _)| check), redemption.charge];
-            let is_of_one_subject = checks.iter().flatten().all(|check| counts_only(redemption.subject, check));
-            if self.0.call_scope == CallScope::Subject && !is_of_one_subject {
-                return Err(self.error(Fault::new(Kind::Forbidden, SEVERAL_SUBJECTS)));
-            }
-            let step = Step::redemption(redemption, &self.0.prefix);
-            self.submit(|waiter| Work::Refund(step, waiter)).await
+            let demands = checks.iter().flatten().flat_map(|check| check.demands());
+            let subjects = demands.map(|demand| demand.key.subject()).chain([redemption.subject]);
+            let Some(slot) = self.common_slot(subjects) else {
+                return Err(self.error(Fault::new(Kind::Forbidden, SEVERAL_SLOTS)));
+            };
+            let work = |delivery, waiter| Work::Refund(Step::redemption(redemption, &self.0.prefix), delivery, waiter);
+            self.0.router.run_any(slot, work).await
         })
     }
 
@@ -536,7 +626,7 @@ impl Store for RedisStore {
             let peek = demand.cost(Cost::PEEK);
             let decisions = self.decide_all(&[Check::one(&peek)]).await?;
             let status = decisions.first().and_then(|decision| decision.limits.first().copied());
-            status.ok_or_else(|| self.error(Fault::new(Kind::Protocol, "the script's reply is malformed")))
+            status.ok_or_else(|| self.error(malformed_reply()))
         })
     }
 
@@ -576,33 +666,30 @@ impl Store for RedisStore {
         })
     }
 
-    /// Returns the URL of the server, without user and password.
+    /// Returns the URL of the server or the cluster, without user and password.
     fn address(&self) -> Option<String> {
-        Some(self.0.endpoint.to_string())
+        Some(self.0.router.url.to_string())
     }
 
     fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {
-            let (done, is_done) = oneshot::channel();
-            // If the worker has ended, nothing is left to deliver.
-            if self.0.catch_ups.send(done).is_ok() {
-                let _ = is_done.await;
-            }
+            let nodes = self.0.router.nodes();
+            join_all(nodes.iter().map(|node| node.catch_up())).await;
         })
     }
 }
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RedisStore").field(&self.0.endpoint).finish()
+        f.debug_tuple("RedisStore").field(&self.0.router.url).finish()
     }
 }
 
 impl fmt::Debug for RedisStoreBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("RedisStoreBuilder");
-        match Endpoint::parse(&self.url) {
-            Ok(endpoint) => shown.field("endpoint", &endpoint),
+        match StoreUrl::parse(&self.url) {
+            Ok(url) => shown.field("url", &url),
             Err(error) => shown.field("url", &error.to_string()),
         };
         shown.field("prefix", &self.prefix).finish_non_exhaustive()

@@ -1,4 +1,7 @@
-//! The URL of a server: `redis://[user:password@]host[:port][/database]`.
+//! The URL of a store: `redis://[user:password@]host[:port][/database]` for one server, or
+//! `redis+cluster://[user:password@]host[:port],host[:port],…` for a cluster.
+//!
+//! The hosts of a cluster are those that are asked for its topology at the start. All nodes have the same credentials.
 //!
 //! `Display` and `Debug` output and error messages never contain the user or the password.
 
@@ -8,7 +11,16 @@ const PORT_DEFAULT: u16 = 6379;
 /// The largest accepted database number. Redis has 16 databases by default.
 const DATABASE_MAX: u32 = 65_535;
 
-/// The parsed URL of a server: address, database, credentials, and whether to use TLS.
+/// The parsed URL of a store.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum StoreUrl {
+    /// One server that holds all keys.
+    Server(Endpoint),
+    /// A cluster, with the nodes that are asked for its topology at the start; at least one.
+    Cluster(Vec<Endpoint>),
+}
+
+/// A server: address, database, credentials, and whether to use TLS.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     /// A name or an address; an IPv6 address without brackets.
@@ -19,15 +31,18 @@ pub(crate) struct Endpoint {
     pub(crate) user: Option<String>,
     /// The password, decoded; `None` to connect without authentication.
     pub(crate) password: Option<String>,
-    /// Whether the scheme is `rediss`.
+    /// Whether the scheme is `rediss` or `rediss+cluster`.
     pub(crate) is_tls: bool,
 }
 
-/// The error of a store URL that is invalid, or that is `rediss://` in a build without the feature `tls`.
+/// The error of a store URL that is invalid, or that requires TLS in a build without the feature `tls`.
 ///
 /// The message says what is wrong and what is accepted. It never contains the password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{problem}; expected redis://[user:password@]host[:port][/database], or rediss:// for TLS")]
+#[error(
+    "{problem}; expected redis://[user:password@]host[:port][/database], redis+cluster://[user:password@]host[:port],… for a \
+     cluster, or rediss:// and rediss+cluster:// for TLS"
+)]
 pub struct UrlError {
     problem: String,
 }
@@ -38,40 +53,60 @@ impl UrlError {
     }
 }
 
-impl Endpoint {
-    /// Parses `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS.
+impl StoreUrl {
+    /// Parses `redis://[user:password@]host[:port][/database]` or `redis+cluster://[user:password@]host[:port],…`, or
+    /// the same with `rediss` for TLS.
     ///
     /// The port defaults to 6379, the database to 0. User and password may be percent-encoded.
     ///
     /// # Errors
-    /// Returns an error if the scheme is unknown, a part is missing or invalid, or the scheme is `rediss` and the
+    /// Returns an error if the scheme is unknown, a part is missing or invalid, or the scheme requires TLS and the
     /// feature `tls` is off.
-    pub(crate) fn parse(url: &str) -> Result<Endpoint, UrlError> {
+    pub(crate) fn parse(url: &str) -> Result<StoreUrl, UrlError> {
         let Some((scheme, rest)) = url.split_once("://") else {
             return Err(UrlError::new("the store's URL has no scheme"));
         };
-        let is_tls = match scheme {
-            "redis" => false,
-            "rediss" if cfg!(feature = "tls") => true,
-            "rediss" => return Err(UrlError::new("rediss:// needs the feature `tls`")),
+        let (is_tls, is_cluster) = match scheme {
+            "redis" => (false, false),
+            "redis+cluster" => (false, true),
+            "rediss" | "rediss+cluster" if !cfg!(feature = "tls") => {
+                return Err(UrlError::new(format!("{scheme}:// needs the feature `tls`")));
+            }
+            "rediss" => (true, false),
+            "rediss+cluster" => (true, true),
             // The message repeats the scheme only if it looks like one: otherwise it might contain a secret.
             other if other.len() <= 32 && other.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b)) => {
                 return Err(UrlError::new(format!("unknown scheme {other:?}")));
             }
             _ => return Err(UrlError::new("unknown scheme")),
         };
+        if is_cluster && rest.contains("://") {
+            return Err(UrlError::new(
+                "several URLs in one; the nodes of a cluster are separated by commas, without a scheme",
+            ));
+        }
         // The last `@` ends the password, which may itself contain one.
         let (login, place) = match rest.rsplit_once('@') {
             Some((login, place)) => (Some(login), place),
             None => (None, rest),
         };
-        let (address, database) = match place.split_once('/') {
-            Some((address, database)) => (address, parse_database(database)?),
+        let (addresses, database) = match place.split_once('/') {
+            Some((addresses, database)) => (addresses, parse_database(database)?),
             None => (place, 0),
         };
-        let (host, port) = parse_address(address)?;
         let (user, password) = parse_login(login)?;
-        Ok(Endpoint { host, port, database, user, password, is_tls })
+        let endpoint = |address: &str| {
+            let (host, port) = parse_address(address)?;
+            Ok(Endpoint { host, port, database, user: user.clone(), password: password.clone(), is_tls })
+        };
+        match is_cluster {
+            true if database != 0 => Err(UrlError::new("a cluster has only the database 0")),
+            true => Ok(StoreUrl::Cluster(addresses.split(',').map(endpoint).collect::<Result<_, _>>()?)),
+            false if addresses.contains(',') => {
+                Err(UrlError::new("several hosts need redis+cluster://, and the URL has another scheme"))
+            }
+            false => Ok(StoreUrl::Server(endpoint(addresses)?)),
+        }
     }
 }
 
@@ -154,14 +189,53 @@ fn unescape(text: &str) -> Result<String, UrlError> {
     String::from_utf8(bytes).map_err(|_| UrlError::new("user and password must be UTF-8"))
 }
 
+/// Formats the URL for error messages: without user and password.
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seeds = match self {
+            StoreUrl::Server(endpoint) => return endpoint.fmt(f),
+            StoreUrl::Cluster(seeds) => seeds,
+        };
+        let is_tls = seeds.first().is_some_and(|seed| seed.is_tls);
+        f.write_str(if is_tls { "rediss+cluster://" } else { "redis+cluster://" })?;
+        for (index, seed) in seeds.iter().enumerate() {
+            write!(f, "{}{}", if index == 0 { "" } else { "," }, seed.address())?;
+        }
+        Ok(())
+    }
+}
+
+/// Formats the URL as [`fmt::Display`] does, with `***@` in place of the user and the password.
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let endpoint = match self {
+            StoreUrl::Server(endpoint) => Some(endpoint),
+            StoreUrl::Cluster(seeds) => seeds.first(),
+        };
+        fmt_masked(f, &self.to_string(), endpoint.is_some_and(|endpoint| endpoint.password.is_some()))
+    }
+}
+
+impl Endpoint {
+    /// Returns `host:port`, with brackets around an IPv6 address.
+    pub(crate) fn address(&self) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]:{}", self.host, self.port),
+            false => format!("{}:{}", self.host, self.port),
+        }
+    }
+
+    /// Returns the server at another address, with the same credentials.
+    pub(crate) fn at(&self, host: &str, port: u16) -> Endpoint {
+        Endpoint { host: host.to_owned(), port, ..self.clone() }
+    }
+}
+
 /// Formats the URL for error messages: without user and password, and without the database if it is 0.
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.is_tls { "rediss" } else { "redis" };
-        match self.host.contains(':') {
-            true => write!(f, "{scheme}://[{}]:{}", self.host, self.port)?,
-            false => write!(f, "{scheme}://{}:{}", self.host, self.port)?,
-        }
+        write!(f, "{scheme}://{}", self.address())?;
         if self.database == 0 { Ok(()) } else { write!(f, "/{}", self.database) }
     }
 }
@@ -169,11 +243,15 @@ impl fmt::Display for Endpoint {
 /// Formats the URL as [`fmt::Display`] does, with `***@` in place of the user and the password.
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = self.to_string();
-        match &self.password {
-            Some(_) => f.write_str(&shown.replacen("://", "://***@", 1)),
-            None => f.write_str(&shown),
-        }
+        fmt_masked(f, &self.to_string(), self.password.is_some())
+    }
+}
+
+/// Writes a URL, with `***@` before the host if it has a password.
+fn fmt_masked(f: &mut fmt::Formatter<'_>, url: &str, has_password: bool) -> fmt::Result {
+    match has_password {
+        true => f.write_str(&url.replacen("://", "://***@", 1)),
+        false => f.write_str(url),
     }
 }
 
@@ -182,7 +260,22 @@ mod tests {
     use super::*;
 
     fn endpoint(url: &str) -> Endpoint {
-        Endpoint::parse(url).unwrap_or_else(|error| panic!("{url}: {error}"))
+        match StoreUrl::parse(url) {
+            Ok(StoreUrl::Server(endpoint)) => endpoint,
+            other => panic!("{url}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn cluster_has_one_or_more_nodes_with_the_same_credentials() {
+        let Ok(StoreUrl::Cluster(nodes)) =
+            StoreUrl::parse("redis+cluster://ann:pw@10.0.0.1:7000,example.org,[::1]:7001/0")
+        else {
+            panic!("a cluster");
+        };
+        let places: Vec<String> = nodes.iter().map(Endpoint::address).collect();
+        assert_eq!(places, ["10.0.0.1:7000", "example.org:6379", "[::1]:7001"]);
+        assert!(nodes.iter().all(|node| node.user.as_deref() == Some("ann") && node.password.as_deref() == Some("pw")));
     }
 
     #[test]
@@ -221,9 +314,16 @@ mod tests {
             "redis://u:hunter2@local host",
             "redis://[::1:6379",
             "redis://[::1]x",
+            "redis://a,hunter2",
+            "redis+cluster://",
+            "redis+cluster://a,",
+            "redis+cluster://a,b:0",
+            "redis+cluster://a/1",
+            "redis+cluster://a,redis://:hunter2@b",
+            "redis+cluster://a,redis://b",
         ];
         for url in urls {
-            let error = Endpoint::parse(url).expect_err(url).to_string();
+            let error = StoreUrl::parse(url).expect_err(url).to_string();
             assert!(error.contains("redis://[user:password@]host[:port][/database]"), "{error}");
             assert!(!error.contains("hunter2"), "{error}");
         }
@@ -235,9 +335,11 @@ mod tests {
             ("redis://h", "redis://h:6379", "redis://h:6379"),
             ("redis://ann:hunter2@h/1", "redis://h:6379/1", "redis://***@h:6379/1"),
             ("redis://:hunter2@[::1]:7000", "redis://[::1]:7000", "redis://***@[::1]:7000"),
+            ("redis+cluster://a,b:7", "redis+cluster://a:6379,b:7", "redis+cluster://a:6379,b:7"),
+            ("rediss+cluster://:hunter2@[::1]", "rediss+cluster://[::1]:6379", "rediss+cluster://***@[::1]:6379"),
         ] {
-            let endpoint = endpoint(url);
-            assert_eq!((endpoint.to_string().as_str(), format!("{endpoint:?}").as_str()), (display, debug));
+            let url = StoreUrl::parse(url).unwrap();
+            assert_eq!((url.to_string().as_str(), format!("{url:?}").as_str()), (display, debug));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The worker behind the store: a queue in front, one connection behind.
+//! The worker of a server: a queue in front, one connection behind.
 //!
 //! ```text
 //!   callers ──▶ queue ──▶ [ everything that waits ] ──▶ call ──▶ call ──▶ call ──▶ server
@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 use tollgate_core::{Clock, Decision, Redeemed, StoreErrorKind as Kind};
 
@@ -49,15 +49,36 @@ pub(crate) const STEPS_MAX: usize = 128;
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_LAST: Duration = Duration::from_millis(200);
 
-/// A request of a caller, and the channel for its result.
+/// A request of a caller, how it is delivered, and the channel for its result.
 pub(crate) enum Work {
-    /// At most [`STEPS_MAX`] checks, answered together, each with its own result. With [`CallScope::Subject`] all of
-    /// them have the same subject.
-    Checks(Vec<Step>, oneshot::Sender<Result<Vec<Result<Decision, Fault>>, Fault>>),
+    /// At most [`STEPS_MAX`] checks, answered together, each with its own result.
+    Checks(Vec<Step>, Delivery, Waiter<Vec<Result<Decision, Fault>>>),
     /// The refund of one decision, or a redemption.
-    Refund(Step, oneshot::Sender<Result<Redeemed, Fault>>),
+    Refund(Step, Delivery, Waiter<Redeemed>),
     /// A command other than a call of the script, encoded.
-    Command(Vec<u8>, oneshot::Sender<Result<Reply, Fault>>),
+    Command(Vec<u8>, Delivery, Waiter<Reply>),
+}
+
+/// The channel to the caller that waits for a result.
+pub(crate) type Waiter<T> = oneshot::Sender<Result<T, Fault>>;
+
+/// Which slot the keys of some work are in, and with which other work it may share a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Delivery {
+    /// The hash slot of all keys; 0 if one call may name keys of any slots, because one server holds all of them.
+    pub(crate) slot: u16,
+    pub(crate) sharing: Sharing,
+}
+
+/// With which other work some work may share a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Sharing {
+    /// With all work of the same slot.
+    Slot,
+    /// With none. For a slot that is being moved, where a call must name as few keys as possible.
+    Alone,
+    /// With none, and after `ASKING`: the node executes it although it does not own the slot yet.
+    Asking,
 }
 
 /// The keys that one call of the script may name.
@@ -66,37 +87,70 @@ pub(crate) enum CallScope {
     /// Any keys: all of them are on one server.
     #[default]
     Server,
-    /// The keys of one subject, which share a hash tag and therefore a slot.
-    Subject,
+    /// The keys of one hash slot.
+    Slot,
 }
 
-/// The counters of a worker since its store was built. See [`RedisStats`](crate::RedisStats).
+/// The counters of all workers of a store since it was built. See [`RedisStats`](crate::RedisStats).
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) calls: AtomicU64,
     pub(crate) decisions: AtomicU64,
     pub(crate) connects: AtomicU64,
     pub(crate) scripts_sent: AtomicU64,
+    pub(crate) redirections: AtomicU64,
+    pub(crate) panics: AtomicU64,
 }
 
-/// The background task of a store: sends the queued work over one connection, which it opens itself.
+/// The background task of a node: sends the queued work over one connection, which it opens itself.
 pub(crate) struct Worker {
-    pub(crate) endpoint: Endpoint,
-    /// The TLS configuration; `None` for a connection without TLS.
+    endpoint: Endpoint,
+    pub(crate) settings: Arc<WorkerSettings>,
+    /// The number of requests that this worker has sent.
+    calls: AtomicU64,
+}
+
+/// What all workers of a store share.
+pub(crate) struct WorkerSettings {
+    /// The TLS configuration; `None` for connections without TLS.
     pub(crate) tls: Option<Tls>,
-    /// Opens the stream to the server; `None` for TCP to the endpoint.
+    /// Opens the stream to a server; `None` for TCP to the endpoint.
     pub(crate) connector: Option<Connector>,
     /// The source of the script.
     pub(crate) script: &'static str,
-    pub(crate) call_scope: CallScope,
+    /// The kind of server that is accepted.
+    pub(crate) server_kind: ServerKind,
     /// The timeout of one call, and of one attempt to connect.
     pub(crate) call_timeout: Duration,
     /// The clock by which calls are decided; `None` for the server's.
     pub(crate) clock: Option<Arc<dyn Clock>>,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) counters: Counters,
+    /// Notified when the slot map of a cluster may be outdated: a connection was lost, or a slot has moved.
+    pub(crate) refresh_wanted: Notify,
+}
+
+/// The kind of server that a connection may be used with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ServerKind {
+    /// A master that is not a node of a cluster.
+    Standalone,
+    /// A master, in a cluster or not.
+    Master,
+    /// A node of a cluster, master or replica: a node that does not own a slot redirects its callers.
+    ClusterNode,
 }
 
 impl Worker {
+    pub(crate) fn new(endpoint: Endpoint, settings: Arc<WorkerSettings>) -> Worker {
+        Worker { endpoint, settings, calls: AtomicU64::new(0) }
+    }
+
+    /// Counts a request that is sent.
+    fn count_call(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.settings.counters.calls.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Connects, sends the work in the queue to the server, and reconnects when the connection is lost.
     ///
     /// Returns when the queue is closed and its work is done: the store and all its clones were dropped. After a failed
@@ -108,13 +162,14 @@ impl Worker {
         loop {
             let fault = match self.connect().await {
                 Ok(connection) => {
-                    let (connected_at, calls_before) = (Instant::now(), self.counters.calls.load(Ordering::Relaxed));
+                    let (connected_at, calls_before) = (Instant::now(), self.calls.load(Ordering::Relaxed));
                     if Session::new(self, connection).serve(queue, &mut backlog).await.is_closed() {
                         return;
                     }
                     // A server that accepts connections only to close them is not reconnected without a pause.
-                    let was_used = self.counters.calls.load(Ordering::Relaxed) > calls_before;
+                    let was_used = self.calls.load(Ordering::Relaxed) > calls_before;
                     if was_used || connected_at.elapsed() > PAUSE_LAST {
+                        self.settings.refresh_wanted.notify_one();
                         pause = PAUSE_FIRST;
                         continue;
                     }
@@ -122,6 +177,7 @@ impl Worker {
                 }
                 Err(fault) => fault,
             };
+            self.settings.refresh_wanted.notify_one();
             backlog.drain(..).for_each(|work| fail(work, &fault));
             // Up to half as long again, so that many nodes do not reconnect at the same instant.
             let jittered = pause.mul_f64(1.0 + fastrand::f64() / 2.0);
@@ -133,12 +189,11 @@ impl Worker {
     }
 
     async fn connect(&self) -> Result<Connection, Fault> {
-        self.counters.connects.fetch_add(1, Ordering::Relaxed);
-        let until = Instant::now() + self.call_timeout;
-        let (tls, connector, calls) = (self.tls.as_ref(), self.connector.as_ref(), (self.script, self.call_scope));
-        let open = Connection::open(&self.endpoint, tls, connector, calls, until);
+        self.settings.counters.connects.fetch_add(1, Ordering::Relaxed);
+        let until = Instant::now() + self.settings.call_timeout;
+        let open = Connection::open(&self.endpoint, &self.settings, until);
         timeout_at(until, open).await.unwrap_or_else(|_| {
-            let message = format!("no connection within {:?}", self.call_timeout);
+            let message = format!("no connection within {:?}", self.settings.call_timeout);
             Err(Fault::new(Kind::Unreachable, message))
         })
     }
@@ -175,8 +230,8 @@ impl QueueState {
 fn fail(work: Work, fault: &Fault) {
     let fault = fault.clone();
     match work {
-        Work::Checks(_, waiter) => drop(waiter.send(Err(fault))),
-        Work::Refund(_, waiter) => drop(waiter.send(Err(fault))),
-        Work::Command(_, waiter) => drop(waiter.send(Err(fault))),
+        Work::Checks(_, _, waiter) => drop(waiter.send(Err(fault))),
+        Work::Refund(_, _, waiter) => drop(waiter.send(Err(fault))),
+        Work::Command(_, _, waiter) => drop(waiter.send(Err(fault))),
     }
 }

@@ -322,6 +322,7 @@ fn status(record: &Record, demand: &Demand<'_>, now: i128) -> LimitStatus {
         retry_after: Wait::ZERO,
         next_after,
         reset_after: reset_after(record, limit, now),
+        late_us: 0,
     }
 }
 

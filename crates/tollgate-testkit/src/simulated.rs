@@ -254,6 +254,7 @@ impl SimulatedRedis {
                 retry_after: Wait::ZERO,
                 next_after: Wait::ZERO,
                 reset_after: Wait::from_micros(reset_after_us.parse().expect("a number")),
+                late_us: 0,
             });
             refunded.push(demand);
         }

@@ -306,6 +306,7 @@ impl CachedStatus {
             retry_after: shorter(self.status.retry_after),
             next_after: shorter(self.status.next_after),
             reset_after: shorter(self.status.reset_after),
+            late_us: 0,
             ..self.status
         }
     }

@@ -95,8 +95,17 @@ pub(crate) struct ChargedLimit {
     units: u32,
     #[serde(rename = "a")]
     reset_after_us: u64,
+    /// The time from the decision's to that of this limit. See [`LimitStatus::late_us`].
+    #[serde(rename = "d", default, skip_serializing_if = "is_zero")]
+    late_us: u32,
     #[serde(rename = "c", with = "text")]
     charge: Charge,
+}
+
+/// Returns whether a number is zero, so that it is left out of the encoding.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde requires")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// A correction of the charges of a receipt.
@@ -244,6 +253,7 @@ impl ReceiptPart {
                 },
                 units: status.cost,
                 reset_after_us: status.reset_after.as_micros().unwrap_or(0),
+                late_us: status.late_us,
                 charge,
             })
             .collect();
@@ -299,6 +309,7 @@ impl ChargedLimit {
             retry_after: Wait::ZERO,
             next_after: Wait::ZERO,
             reset_after: Wait::from_micros(self.reset_after_us),
+            late_us: self.late_us,
         }
     }
 

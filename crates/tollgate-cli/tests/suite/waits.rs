@@ -115,6 +115,7 @@ fn admission(limit: Limit, at: Timestamp, remaining: u32) -> Decision {
         retry_after: Wait::ZERO,
         next_after: Wait::ZERO,
         reset_after: Wait::from_micros(limit.window_us()),
+        late_us: 0,
     };
     Decision { at, source: Source::Store, ban: None, limits: std::iter::once(status).collect() }
 }

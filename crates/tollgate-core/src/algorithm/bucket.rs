@@ -239,7 +239,7 @@ impl BucketDecision<'_> {
             parts => until_leaked(parts),
         };
         let reset_after = until_leaked(level);
-        LimitStatus { allowed, cost, quota: limit.quota(), remaining, retry_after, next_after, reset_after }
+        LimitStatus { allowed, cost, quota: limit.quota(), remaining, retry_after, next_after, reset_after, late_us: 0 }
     }
 }
 

@@ -87,6 +87,7 @@ impl Log {
             retry_after: wait(cost.max(1)),
             next_after: wait(remaining + 1),
             reset_after: expires_after(now_us, limit, now),
+            late_us: 0,
         }
     }
 
@@ -191,6 +192,7 @@ impl Log {
             retry_after: if allowed { Wait::ZERO } else { oldest_expires_after },
             next_after: oldest_expires_after,
             reset_after: expires_after(settled.newest_us, limit, now),
+            late_us: 0,
         })
     }
 
@@ -230,6 +232,7 @@ impl Log {
             retry_after: Wait::ZERO,
             next_after: expires_after(few.entries[0].time_us, limit, now),
             reset_after: expires_after(now_us, limit, now),
+            late_us: 0,
         })
     }
 
@@ -358,7 +361,7 @@ impl Log {
             Some(newest_us) if remaining < quota => expires_after(newest_us, limit, now),
             _ => Wait::ZERO,
         };
-        LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after }
+        LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after, late_us: 0 }
     }
 }
 

@@ -94,3 +94,15 @@ fn every_scope_has_a_key_of_its_own() {
     keys.dedup();
     assert_eq!(keys.len(), count, "{keys:?}");
 }
+
+#[test]
+fn slot_of_a_subject_is_that_of_its_keys() {
+    let prefix = Prefix::new("p").unwrap();
+    let long = "x".repeat(300);
+    for subject in ["user:42", "a}b{c", "", " ", long.as_str()] {
+        let demand = Demand::new("2/s".parse().unwrap(), tollgate_core::Key::new(subject).unwrap());
+        let slot = crate::cluster::slot::slot_of_key(prefix.counter(&demand).as_bytes());
+        assert_eq!(Prefix::slot(subject.as_bytes()), slot, "{subject:?}");
+        assert_eq!(crate::cluster::slot::slot_of_key(prefix.ban(subject.as_bytes()).as_bytes()), slot, "{subject:?}");
+    }
+}

@@ -2,10 +2,9 @@
 
 use std::collections::VecDeque;
 
-use tokio::sync::oneshot::Sender;
 use tollgate_core::{Decision, Redeemed, Timestamp};
 
-use super::{CallScope, STEPS_MAX, Work};
+use super::{Delivery, STEPS_MAX, Sharing, Waiter, Work};
 use crate::answer::{self, StepDecisions};
 use crate::fault::Fault;
 use crate::reply::Reply;
@@ -18,7 +17,7 @@ pub(super) enum Batch {
     /// Refunds and redemptions of one or more callers.
     Refunds(Refunds),
     /// One command of one caller, encoded.
-    Command(Vec<u8>, Sender<Result<Reply, Fault>>),
+    Command(Vec<u8>, Delivery, Waiter<Reply>),
 }
 
 /// The checks of a batch, and the callers that wait for their results.
@@ -31,10 +30,16 @@ pub(super) struct Checks {
     grouping: Grouping,
 }
 
-type ChecksWaiter = (usize, Sender<Result<Vec<Result<Decision, Fault>>, Fault>>);
+/// A caller that waits for the results of its checks.
+struct ChecksWaiter {
+    /// The number of its steps.
+    steps: usize,
+    delivery: Delivery,
+    waiter: Waiter<Vec<Result<Decision, Fault>>>,
+}
 
 /// The refunds and redemptions of a batch, each with the caller that waits for its result.
-pub(super) struct Refunds(Vec<(Step, Sender<Result<Redeemed, Fault>>)>);
+pub(super) struct Refunds(Vec<(Step, Delivery, Waiter<Redeemed>)>);
 
 impl Batch {
     /// Takes work of one kind from the front of the backlog. Returns `None` if no work is left.
@@ -45,31 +50,31 @@ impl Batch {
     pub(super) fn next(backlog: &mut VecDeque<Work>, callers_max: usize) -> Option<Batch> {
         while backlog.pop_front_if(|work| is_abandoned(work)).is_some() {}
         Some(match backlog.pop_front()? {
-            Work::Checks(mut steps, waiter) => {
-                let mut waiters = vec![(steps.len(), waiter)];
+            Work::Checks(mut steps, delivery, waiter) => {
+                let mut waiters = vec![ChecksWaiter { steps: steps.len(), delivery, waiter }];
                 while waiters.len() < callers_max
                     && let Some(work) = backlog.pop_front_if(|work| fits_into_call(&steps, work))
                 {
-                    if let Work::Checks(more, waiter) = work
+                    if let Work::Checks(more, delivery, waiter) = work
                         && !waiter.is_closed()
                     {
-                        waiters.push((more.len(), waiter));
+                        waiters.push(ChecksWaiter { steps: more.len(), delivery, waiter });
                         steps.extend(more);
                     }
                 }
                 Batch::Checks(Checks::new(steps, waiters))
             }
-            Work::Refund(step, waiter) => {
-                let mut refunds = vec![(step, waiter)];
+            Work::Refund(step, delivery, waiter) => {
+                let mut refunds = vec![(step, delivery, waiter)];
                 while refunds.len() < STEPS_MAX
-                    && let Some(Work::Refund(step, waiter)) =
+                    && let Some(Work::Refund(step, delivery, waiter)) =
                         backlog.pop_front_if(|work| matches!(work, Work::Refund(..)))
                 {
-                    refunds.push((step, waiter));
+                    refunds.push((step, delivery, waiter));
                 }
                 Batch::Refunds(Refunds(refunds))
             }
-            Work::Command(request, waiter) => Batch::Command(request, waiter),
+            Work::Command(request, delivery, waiter) => Batch::Command(request, delivery, waiter),
         })
     }
 
@@ -98,34 +103,39 @@ impl Batch {
         match self {
             Batch::Checks(checks) => encode_call(script, now, "check", &checks.distinct()),
             Batch::Refunds(refunds) => encode_call(script, now, "refund", &refunds.steps()),
-            Batch::Command(request, _) => request.clone(),
+            Batch::Command(request, ..) => request.clone(),
         }
     }
 
-    /// Splits the batch into the calls in which it is sent.
+    /// Splits the batch into the calls in which it is sent. Returns each with whether it must follow `ASKING`.
     ///
-    /// With [`CallScope::Server`] that is the batch itself. With [`CallScope::Subject`] it is one call for each
-    /// subject, in the order in which the subjects first occur; work of one subject keeps its order. All checks of a
-    /// caller must then have the same subject. A command is a call of its own.
-    pub(super) fn into_calls(self, scope: CallScope) -> Vec<Batch> {
-        match (scope, self) {
-            (CallScope::Server, batch) | (CallScope::Subject, batch @ Batch::Command(..)) => vec![batch],
-            (CallScope::Subject, Batch::Checks(checks)) => {
+    /// There is one call for all work that may [share](Sharing) the call of its slot, and one for each other caller, in
+    /// the order in which they first occur. Work of one slot keeps its order. A command is a call of its own.
+    pub(super) fn into_calls(self) -> Vec<(Batch, bool)> {
+        match self {
+            Batch::Command(request, delivery, waiter) => {
+                vec![(Batch::Command(request, delivery, waiter), delivery.sharing == Sharing::Asking)]
+            }
+            Batch::Checks(checks) => {
+                if is_one_call(&checks.waiters) {
+                    let is_asking = checks.waiters.iter().any(|caller| caller.delivery.sharing == Sharing::Asking);
+                    return vec![(Batch::Checks(checks), is_asking)];
+                }
                 let mut steps = checks.steps.into_iter();
                 let callers = checks.waiters.into_iter().map(|waiter| {
-                    let own: Vec<Step> = steps.by_ref().take(waiter.0).collect();
-                    (own.first().map(|step| step.subject().to_vec()), (own, waiter))
+                    let own: Vec<Step> = steps.by_ref().take(waiter.steps).collect();
+                    (waiter.delivery, (own, waiter))
                 });
-                let calls = group_in_order(callers).into_iter();
-                let call = |callers: Vec<(Vec<Step>, ChecksWaiter)>| {
+                let call = |(callers, is_asking): (Vec<(Vec<Step>, ChecksWaiter)>, bool)| {
                     let (steps, waiters): (Vec<_>, Vec<_>) = callers.into_iter().unzip();
-                    Batch::Checks(Checks::new(steps.into_iter().flatten().collect(), waiters))
+                    (Batch::Checks(Checks::new(steps.into_iter().flatten().collect(), waiters)), is_asking)
                 };
-                calls.map(call).collect()
+                group_by_call(callers).into_iter().map(call).collect()
             }
-            (CallScope::Subject, Batch::Refunds(Refunds(refunds))) => {
-                let refunds = refunds.into_iter().map(|refund| (refund.0.subject().to_vec(), refund));
-                group_in_order(refunds).into_iter().map(|refunds| Batch::Refunds(Refunds(refunds))).collect()
+            Batch::Refunds(Refunds(refunds)) => {
+                let refunds = refunds.into_iter().map(|refund| (refund.1, refund));
+                let call = |(refunds, is_asking)| (Batch::Refunds(Refunds(refunds)), is_asking);
+                group_by_call(refunds).into_iter().map(call).collect()
             }
         }
     }
@@ -187,7 +197,7 @@ impl Batch {
                 refunds.hand_out(&answers);
                 answers.map(drop)
             }
-            Batch::Command(_, waiter) => {
+            Batch::Command(_, _, waiter) => {
                 let _ = waiter.send(match reply {
                     Reply::Error(message) => Err(Fault::of_reply(&message)),
                     reply => Ok(reply),
@@ -202,7 +212,7 @@ impl Batch {
         match self {
             Batch::Checks(checks) => checks.hand_out(&Err(fault.clone())),
             Batch::Refunds(refunds) => refunds.hand_out(&Err(fault.clone())),
-            Batch::Command(_, waiter) => drop(waiter.send(Err(fault.clone()))),
+            Batch::Command(_, _, waiter) => drop(waiter.send(Err(fault.clone()))),
         }
     }
 }
@@ -228,8 +238,8 @@ impl Checks {
         let mut callers: Vec<_> = waiters
             .into_iter()
             .map(|waiter| {
-                let own_groups: Vec<usize> = groups.by_ref().take(waiter.0).collect();
-                (own_groups, steps.by_ref().take(waiter.0).collect::<Vec<Step>>(), waiter)
+                let own_groups: Vec<usize> = groups.by_ref().take(waiter.steps).collect();
+                (own_groups, steps.by_ref().take(waiter.steps).collect::<Vec<Step>>(), waiter)
             })
             .collect();
         callers.sort_by(|(one, ..), (other, ..)| one.cmp(other));
@@ -258,7 +268,7 @@ impl Checks {
         let answers = match answers {
             Ok(answers) => answers,
             Err(fault) => {
-                return self.waiters.into_iter().for_each(|(_, waiter)| drop(waiter.send(Err(fault.clone()))));
+                return self.waiters.into_iter().for_each(|caller| drop(caller.waiter.send(Err(fault.clone()))));
             }
         };
         let mut given = vec![0; self.grouping.groups.len()];
@@ -267,19 +277,19 @@ impl Checks {
             given[group] += 1;
             Ok(results[given[group].min(results.len()) - 1].clone())
         });
-        for (step_count, waiter) in self.waiters {
-            let _ = waiter.send(Ok(next_answer.by_ref().take(step_count).collect()));
+        for caller in self.waiters {
+            let _ = caller.waiter.send(Ok(next_answer.by_ref().take(caller.steps).collect()));
         }
     }
 }
 
 impl Refunds {
     fn steps(&self) -> Vec<(&Step, usize)> {
-        self.0.iter().map(|(step, _)| (step, 1)).collect()
+        self.0.iter().map(|(step, ..)| (step, 1)).collect()
     }
 
     fn hand_out(self, answers: &Result<Vec<Result<Redeemed, Fault>>, Fault>) {
-        for (index, (_, waiter)) in self.0.into_iter().enumerate() {
+        for (index, (_, _, waiter)) in self.0.into_iter().enumerate() {
             let answer = answers.as_ref().map_err(Fault::clone).and_then(|answers| answers[index].clone());
             let _ = waiter.send(answer);
         }
@@ -291,8 +301,8 @@ impl Refunds {
 /// Always `false` for a refund, which is executed even then.
 fn is_abandoned(work: &Work) -> bool {
     match work {
-        Work::Checks(_, waiter) => waiter.is_closed(),
-        Work::Command(_, waiter) => waiter.is_closed(),
+        Work::Checks(_, _, waiter) => waiter.is_closed(),
+        Work::Command(_, _, waiter) => waiter.is_closed(),
         Work::Refund(..) => false,
     }
 }
@@ -300,21 +310,31 @@ fn is_abandoned(work: &Work) -> bool {
 /// Returns whether `work` can be added to a call with these checks: it is checks, and at most [`STEPS_MAX`] in all.
 fn fits_into_call(steps: &[Step], work: &Work) -> bool {
     match work {
-        Work::Checks(more, _) => steps.len() + more.len() <= STEPS_MAX,
+        Work::Checks(more, ..) => steps.len() + more.len() <= STEPS_MAX,
         Work::Refund(..) | Work::Command(..) => false,
     }
 }
 
-/// Groups values by their keys. The groups are in the order in which their keys first occur, the values in theirs.
-fn group_in_order<K: PartialEq, V>(values: impl Iterator<Item = (K, V)>) -> Vec<Vec<V>> {
-    let mut groups: Vec<(K, Vec<V>)> = Vec::new();
-    for (key, value) in values {
-        match groups.iter_mut().find(|(group, _)| *group == key) {
+/// Returns whether the checks of these callers are sent in one call: there is one caller, or all share a slot.
+fn is_one_call(callers: &[ChecksWaiter]) -> bool {
+    let [first, others @ ..] = callers else { return true };
+    others.is_empty()
+        || first.delivery.sharing == Sharing::Slot && others.iter().all(|other| other.delivery == first.delivery)
+}
+
+/// Groups values that are sent in one call. Returns each group with whether it must follow `ASKING`.
+///
+/// The groups are in the order in which their first values occur, the values in theirs.
+fn group_by_call<V>(values: impl Iterator<Item = (Delivery, V)>) -> Vec<(Vec<V>, bool)> {
+    let mut calls: Vec<(Delivery, Vec<V>)> = Vec::new();
+    for (delivery, value) in values {
+        let is_shared = delivery.sharing == Sharing::Slot;
+        match calls.iter_mut().find(|(call, _)| is_shared && *call == delivery) {
             Some((_, values)) => values.push(value),
-            None => groups.push((key, vec![value])),
+            None => calls.push((delivery, vec![value])),
         }
     }
-    groups.into_iter().map(|(_, values)| values).collect()
+    calls.into_iter().map(|(call, values)| (values, call.sharing == Sharing::Asking)).collect()
 }
 
 /// The steps of a batch, divided into groups of equal ones. A group is sent as one step with a repeat count.

@@ -15,10 +15,12 @@
 //! waits for its own round trip and a millisecond, as long as fewer than 32 batches are in flight. A nearby server
 //! replies before the millisecond is over, so the timer has no effect.
 //!
-//! **A batch is one call or several.** A server that runs scripts with any keys gets one call. Where all keys of a call
-//! must belong to one subject ([`CallScope::Subject`](super::CallScope::Subject)), the batch becomes one call per
-//! subject. All of them are put into the outbox together, so they are usually sent in one write. Limits on what is in
-//! flight count batches.
+//! **A batch is one call or several.** A server that runs scripts with any keys gets one call. A node of a cluster gets
+//! one call per hash slot. All of them are put into the outbox together, so they are usually sent in one write. Limits on
+//! what is in flight count batches.
+//!
+//! **`ASKING`** makes a node execute the next command although it does not own the slot yet. It is sent right before the
+//! call, also when the call is resent, and its own reply is skipped.
 //!
 //! **One timer.** It ticks every millisecond while calls are in flight. At each tick the worker takes what has come
 //! into the queue, and sends it if it is due. The tick also detects calls that take too long. No timer is set per check
@@ -73,6 +75,9 @@ const WAIT_MAX: Duration = Duration::from_millis(1);
 /// The period of the timer. Tokio's timer counts whole milliseconds and rounds up, so it ticks every millisecond.
 const TICK: Duration = Duration::from_micros(500);
 
+/// The command `ASKING`, encoded.
+const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
+
 /// A worker's use of one connection, from the first call until the connection is dropped.
 pub(super) struct Session<'a> {
     worker: &'a Worker,
@@ -82,7 +87,7 @@ pub(super) struct Session<'a> {
     /// The number of batches in flight: those whose last call has no reply yet.
     batches_in_flight: usize,
     /// Calls to be resent, which the server has not executed.
-    to_resend: VecDeque<(Batch, ScriptRef)>,
+    to_resend: VecDeque<Call>,
     /// The number of callers that got the latest reply.
     callers_answered: usize,
     /// When work was last moved from the queue to the backlog.
@@ -94,12 +99,21 @@ pub(super) struct Session<'a> {
     draining: Option<Fault>,
 }
 
-struct InFlight {
+/// A call that is sent, or is to be sent.
+struct Call {
     batch: Batch,
     script: ScriptRef,
+    /// Whether `ASKING` is sent before it.
+    is_asking: bool,
+}
+
+struct InFlight {
+    call: Call,
     until: Instant,
     /// Whether this is the last call of its batch.
     ends_batch: bool,
+    /// Whether the next reply is that to `ASKING`, and the one after it that to the call.
+    awaits_asking: bool,
 }
 
 /// How an attempt to run a call refers to the script.
@@ -222,8 +236,8 @@ impl<'a> Session<'a> {
         if !self.has_room() {
             return Ok(false);
         }
-        if let Some((call, script)) = self.to_resend.pop_front() {
-            self.queue(call, script, true);
+        if let Some(call) = self.to_resend.pop_front() {
+            self.queue(call, true);
             return self.connection.send_queued().await.map(|()| true);
         }
         let is_eager = self.batches_in_flight < EAGER_BATCHES_MAX;
@@ -232,14 +246,15 @@ impl<'a> Session<'a> {
         if !(self.in_flight.is_empty() || is_full || is_due) {
             return Ok(false);
         }
-        let callers = backlog.len() + self.in_flight.iter().map(|call| call.batch.callers()).sum::<usize>();
+        let callers =
+            backlog.len() + self.in_flight.iter().map(|in_flight| in_flight.call.batch.callers()).sum::<usize>();
         let is_shared = is_eager && callers / EAGER_BATCHES_MAX >= worth_a_batch;
         let callers_max = if is_shared { callers.div_ceil(EAGER_BATCHES_MAX) } else { STEPS_MAX };
         let Some(batch) = Batch::next(backlog, callers_max) else { return Ok(false) };
-        self.worker.counters.decisions.fetch_add(batch.checks() as u64, Ordering::Relaxed);
-        let mut calls = batch.into_calls(self.worker.call_scope).into_iter().peekable();
-        while let Some(call) = calls.next() {
-            self.queue(call, ScriptRef::Sha, calls.peek().is_none());
+        self.worker.settings.counters.decisions.fetch_add(batch.checks() as u64, Ordering::Relaxed);
+        let mut calls = batch.into_calls().into_iter().peekable();
+        while let Some((batch, is_asking)) = calls.next() {
+            self.queue(Call { batch, script: ScriptRef::Sha, is_asking }, calls.peek().is_none());
         }
         self.connection.send_queued().await.map(|()| true)
     }
@@ -247,24 +262,28 @@ impl<'a> Session<'a> {
     /// Puts a call into the outbox, counts it, and records it as in flight. Sends nothing.
     ///
     /// The timeout of the call starts now. `ends_batch` tells whether it is the last call of its batch.
-    fn queue(&mut self, batch: Batch, script: ScriptRef, ends_batch: bool) {
-        let name = match script {
+    fn queue(&mut self, call: Call, ends_batch: bool) {
+        let name = match call.script {
             ScriptRef::Sha | ScriptRef::ShaAgain => Script::Sha(self.connection.script_sha()),
-            ScriptRef::Source => Script::Source(self.worker.script),
+            ScriptRef::Source => Script::Source(self.worker.settings.script),
         };
-        let now = self.worker.clock.as_ref().map(|clock| clock.now());
-        let request = batch.request(name, now);
+        let now = self.worker.settings.clock.as_ref().map(|clock| clock.now());
+        let request = call.batch.request(name, now);
+        if call.is_asking {
+            self.connection.queue(ASKING);
+        }
         self.connection.queue(&request);
-        let until = Instant::now() + self.worker.call_timeout;
-        self.in_flight.push_back(InFlight { batch, script, until, ends_batch });
+        let until = Instant::now() + self.worker.settings.call_timeout;
+        let awaits_asking = call.is_asking;
+        self.in_flight.push_back(InFlight { call, until, ends_batch, awaits_asking });
         self.batches_in_flight += usize::from(ends_batch);
-        self.worker.counters.calls.fetch_add(1, Ordering::Relaxed);
+        self.worker.count_call();
     }
 
     fn check_timeout(&self, now: Instant) -> Result<(), Fault> {
         match self.in_flight.front() {
             Some(oldest) if oldest.until <= now => {
-                let message = format!("no answer within {:?}", self.worker.call_timeout);
+                let message = format!("no answer within {:?}", self.worker.settings.call_timeout);
                 Err(Fault::new(Kind::TimedOut, message))
             }
             _ => Ok(()),
@@ -281,13 +300,19 @@ impl<'a> Session<'a> {
     /// is unknown ([`Fault::ends_connection`]), or bytes are left although no call is in flight. The callers of the
     /// oldest call have received their results or the fault, unless it is to be resent; those of other calls have not.
     fn receive(&mut self, reply: Result<Reply, Fault>) -> Result<(), Fault> {
+        if let (Some(oldest), Ok(_)) = (self.in_flight.front_mut(), &reply)
+            && std::mem::take(&mut oldest.awaits_asking)
+        {
+            // If the server rejects `ASKING`, the reply to the call says what to do.
+            return Ok(());
+        }
         let Some(oldest) = self.in_flight.pop_front() else { return Ok(()) };
         self.batches_in_flight -= usize::from(oldest.ends_batch);
-        self.callers_answered = oldest.batch.callers();
+        self.callers_answered = oldest.call.batch.callers();
         match reply {
-            Ok(reply) => self.answer(oldest, reply)?,
+            Ok(reply) => self.answer(oldest.call, reply)?,
             Err(fault) => {
-                oldest.batch.fail(&fault);
+                oldest.call.batch.fail(&fault);
                 return Err(fault);
             }
         }
@@ -297,24 +322,24 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn answer(&mut self, InFlight { batch, script, .. }: InFlight, reply: Reply) -> Result<(), Fault> {
+    fn answer(&mut self, Call { batch, script, is_asking }: Call, reply: Reply) -> Result<(), Fault> {
         if let Reply::Error(message) = &reply
             && batch.calls_script()
         {
             if message.starts_with("NOSCRIPT") && script != ScriptRef::Source {
-                self.worker.counters.scripts_sent.fetch_add(1, Ordering::Relaxed);
+                self.worker.settings.counters.scripts_sent.fetch_add(1, Ordering::Relaxed);
                 // One source is enough for all calls that the server rejects at this moment: the calls in flight were
                 // sent after this one.
-                let source_is_sent = self.in_flight.iter().any(|call| call.script == ScriptRef::Source);
+                let source_is_sent = self.in_flight.iter().any(|other| other.call.script == ScriptRef::Source);
                 let is_first = script == ScriptRef::Sha;
                 let script = if is_first && source_is_sent { ScriptRef::ShaAgain } else { ScriptRef::Source };
-                self.to_resend.push_back((batch, script));
+                self.to_resend.push_back(Call { batch, script, is_asking });
                 return Ok(());
             }
             if Fault::of_reply(message).kind == Kind::Foreign && batch.is_divisible() {
                 let (first, second) = batch.halves();
-                self.to_resend.push_back((first, ScriptRef::Sha));
-                self.to_resend.push_back((second, ScriptRef::Sha));
+                let resent = |batch| Call { batch, script: ScriptRef::Sha, is_asking };
+                self.to_resend.extend([first, second].map(resent));
                 return Ok(());
             }
         }
@@ -337,9 +362,9 @@ impl<'a> Session<'a> {
             Kind::TimedOut | Kind::Interrupted => fault.clone(),
             _ => Fault::new(Kind::Interrupted, format!("the connection was dropped during a call: {}", fault.message)),
         };
-        self.in_flight.into_iter().for_each(|call| call.batch.fail(&in_flight));
+        self.in_flight.into_iter().for_each(|oldest| oldest.call.batch.fail(&in_flight));
         let message = format!("the connection was dropped before the call was sent: {}", fault.message);
         let unexecuted = Fault::new(Kind::Unreachable, message);
-        self.to_resend.into_iter().for_each(|(batch, _)| batch.fail(&unexecuted));
+        self.to_resend.into_iter().for_each(|call| call.batch.fail(&unexecuted));
     }
 }

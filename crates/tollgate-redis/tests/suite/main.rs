@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // all of it is test code
 
 mod batches;
+mod cluster;
 mod commands;
 mod conformance;
 mod encrypted;
@@ -10,6 +11,7 @@ mod fast_paths;
 mod faults;
 mod lifetime;
 mod log_format;
+mod on_cluster;
 mod on_server;
 mod redemptions;
 mod script;

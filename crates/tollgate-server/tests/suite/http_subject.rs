@@ -71,6 +71,7 @@ fn limit_status(entry: &Value, demand: &Demand<'_>) -> LimitStatus {
         retry_after: wait("retry_after_ms"),
         next_after: wait("next_after_ms"),
         reset_after: wait("reset_after_ms"),
+        late_us: 0,
     }
 }
 

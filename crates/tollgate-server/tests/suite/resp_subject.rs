@@ -81,6 +81,7 @@ impl Subject for OverResp<'_> {
                 retry_after: wait(retry_after, 1_000),
                 next_after: Wait::ZERO,
                 reset_after: wait(reset_after, 1_000),
+                late_us: 0,
             },
         )
     }
@@ -136,6 +137,7 @@ impl Subject for OverThrottle<'_> {
                 retry_after: if allowed { Wait::ZERO } else { wait(retry_after, 1_000_000) },
                 next_after: Wait::ZERO,
                 reset_after: wait(reset_after, 1_000_000),
+                late_us: 0,
             },
         )
     }

@@ -389,6 +389,7 @@ impl Expected {
             retry_after: self.retry.unwrap_or(status.retry_after),
             next_after: self.next.unwrap_or(status.next_after),
             reset_after: self.reset.unwrap_or(status.reset_after),
+            late_us: 0,
             ..*status
         }
     }

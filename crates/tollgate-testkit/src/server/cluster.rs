@@ -245,15 +245,12 @@ impl Cluster {
         };
         set(target, "IMPORTING", &source_id);
         set(source, "MIGRATING", &target_id);
-        // A key may be created on the source between listing and moving the others, so this is repeated.
-        loop {
-            let list = |slot: &u16| ["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "1000"].map(str::to_owned).to_vec();
-            let listed = pipeline(source, &slots.iter().map(list).collect::<Vec<_>>());
-            let keys: Vec<String> = listed.iter().flat_map(|keys| keys.items().iter().map(Reply::text)).collect();
-            if keys.is_empty() {
-                break;
+        let list = |slot: &u16| ["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "100000"].map(str::to_owned).to_vec();
+        for keys in pipeline(source, &slots.iter().map(list).collect::<Vec<_>>()) {
+            let keys: Vec<String> = keys.items().iter().map(Reply::text).collect();
+            if !keys.is_empty() {
+                migrate(source, target, &keys);
             }
-            migrate(source, target, &keys);
         }
         // The target first: a source that has given up a slot redirects its clients there.
         set(target, "NODE", &target_id);
@@ -261,6 +258,24 @@ impl Cluster {
         for node in self.masters().into_iter().filter(|node| ![source.port(), target.port()].contains(&node.port())) {
             set(node, "NODE", &target_id);
         }
+    }
+
+    /// Moves ranges of slots from `source` to `target` with `CLUSTER MIGRATESLOTS`, which only Valkey has, and waits until
+    /// they have moved.
+    ///
+    /// # Panics
+    /// If `source` refuses it, or a migration fails, or takes longer than about 30 seconds.
+    pub fn migrate_slots(&self, slots: std::ops::RangeInclusive<u16>, source: &Server, target: &Server) {
+        let (first, last) = (slots.start().to_string(), slots.end().to_string());
+        expect_ok(source.command(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", &first, &last, "NODE", &id_of(target)]));
+        let moved = || (owners(target), format!("{:?}", source.command(&["CLUSTER", "GETSLOTMIGRATIONS"])));
+        eventually("the slots have moved", moved, |(owners, migrations)| {
+            assert!(!migrations.contains("failed"), "{migrations}");
+            let is_moved = |slot: u16| {
+                owners.iter().any(|(first, last, port)| (*first..=*last).contains(&slot) && *port == target.port())
+            };
+            slots.clone().all(is_moved)
+        });
     }
 
     /// Promotes a replica with `CLUSTER FAILOVER`, and waits until it is a master. Its old master becomes its replica.

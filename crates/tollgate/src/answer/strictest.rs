@@ -43,6 +43,7 @@ mod tests {
             retry_after: Wait::ZERO,
             next_after: wait,
             reset_after: wait,
+            late_us: 0,
         }
     }
 

@@ -38,12 +38,22 @@ fn admitted(quota: u32, remaining: u32, next_after: Wait) -> LimitStatus {
         retry_after: Wait::ZERO,
         next_after,
         reset_after: next_after,
+        late_us: 0,
     }
 }
 
 fn refused(quota: u32, remaining: u32, retry_after: Wait) -> LimitStatus {
     let next_after = secs(3.5);
-    LimitStatus { allowed: false, cost: 1, quota, remaining, retry_after, next_after, reset_after: next_after }
+    LimitStatus {
+        allowed: false,
+        cost: 1,
+        quota,
+        remaining,
+        retry_after,
+        next_after,
+        reset_after: next_after,
+        late_us: 0,
+    }
 }
 
 fn decision(statuses: &[LimitStatus]) -> Decision {

@@ -191,7 +191,7 @@ impl Loader {
         Loader::default()
     }
 
-    /// Sets the store: `memory`, or a `redis://` or `rediss://` URL. Overrides the `store` of the file.
+    /// Sets the store: `memory`, or a `redis://`, `rediss://`, `redis+cluster://` or `rediss+cluster://` URL. Overrides the `store` of the file.
     ///
     /// The URL is not checked here: an invalid one is an error of `Loaded::engine`, `Settings::limiter` and
     /// `Settings::redis`.

@@ -50,15 +50,17 @@ fn check_of_several_limits_keeps_its_place() {
 
 type Answered = oneshot::Receiver<Result<Vec<Result<Decision, Fault>>, Fault>>;
 
+const SHARED: Delivery = Delivery { slot: 0, sharing: Sharing::Slot };
+
 fn checks(count: usize) -> (Work, Answered) {
     let (waiter, answer) = oneshot::channel();
-    (Work::Checks((0..count).map(|_| step(&[("a", "5/s")])).collect(), waiter), answer)
+    (Work::Checks((0..count).map(|_| step(&[("a", "5/s")])).collect(), SHARED, waiter), answer)
 }
 
 /// Returns the number of checks of each caller of the next batch; zero for a refund.
 fn next_sizes(backlog: &mut VecDeque<Work>, callers_max: usize) -> Vec<usize> {
     match Batch::next(backlog, callers_max) {
-        Some(Batch::Checks(checks)) => checks.waiters.iter().map(|(step_count, _)| *step_count).collect(),
+        Some(Batch::Checks(checks)) => checks.waiters.iter().map(|caller| caller.steps).collect(),
         Some(Batch::Refunds(refunds)) => vec![0; refunds.0.len()],
         Some(Batch::Command(..)) | None => Vec::new(),
     }
@@ -74,7 +76,7 @@ fn abandoned_checks_are_dropped_and_kinds_do_not_mix() {
     let (third, _third) = checks(1);
     let (refund_waiter, refund_answer) = oneshot::channel();
     drop(refund_answer);
-    let refund = Work::Refund(step(&[("a", "5/s")]), refund_waiter);
+    let refund = Work::Refund(step(&[("a", "5/s")]), SHARED, refund_waiter);
     let (fourth, _fourth) = checks(1);
     let mut backlog: VecDeque<Work> = [left, first, left_later, second, third, refund, fourth].into();
 
@@ -95,11 +97,23 @@ fn batch_has_at_most_callers_max_callers() {
 
 /// Creates a batch of checks: for each caller the subjects of its checks.
 fn batch_of(callers: &[&[&str]]) -> (Batch, Vec<Answered>) {
+    batch_delivered(callers, |_| SHARED)
+}
+
+/// Creates a batch of checks: for each caller the subjects of its checks, which are delivered as `delivery` says.
+fn batch_delivered(callers: &[&[&str]], delivery: impl Fn(&[&str]) -> Delivery) -> (Batch, Vec<Answered>) {
     let (mut backlog, answers): (VecDeque<Work>, Vec<Answered>) = callers
         .iter()
         .map(|subjects| {
             let (waiter, answer) = oneshot::channel();
-            (Work::Checks(subjects.iter().map(|subject| step(&[(subject, "5/s")])).collect(), waiter), answer)
+            (
+                Work::Checks(
+                    subjects.iter().map(|subject| step(&[(subject, "5/s")])).collect(),
+                    delivery(subjects),
+                    waiter,
+                ),
+                answer,
+            )
         })
         .unzip();
     (Batch::next(&mut backlog, STEPS_MAX).expect("there are checks"), answers)
@@ -107,7 +121,7 @@ fn batch_of(callers: &[&[&str]]) -> (Batch, Vec<Answered>) {
 
 fn sizes(batch: &Batch) -> (Vec<usize>, usize) {
     let Batch::Checks(checks) = batch else { panic!("these are checks") };
-    (checks.waiters.iter().map(|(step_count, _)| *step_count).collect(), checks.grouping.groups.len())
+    (checks.waiters.iter().map(|caller| caller.steps).collect(), checks.grouping.groups.len())
 }
 
 #[test]
@@ -139,12 +153,26 @@ fn fault_of_the_whole_call_reaches_every_caller() {
 }
 
 #[test]
-fn batch_is_one_call_or_one_call_per_subject() {
+fn batch_is_one_call_per_slot_and_one_for_each_caller_that_shares_none() {
     let callers: &[&[&str]] = &[&["a", "a"], &["b"], &["a"], &["c"], &["b"]];
-    let (batch, _answers) = batch_of(callers);
-    let calls: Vec<_> = batch.into_calls(CallScope::Server).iter().map(sizes).collect();
-    assert_eq!(calls, [(vec![2, 1, 1, 1, 1], 3)]);
-    let (batch, _answers) = batch_of(callers);
-    let calls: Vec<_> = batch.into_calls(CallScope::Subject).iter().map(sizes).collect();
-    assert_eq!(calls, [(vec![2, 1], 1), (vec![1, 1], 1), (vec![1], 1)]);
+    let calls_of = |delivery: fn(&[&str]) -> Delivery| {
+        let (batch, _answers) = batch_delivered(callers, delivery);
+        batch.into_calls().iter().map(|(batch, is_asking)| (sizes(batch), *is_asking)).collect::<Vec<_>>()
+    };
+    assert_eq!(calls_of(|_| SHARED), [((vec![2, 1, 1, 1, 1], 3), false)]);
+    let expected = [((vec![2, 1], 1), false), ((vec![1, 1], 1), false), ((vec![1], 1), false)];
+    assert_eq!(calls_of(|subjects| Delivery { slot: u16::from(subjects[0].as_bytes()[0]), ..SHARED }), expected);
+    let calls = calls_of(|subjects| match subjects[0] {
+        "a" => Delivery { sharing: Sharing::Asking, ..SHARED },
+        "b" => Delivery { sharing: Sharing::Alone, ..SHARED },
+        _ => SHARED,
+    });
+    let expected = [
+        ((vec![2], 1), true),
+        ((vec![1], 1), false),
+        ((vec![1], 1), true),
+        ((vec![1], 1), false),
+        ((vec![1], 1), false),
+    ];
+    assert_eq!(calls, expected);
 }

@@ -55,8 +55,16 @@ fn any_limit() -> impl Strategy<Value = (Policy, LimitStatus)> {
     limits.prop_map(|(name, quota, window_us, allowed, remaining, retry_after, next_after)| {
         let limit = Limit::new(quota.into(), std::time::Duration::from_micros(window_us)).unwrap();
         let remaining = remaining.min(quota);
-        let status =
-            LimitStatus { allowed, cost: 1, quota, remaining, retry_after, next_after, reset_after: next_after };
+        let status = LimitStatus {
+            allowed,
+            cost: 1,
+            quota,
+            remaining,
+            retry_after,
+            next_after,
+            reset_after: next_after,
+            late_us: 0,
+        };
         (Policy::new(&name, limit).unwrap(), status)
     })
 }

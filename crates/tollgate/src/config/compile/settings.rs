@@ -132,8 +132,9 @@ fn check_url(url: &str) -> Result<(), String> {
 #[cfg(not(feature = "redis"))]
 fn check_url(url: &str) -> Result<(), String> {
     let is_url = |scheme: &str| url.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty());
-    let is_known = url == MEMORY || ["redis://", "rediss://"].into_iter().any(is_url);
-    if is_known { Ok(()) } else { Err("expected a URL that begins with redis:// or rediss://".to_owned()) }
+    let schemes = ["redis://", "rediss://", "redis+cluster://", "rediss+cluster://"];
+    let is_known = url == MEMORY || schemes.into_iter().any(is_url);
+    if is_known { Ok(()) } else { Err(format!("expected a URL that begins with {}", schemes.join(", "))) }
 }
 
 impl Compiler<'_> {

@@ -355,7 +355,7 @@ fn all_errors_are_reported_in_the_order_of_the_file() {
 fn an_invalid_store_is_an_error_and_its_password_is_not_shown() {
     for url in [
         "mysql://planted@h",
-        "redis+cluster://:planted@h",
+        "redis+cluster://:planted@h/3",
         "redis+sentinel://:planted@h/0",
         "redis://u:planted@h:xx",
         "redis://:planted@",
@@ -371,7 +371,8 @@ fn an_invalid_store_is_an_error_and_its_password_is_not_shown() {
         let report = format!("{:?}", miette::Report::new(finding.clone()));
         assert!(!report.contains("planted"), "{report}");
     }
-    for url in ["memory", "redis://h", "rediss://u:p%40ss@h:7000/3", "redis://[::1]"] {
+    let clusters = ["redis+cluster://h", "rediss+cluster://u:p%40ss@h:7000,[::1]:7001"];
+    for url in ["memory", "redis://h", "rediss://u:p%40ss@h:7000/3", "redis://[::1]"].into_iter().chain(clusters) {
         assert!(!codes(&format!("store = '{url}'")).contains(&Code::InvalidStore), "{url}");
     }
 }

@@ -47,7 +47,16 @@ impl Record {
             let [retry_after, next_after] = [wait(input)?, wait(input)?];
             let (quota, reset_after) = (quota_of(counter.into()), next_after);
             let (allowed, cost) = (allowed == 1, cost.into());
-            decision.limits.push(LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after });
+            decision.limits.push(LimitStatus {
+                allowed,
+                cost,
+                quota,
+                remaining,
+                retry_after,
+                next_after,
+                reset_after,
+                late_us: 0,
+            });
         }
         Ok(Some(Record { counters, sent_us, received_us, decision }))
     }

@@ -1,0 +1,188 @@
+//! Finds the server of a request, and makes the request again where a cluster redirects it. The essay is in `cluster.rs`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::time::sleep;
+use tollgate_core::{Location, ShardId, StoreError};
+
+use crate::cluster::{ATTEMPTS_MAX, Cluster, PAUSES};
+use crate::fault::{Fault, Redirect};
+use crate::key::Prefix;
+use crate::node::Node;
+use crate::url::StoreUrl;
+use crate::worker::{CallScope, Delivery, Sharing, Waiter, Work, WorkerSettings};
+
+/// The servers of a store.
+pub(crate) struct Router {
+    pub(crate) url: StoreUrl,
+    pub(crate) call_scope: CallScope,
+    pub(crate) servers: Servers,
+    pub(crate) settings: Arc<WorkerSettings>,
+}
+
+/// One server, or the nodes of a cluster.
+pub(crate) enum Servers {
+    One(Arc<Node>),
+    Cluster(Arc<Cluster>),
+}
+
+/// Why a request has no result.
+pub(crate) enum Refused {
+    /// It failed. The error names the server.
+    Failed(StoreError),
+    /// Its slot is being moved to another node. Nothing was executed. It must be sent in calls with fewer keys.
+    SlotIsMoving,
+}
+
+/// How many keys a call may have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Width {
+    /// Those of all requests for the slot that wait at the same moment.
+    Wide,
+    /// Only those of this request.
+    Narrow,
+}
+
+impl Router {
+    /// Returns the hash slot of a subject; 0 if one call may name keys of any slots.
+    pub(crate) fn slot(&self, subject: &[u8]) -> u16 {
+        match self.call_scope {
+            CallScope::Server => 0,
+            CallScope::Slot => Prefix::slot(subject),
+        }
+    }
+
+    pub(crate) fn locate(&self, subject: &[u8]) -> Location {
+        let slot = self.slot(subject);
+        let shard = match &self.servers {
+            Servers::One(node) => node.id,
+            Servers::Cluster(cluster) => cluster.known_owner(slot).map_or(ShardId::default(), |owner| owner.id),
+        };
+        Location::new(slot.into(), shard)
+    }
+
+    /// Returns the servers that hold keys. Waits until those of a cluster are known.
+    ///
+    /// # Errors
+    /// Returns an error if no node of the cluster answers.
+    pub(crate) async fn masters(&self) -> Result<Vec<Arc<Node>>, StoreError> {
+        match &self.servers {
+            Servers::One(node) => Ok(vec![node.clone()]),
+            Servers::Cluster(cluster) => {
+                let masters = cluster.masters();
+                if !masters.is_empty() {
+                    return Ok(masters);
+                }
+                cluster.refreshed().await.map_err(|fault| self.error(fault))?;
+                Ok(cluster.masters())
+            }
+        }
+    }
+
+    /// Returns the servers that are known to hold keys.
+    pub(crate) fn known_masters(&self) -> Vec<Arc<Node>> {
+        match &self.servers {
+            Servers::One(node) => vec![node.clone()],
+            Servers::Cluster(cluster) => cluster.masters(),
+        }
+    }
+
+    /// Returns all servers with a connection.
+    pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
+        match &self.servers {
+            Servers::One(node) => vec![node.clone()],
+            Servers::Cluster(cluster) => cluster.nodes(),
+        }
+    }
+
+    /// Sends the work that `work` creates to the owner of the slot, and waits for its result.
+    ///
+    /// Follows redirections. Work that was not executed is created and sent again, at most [`ATTEMPTS_MAX`] times.
+    ///
+    /// # Errors
+    /// Returns the last failure. Returns [`Refused::SlotIsMoving`] only for a wide call.
+    pub(crate) async fn run<T>(
+        &self,
+        slot: u16,
+        width: Width,
+        work: impl Fn(Delivery, Waiter<T>) -> Work,
+    ) -> Result<T, Refused> {
+        let usual = match width {
+            Width::Wide => Sharing::Slot,
+            Width::Narrow => Sharing::Alone,
+        };
+        let mut node = self.owner(slot).await?;
+        let (mut sharing, mut pauses, mut attempts) = (usual, PAUSES.into_iter(), 0);
+        loop {
+            let fault = match node.submit(|waiter| work(Delivery { slot, sharing }, waiter)).await {
+                Ok(answer) => return Ok(answer),
+                Err(fault) => fault,
+            };
+            attempts += 1;
+            let (Servers::Cluster(cluster), Some(redirect)) = (&self.servers, &fault.redirect) else {
+                return Err(Refused::Failed(fault.into_error(&node.endpoint)));
+            };
+            if attempts == ATTEMPTS_MAX {
+                return Err(Refused::Failed(fault.into_error(&node.endpoint)));
+            }
+            self.settings.counters.redirections.fetch_add(1, Ordering::Relaxed);
+            (node, sharing) = match redirect {
+                Redirect::Moved(target) => (cluster.moved(slot, target, &node), usual),
+                Redirect::Ask(_) | Redirect::TryAgain if width == Width::Wide => return Err(Refused::SlotIsMoving),
+                Redirect::Ask(target) => (cluster.node_at(target, &node), Sharing::Asking),
+                Redirect::TryAgain | Redirect::Later => {
+                    let Some(pause) = pauses.next() else {
+                        return Err(Refused::Failed(fault.into_error(&node.endpoint)));
+                    };
+                    sleep(pause).await;
+                    (self.owner(slot).await?, usual)
+                }
+            };
+        }
+    }
+
+    /// Sends work like [`Router::run`], in a call of its own if its slot is being moved.
+    ///
+    /// # Errors
+    /// Returns the last failure.
+    pub(crate) async fn run_any<T>(
+        &self,
+        slot: u16,
+        work: impl Fn(Delivery, Waiter<T>) -> Work,
+    ) -> Result<T, StoreError> {
+        match self.run(slot, Width::Wide, &work).await {
+            Ok(answer) => Ok(answer),
+            Err(Refused::Failed(error)) => Err(error),
+            Err(Refused::SlotIsMoving) => self.run_alone(slot, work).await,
+        }
+    }
+
+    /// Sends work like [`Router::run`], in a call of its own.
+    ///
+    /// # Errors
+    /// Returns the last failure.
+    pub(crate) async fn run_alone<T>(
+        &self,
+        slot: u16,
+        work: impl Fn(Delivery, Waiter<T>) -> Work,
+    ) -> Result<T, StoreError> {
+        match self.run(slot, Width::Narrow, work).await {
+            Ok(answer) => Ok(answer),
+            Err(Refused::Failed(error)) => Err(error),
+            Err(Refused::SlotIsMoving) => Err(self.error(Fault::of_reply("TRYAGAIN"))),
+        }
+    }
+
+    async fn owner(&self, slot: u16) -> Result<Arc<Node>, Refused> {
+        match &self.servers {
+            Servers::One(node) => Ok(node.clone()),
+            Servers::Cluster(cluster) => cluster.owner(slot).await.map_err(|fault| Refused::Failed(self.error(fault))),
+        }
+    }
+
+    /// Converts a fault to an error that names the store.
+    pub(crate) fn error(&self, fault: Fault) -> StoreError {
+        fault.into_error(&self.url)
+    }
+}
