@@ -81,7 +81,9 @@ pub use identity::{ForwardingHeader, KeyDigest, KnownKey, Networks, Subject, Tru
 pub use layer::RateLimitLayer;
 #[cfg(feature = "redis")]
 pub use limiter::StoreUrlError;
-pub use limiter::{CheckOptions, EachDecision, Limiter, LimiterBuilder, LimiterStats, NotReady, PartialDecision};
+pub use limiter::{
+    CheckOptions, EachDecision, Limiter, LimiterBuilder, LimiterStats, NotReady, PartialDecision, StoreServer,
+};
 pub use observe::Observer;
 #[cfg(feature = "rules")]
 pub use rules::{KeyLookup, Lookups, Plan, PlanLookup, PlanQuestion, RequestView, Rule, Rules};
@@ -89,9 +91,9 @@ pub use rules::{KeyLookup, Lookups, Plan, PlanLookup, PlanQuestion, RequestView,
 pub use tollgate_core::__io_reason;
 pub use tollgate_core::{
     Algorithm, Atomicity, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit,
-    LimitError, LimitStatus, LimitStatuses, LimitTextError, ManualClock, MemoryStore, MemoryStoreBuilder, NameError,
-    ReceiptId, Redeemed, Redemption, RuleScope, RuleScopeBuf, Scope, ScopeName, Source, StateMachine, Store,
-    StoreError, StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
+    LimitError, LimitStatus, LimitStatuses, LimitTextError, Location, ManualClock, MemoryStore, MemoryStoreBuilder,
+    NameError, ReceiptId, Redeemed, Redemption, RuleScope, RuleScopeBuf, Scope, ScopeName, Shard, ShardId, Source,
+    StateMachine, Store, StoreError, StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis as redis;

@@ -20,6 +20,8 @@
 
 mod each_decision;
 mod fair_queue;
+mod health;
+mod parts;
 mod probing;
 mod ready;
 mod settle;
@@ -31,8 +33,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::{
-    Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind,
-    SystemClock, Wait,
+    Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Shard, ShardId, Source, Store, StoreError,
+    StoreErrorKind, SystemClock, Wait,
 };
 
 pub use self::each_decision::{EachDecision, PartialDecision};
@@ -101,6 +103,18 @@ pub struct CheckOptions {
     pub refundable: bool,
 }
 
+/// A server of the shared store, as [`Limiter::servers`] returns it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct StoreServer {
+    /// The id of the server, unique while the store lives. 0 for the only server of a store.
+    pub id: ShardId,
+    /// The address for operators, such as `redis://127.0.0.1:6379`, without user and password. `None` if it has none.
+    pub address: Option<String>,
+    /// Whether the circuit breaker of the server is open, so that decisions on its counters do not call it.
+    pub breaker_open: bool,
+}
+
 /// The error of a URL that names no store, or of a Redis store that cannot be built.
 #[cfg(feature = "redis")]
 #[derive(Debug, thiserror::Error)]
@@ -134,7 +148,8 @@ impl LimiterBuilder {
         LimiterBuilder { store: Some(store), ..self }
     }
 
-    /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` or `rediss://…`.
+    /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` for one server, or
+    /// `redis+cluster://[user:password@]host[:port],…` for a cluster; with `rediss` for TLS.
     ///
     /// A Redis store connects in a background task on the current tokio runtime. This does not wait for it, and the
     /// server may be down. Checks read the bans of their subjects. `memory` removes a shared store that was set before.
@@ -532,7 +547,21 @@ impl Limiter {
     pub fn stats(&self) -> LimiterStats {
         match &self.0.backend {
             Backend::Memory(store) => self.0.counters.stats(store, None),
-            Backend::Shared(shared) => self.0.counters.stats(shared.local(), Some(shared.breaker())),
+            Backend::Shared(shared) => self.0.counters.stats(shared.local(), Some(shared.health())),
+        }
+    }
+
+    /// Returns the servers that hold the counters of the shared store: one, or the masters of a cluster.
+    ///
+    /// Empty without a shared store, and while the nodes of a cluster are not known.
+    pub fn servers(&self) -> Vec<StoreServer> {
+        match &self.0.backend {
+            Backend::Memory(_) => Vec::new(),
+            Backend::Shared(shared) => {
+                let open = shared.health().open_shards();
+                let server = |Shard { id, address, .. }| StoreServer { id, address, breaker_open: open.contains(&id) };
+                shared.store().shards().into_iter().map(server).collect()
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! Probes: a task that calls a store which failed, with the same script as a decision, until it answers again.
+//! Probes: a task that calls a server which failed, with the same script as a decision, until it answers again.
 //!
 //! **Only an answer in time counts.** Decisions cannot use a store that answers after their deadline. If a late answer
 //! closed the breaker, three requests would wait in vain and open it again, several times a second. So only an answer
@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::time::sleep;
-use tollgate_core::{Check, Demand};
+use tollgate_core::ShardId;
 
-use super::shared::{Shared, is_foreign};
+use super::health::ShardHealth;
+use super::shared::{Shared, is_of_its_counters};
 use crate::breaker::{Phase, probe_after};
 use crate::deadline::answer_by;
 use crate::observe::StoreCallKind as Call;
@@ -29,12 +30,11 @@ pub(super) fn deadline(of_decisions: Duration) -> Duration {
     of_decisions.clamp(DEADLINE_MIN, DEADLINE_MAX)
 }
 
-/// Spawns a task on the caller's tokio runtime that probes the store until it answers in time. The breaker must be
-/// open.
+/// Spawns a task on the caller's tokio runtime that probes a server until it answers in time. Its breaker must be open.
 ///
 /// Without a runtime, no task is spawned, and the breaker closes at once, as if the task had ended without success.
-pub(super) fn start(shared: &Arc<Shared>) {
-    let probing = Probing { shared: Arc::downgrade(shared), phase: shared.breaker().phase() };
+pub(super) fn start(shared: &Arc<Shared>, shard: &Arc<ShardHealth>) {
+    let probing = Probing { shared: Arc::downgrade(shared), shard: shard.clone(), phase: shard.breaker.phase() };
     if let Ok(runtime) = Handle::try_current() {
         drop(runtime.spawn(probe_until_recovered(probing)));
     }
@@ -44,16 +44,17 @@ pub(super) fn start(shared: &Arc<Shared>) {
 /// closes the breaker, logs that and reports it to the observers. The next checks then call the store.
 struct Probing {
     shared: Weak<Shared>,
+    shard: Arc<ShardHealth>,
     phase: Phase,
 }
 
 impl Drop for Probing {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade()
-            && shared.breaker().close_without_probe(self.phase)
+            && self.shard.breaker.close_without_probe(self.phase)
         {
             tracing::warn!("the task that probes the store has ended; the next checks call the store");
-            shared.observers.breaker_changed(false);
+            shared.observers.breaker_changed(shared.health().is_any_open());
         }
     }
 }
@@ -67,16 +68,16 @@ async fn probe_until_recovered(probing: Probing) {
         {
             let Some(shared) = probing.shared.upgrade() else { return };
             let done_after_us = (pause + 2 * deadline(shared.deadlines.check)).as_micros() as u64;
-            shared.breaker().set_probe_due(shared.clock.now().plus_micros(done_after_us));
+            probing.shard.breaker.set_probe_due(shared.clock.now().plus_micros(done_after_us));
         }
         sleep(pause).await;
         let Some(shared) = probing.shared.upgrade() else { return };
-        if shared.breaker().phase() != probing.phase {
+        if probing.shard.breaker.phase() != probing.phase {
             return;
         }
-        if has_recovered(&shared).await {
-            if shared.breaker().close(probing.phase) {
-                shared.report_recovery();
+        if has_recovered(&shared, probing.shard.id).await {
+            if probing.shard.breaker.close(probing.phase) {
+                shared.report_recovery(&probing.shard);
             }
             return;
         }
@@ -95,27 +96,25 @@ enum Probed {
 }
 
 /// Probes the store, and once more if the answer is late. Returns whether the last answer was in time.
-async fn has_recovered(shared: &Shared) -> bool {
-    match probe(shared).await {
-        Probed::Late => probe(shared).await == Probed::InTime,
+async fn has_recovered(shared: &Shared, shard: ShardId) -> bool {
+    match probe(shared, shard).await {
+        Probed::Late => probe(shared, shard).await == Probed::InTime,
         first => first == Probed::InTime,
     }
 }
 
-/// Makes one call to the store, which charges the probe's counter, so that the store must write as for a decision.
+/// Makes one call to a server, which charges the probe's counter, so that the server must write as for a decision.
 ///
 /// The call is reported to the observers. Foreign data under the probe's key counts as an answer.
-async fn probe(shared: &Shared) -> Probed {
-    let demand = Demand::probe();
-    let check = Check::one(&demand);
-    let mut call = pin!(shared.call(Call::Probe, 1, shared.decide(std::slice::from_ref(&check))));
+async fn probe(shared: &Shared, shard: ShardId) -> Probed {
+    let mut call = pin!(shared.call(Call::Probe, 1, shared.store().probe(shard)));
     // As for a decision, an answer that has arrived when the deadline is noticed is in time.
     let (answered, probed) = match answer_by(sleep(shared.deadlines.check), shared.store(), call.as_mut()).await {
         Some(answered) => (answered, Probed::InTime),
         None => (call.await, Probed::Late),
     };
     match answered {
-        Err(error) if !is_foreign(&error) => Probed::Failed,
+        Err(error) if !is_of_its_counters(&error) => Probed::Failed,
         _ => probed,
     }
 }

@@ -179,6 +179,12 @@ fn both(one: Result<(), StoreError>, other: Result<(), StoreError>) -> Result<()
     }
 }
 
+/// Returns the time until which the charge of a decision can be redeemed.
+fn redeemable_until(decision: &Decision) -> Timestamp {
+    let resets_us = decision.limits.iter().filter_map(|status| status.reset_after.as_micros());
+    decision.at.plus_micros(resets_us.max().unwrap_or(0).saturating_add(REDEEM_GRACE_US))
+}
+
 /// The differences between the reserved and the used units of an admission, by limit. Limits without a difference are
 /// left out.
 pub(super) struct Difference<'a> {
@@ -204,13 +210,12 @@ impl<'a> Difference<'a> {
             return None;
         }
         let Decision { at, source, .. } = *decision;
-        let resets_us = decision.limits.iter().filter_map(|status| status.reset_after.as_micros());
         let mut difference = Difference {
             unused: SmallVec::new(),
             refund: Decision { at, source, ban: None, limits: LimitStatuses::new() },
             overrun: SmallVec::new(),
             subject: check.demands().first()?.key.subject(),
-            redeemable_until: at.plus_micros(resets_us.max().unwrap_or(0).saturating_add(REDEEM_GRACE_US)),
+            redeemable_until: redeemable_until(decision),
         };
         for ((demand, status), actual) in check.demands().iter().zip(&decision.limits).zip(actual) {
             let (reserved, used) = (status.cost, actual.units());
@@ -224,6 +229,11 @@ impl<'a> Difference<'a> {
             }
         }
         Some(difference)
+    }
+
+    /// Sets the time until which the difference can be redeemed to that of the decision `whole`, of which this is a part.
+    pub(super) fn redeemable_as(self, whole: &Decision) -> Difference<'a> {
+        Difference { redeemable_until: redeemable_until(whole), ..self }
     }
 
     /// Returns the redemption that corrects the difference. Without a difference, it only marks the id as used.

@@ -3,28 +3,31 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use parking_lot::Mutex;
+use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tollgate_core::{
-    Check, Clock, Cost, Decision, Demand, LimitStatus, MemoryStore, ReceiptId, Redeemed, Source, Store, StoreError,
-    StoreErrorKind as Kind, Timestamp, Wait,
+    Atomicity, Check, Clock, Cost, Decision, Demand, LimitStatus, MemoryStore, ReceiptId, Redeemed, ShardId, Source,
+    Store, StoreError, StoreErrorKind as Kind, Timestamp, Wait,
 };
 
+use super::health::{Health, ShardHealth};
+use super::parts::{self, Answer, GiveBack, Part};
 use super::settle::Difference;
 use super::stats::{Counters, add};
 use super::{EachDecision, catch_panic, has_status_per_limit, panicked, probing, redeem_in_memory};
-use crate::breaker::{Breaker, Phase};
+use crate::breaker::Phase;
 use crate::deadline::{LATENESS_MAX, answer_by, timer};
 use crate::deny_cache::{CallSpan, DenyCache};
 use crate::failure::{FailurePolicy, OnFailure, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
 
 const NO_TIMER: &str = "the store can be used only inside a tokio runtime with time enabled";
-const NOT_ASKED: &str = "the store is not called until a probe succeeds";
+pub(super) const NOT_ASKED: &str = "the store is not called until a probe succeeds";
 
 /// A shared store with its deadline, circuit breaker and deny cache, and this node's shares of the limits.
 pub(super) struct Shared {
@@ -33,9 +36,7 @@ pub(super) struct Shared {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) observers: Observers,
     deny_cache: Option<DenyCache>,
-    breaker: Breaker,
-    /// The failure that opened the breaker last.
-    last_failure: Mutex<Option<Unavailable>>,
+    health: Health,
     pub(super) deadlines: Deadlines,
     instances: u32,
 }
@@ -87,8 +88,7 @@ impl Shared {
     pub(super) fn new(parts: SharedParts) -> Shared {
         let SharedParts { store, local, clock, observers, deadlines, instances, has_deny_cache } = parts;
         let deny_cache = has_deny_cache.then(DenyCache::default);
-        let (breaker, last_failure) = (Breaker::default(), Mutex::default());
-        Shared { store, local, clock, observers, deny_cache, breaker, last_failure, deadlines, instances }
+        Shared { store, local, clock, observers, deny_cache, health: Health::default(), deadlines, instances }
     }
 
     /// Returns the memory store that holds this node's shares.
@@ -100,8 +100,8 @@ impl Shared {
         &*self.store
     }
 
-    pub(super) fn breaker(&self) -> &Breaker {
-        &self.breaker
+    pub(super) fn health(&self) -> &Health {
+        &self.health
     }
 
     /// Decides the checks by the deny cache, else by one call to the store, else by the failure policy. Returns one
@@ -131,23 +131,133 @@ impl Shared {
             return answers.into_iter().flatten().collect();
         }
 
-        let asked = match self.breaker.admit_call(sent) {
-            Some(phase) => self.ask_store(&unknown, phase, sent, budget, counters).await,
-            None => Err(self.last_failure()),
+        let asked = match self.store.atomicity() {
+            Atomicity::Check => {
+                let shard = self.health.of(ShardId::default(), &*self.store);
+                let asked = self.ask_shard(&shard, &unknown, sent, budget, counters).await;
+                asked.into_iter().map(|asked| asked.map(Answer::Whole)).collect()
+            }
+            _ => self.ask_by_parts(&unknown, sent, budget, counters).await,
         };
-        let asked = asked.unwrap_or_else(|failure| unknown.iter().map(|_| Err(failure.clone())).collect());
         let call = CallSpan { sent, received: self.clock.now().max(sent) };
         let mut fresh = unknown.iter().zip(asked).map(|(check, asked)| match asked {
-            Ok(decision) => {
+            Ok(Answer::Whole(decision)) => {
                 if let Some(cache) = cache_for(check) {
                     cache.learn(check, &decision, call);
                 }
                 Ok(EachDecision::Complete(decision))
             }
+            Ok(Answer::Combined(decision)) => Ok(EachDecision::Complete(decision)),
             Err(failure) => self.degraded(check, policy, failure),
         });
         answers.iter_mut().filter(|answer| answer.is_none()).for_each(|answer| *answer = fresh.next());
         answers.into_iter().flatten().collect()
+    }
+
+    /// Asks one server to decide checks, unless its breaker is open. Returns one result per check, in order.
+    ///
+    /// If the call fails as a whole, or is not made, all checks have its failure.
+    async fn ask_shard(
+        self: &Arc<Self>,
+        shard: &Arc<ShardHealth>,
+        checks: &[Check<'_>],
+        sent: Timestamp,
+        budget: TimeBudget,
+        counters: &Counters,
+    ) -> Vec<Result<Decision, Unavailable>> {
+        let asked = match shard.breaker.admit_call(sent) {
+            Some(phase) => self.ask_store(shard, checks, phase, sent, budget, counters).await,
+            None => Err(shard.last_failure()),
+        };
+        asked.unwrap_or_else(|failure| checks.iter().map(|_| Err(failure.clone())).collect())
+    }
+
+    /// Asks all servers that hold counters of the checks, at the same time. Returns one result per check, in order.
+    ///
+    /// A check with counters in several partitions is split, and is admitted only if all its parts are. What the others
+    /// charged is given back; see `parts.rs`. It is not sent at all if the breaker of one of its servers is open.
+    async fn ask_by_parts(
+        self: &Arc<Self>,
+        checks: &[Check<'_>],
+        sent: Timestamp,
+        budget: TimeBudget,
+        counters: &Counters,
+    ) -> Vec<Result<Answer, Unavailable>> {
+        let begun = Instant::now();
+        let split: Vec<SmallVec<[Part<'_>; 1]>> =
+            checks.iter().map(|check| parts::split(check, &*self.store)).collect();
+        let health = |part: &Part<'_>| self.health.of(part.location.shard, &*self.store);
+        // A check of which one part cannot be asked must not charge the others.
+        let blocked_by = |parts: &SmallVec<[Part<'_>; 1]>| {
+            let several = parts.iter().filter(|_| parts.len() > 1);
+            several.map(health).find(|shard| shard.breaker.is_open()).map(|shard| shard.last_failure())
+        };
+        let blocked: Vec<Option<Unavailable>> = split.iter().map(blocked_by).collect();
+
+        // One call per server, with its parts of all checks, in order.
+        let mut calls: Vec<(Arc<ShardHealth>, Vec<Check<'_>>)> = Vec::new();
+        for part in split.iter().zip(&blocked).filter(|(_, blocked)| blocked.is_none()).flat_map(|(parts, _)| parts) {
+            match calls.iter_mut().find(|(shard, _)| shard.id == part.location.shard) {
+                Some((_, parts)) => parts.push(part.check()),
+                None => calls.push((health(part), vec![part.check()])),
+            }
+        }
+        let asked = calls.iter().map(|(shard, parts)| self.ask_shard(shard, parts, sent, budget, counters));
+        let asked = join_all(asked).await;
+        let mut asked: Vec<_> = asked.into_iter().map(Vec::into_iter).collect();
+
+        let mut to_give_back: Vec<GiveBack<'_>> = Vec::new();
+        let mut answers = Vec::with_capacity(checks.len());
+        for ((check, parts), blocked) in checks.iter().zip(&split).zip(blocked) {
+            if let Some(failure) = blocked {
+                answers.push(Err(failure));
+                continue;
+            }
+            // Each call answers its parts in the order in which they were put into it.
+            let answer_to = |part: &Part<'_>| {
+                let call = calls.iter().position(|(shard, _)| shard.id == part.location.shard)?;
+                asked[call].next()
+            };
+            let (answer, give_back) = parts::conclude(check, parts, parts.iter().filter_map(answer_to).collect());
+            counters.given_back.fetch_add(u64::from(!give_back.is_empty()), Ordering::Relaxed);
+            to_give_back.extend(give_back);
+            answers.push(answer);
+        }
+        if !to_give_back.is_empty() {
+            // Each refund is sent at the first poll. What does not complete in time completes without this caller.
+            let left = budget.left(&self.deadlines).unwrap_or_default().saturating_sub(begun.elapsed());
+            let refunds = to_give_back.iter().map(|(demands, decision)| async move {
+                let check = Check::of_distinct(demands);
+                let _ = self.call(Call::Refund, 1, async { self.store.refund(&check, decision).await }).await;
+            });
+            let _ = timeout(left, join_all(refunds)).await;
+        }
+        answers
+    }
+
+    /// Makes a call for each part of a check, at the same time, except to servers whose breaker is open.
+    ///
+    /// # Errors
+    /// Returns the first error. If another call may have been executed, it is [in part](StoreError::in_part).
+    async fn for_each_part<'a, F, Fut, T>(&self, check: &Check<'a>, call: F) -> Result<SmallVec<[T; 1]>, StoreError>
+    where
+        F: Fn(Part<'a>) -> Fut,
+        Fut: Future<Output = Result<T, StoreError>>,
+    {
+        let parts = match self.store.atomicity() {
+            Atomicity::Check => SmallVec::from_iter([Part::whole(check)]),
+            _ => parts::split(check, &*self.store),
+        };
+        let count = parts.len();
+        let calls = parts.into_iter().map(|part| async {
+            self.fail_if_open(part.location.shard)?;
+            call(part).await
+        });
+        let results = join_all(calls).await;
+        let is_in_part =
+            count > 1 && results.iter().any(|result| !result.as_ref().is_err_and(StoreError::is_unexecuted));
+        let results: Result<SmallVec<[T; 1]>, StoreError> = results.into_iter().collect();
+        results.map_err(|error| if is_in_part { error.in_part() } else { error })
     }
 
     /// Refunds a decision in the store or, for [`Source::Local`], in the local share. Other sources refund nothing.
@@ -158,11 +268,14 @@ impl Shared {
         match decision.source {
             Source::Store => {
                 self.forget(check);
-                self.fail_if_open()?;
-                let refunded = self.call(Call::Refund, 1, async { self.store.refund(check, decision).await }).await;
+                let refunds = self.for_each_part(check, |part| async move {
+                    let decision = part.decision(decision);
+                    self.call(Call::Refund, 1, async { self.store.refund(&part.check(), &decision).await }).await
+                });
+                let refunded = refunds.await;
                 // Forgets a denial that was cached during the refund.
                 self.forget(check);
-                refunded
+                refunded.map(drop)
             }
             Source::Local => {
                 let demands = self.local_demands(check);
@@ -182,9 +295,10 @@ impl Shared {
     pub(super) async fn charge(&self, check: &Check<'_>, source: Source) -> Result<(), StoreError> {
         match source {
             Source::Store => {
-                self.fail_if_open()?;
-                let asked = async { self.store.decide(std::slice::from_ref(check)).await };
-                self.call(Call::Settle, 1, asked).await.map(drop)
+                let charges = self.for_each_part(check, |part| async move {
+                    self.call(Call::Settle, 1, async { self.store.decide(&[part.check()]).await }).await
+                });
+                charges.await.map(drop)
             }
             Source::Local => match self.check_local(check).source {
                 Source::Local => Ok(()),
@@ -207,14 +321,29 @@ impl Shared {
     ) -> Result<Redeemed, StoreError> {
         match decision.source {
             Source::Store => {
-                let Some(difference) = Difference::between(check, decision, actual) else { return Ok(Redeemed::Done) };
-                let redemption = difference.redemption(id);
+                if Difference::between(check, decision, actual).is_none() {
+                    return Ok(Redeemed::Done);
+                }
                 self.forget(check);
-                self.fail_if_open()?;
-                let redeemed = self.call(Call::Settle, 1, async { self.store.redeem(&redemption).await }).await;
+                // Each partition marks the id, also one without a difference, so that it takes effect once in each.
+                let redemptions = self.for_each_part(check, |part| async move {
+                    // Without a cost, the charge of a limit stays as it is.
+                    let kept = |index: usize| Cost::new(decision.limits.get(index).map_or(0, |status| status.cost));
+                    let cost = |&index: &usize| actual.get(index).copied().unwrap_or_else(|| kept(index));
+                    let actual: SmallVec<[Cost; 2]> = part.indices.iter().map(cost).collect();
+                    let (check, own) = (part.check(), part.decision(decision));
+                    let Some(difference) = Difference::between(&check, &own, &actual) else {
+                        return Ok(Redeemed::Done);
+                    };
+                    let difference = difference.redeemable_as(decision);
+                    let redemption = difference.redemption(id);
+                    self.call(Call::Settle, 1, async { self.store.redeem(&redemption).await }).await
+                });
+                let redeemed = redemptions.await;
                 // Forgets a denial that was cached during the redemption.
                 self.forget(check);
-                redeemed
+                // The partition of the first limit decides which of several calls has used the id.
+                redeemed.map(|outcomes| outcomes.first().copied().unwrap_or(Redeemed::Done))
             }
             Source::Local => match Check::new(&self.local_demands(check)) {
                 Ok(check) => redeem_in_memory(&self.local, id, &check, decision, actual),
@@ -281,6 +410,7 @@ impl Shared {
     /// is no tokio timer.
     async fn ask_store(
         self: &Arc<Self>,
+        shard: &Arc<ShardHealth>,
         checks: &[Check<'_>],
         phase: Phase,
         sent: Timestamp,
@@ -290,7 +420,7 @@ impl Shared {
         let Some(deadline) = budget.left(&self.deadlines) else {
             return Err(Unavailable::new(Kind::TimedOut, "the deadline passed before the store was called"));
         };
-        let Some(call) = self.begin(Call::Decide, checks.len(), deadline, self.decide(checks)) else {
+        let Some(call) = self.begin(Call::Decide, checks.len(), (deadline, shard.id), self.decide(checks)) else {
             // The store was not called, so this says nothing about it.
             return Err(Unavailable::new(Kind::Unreachable, NO_TIMER));
         };
@@ -303,8 +433,8 @@ impl Shared {
                 if is_in_time {
                     add(&counters.store_answers);
                 }
-                if is_in_time && self.breaker.succeeded(phase) {
-                    self.report_recovery();
+                if is_in_time && shard.breaker.succeeded(phase) {
+                    self.report_recovery(shard);
                 }
                 let undecided = |error: StoreError| {
                     log_failure(&error, "the store did not decide one of several checks");
@@ -323,20 +453,13 @@ impl Shared {
         // Nor does a store that did not answer in a part of the deadline.
         let was_shortened = deadline < self.deadlines.check;
         let is_inconclusive = error.kind() == Kind::TimedOut && (was_starved || was_shortened);
-        if !is_foreign(&error) && !is_inconclusive && self.breaker.failed(phase, sent, self.clock.now()) {
+        if !is_of_its_counters(&error) && !is_inconclusive && shard.breaker.failed(phase, sent, self.clock.now()) {
             tracing::warn!(kind = error.kind().as_str(), %error, "the store is not called until a probe succeeds");
-            *self.last_failure.lock() = Some(failure.clone());
+            *shard.last_failure.lock() = Some(failure.clone());
             self.observers.breaker_changed(true);
-            probing::start(self);
+            probing::start(self, shard);
         }
         Err(failure)
-    }
-
-    /// Returns the failure that opened the circuit breaker last, or an error of the kind `Unreachable` if none is
-    /// known.
-    fn last_failure(&self) -> Unavailable {
-        let known = self.last_failure.lock().clone();
-        known.unwrap_or_else(|| Unavailable::new(Kind::Unreachable, NOT_ASKED))
     }
 
     /// Calls the store and validates its reply: one result per check, and one status per limit of each check.
@@ -378,13 +501,14 @@ impl Shared {
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
         let deadline = if kind == Call::Probe { probing::deadline(self.deadlines.check) } else { self.deadlines.check };
-        match self.begin(kind, checks, deadline, call) {
+        match self.begin(kind, checks, (deadline, ShardId::default()), call) {
             Some(call) => call.await,
             None => Err(StoreError::new(Kind::Unreachable, NO_TIMER)),
         }
     }
 
     /// Returns a future that awaits a call to the store, with a deadline from now on, and reports it to the observers.
+    /// The message of a timeout names the server, unless it is 0.
     ///
     /// Returns `None`, and `call` is not polled, without a tokio timer. See [`Shared::within`] for the errors that it
     /// adds. If the future is dropped before it completes, nothing is reported.
@@ -392,10 +516,10 @@ impl Shared {
         &self,
         kind: Call,
         checks: usize,
-        deadline: Duration,
+        (deadline, shard): (Duration, ShardId),
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Option<impl Future<Output = Result<T, StoreError>>> {
-        let call = self.within(deadline, call)?;
+        let call = self.within(deadline, shard, call)?;
         Some(async move {
             let begun = self.observers.begin(&*self.clock);
             let answered = call.await;
@@ -414,6 +538,7 @@ impl Shared {
     fn within<T>(
         &self,
         deadline: Duration,
+        shard: ShardId,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Option<impl Future<Output = Result<T, StoreError>>> {
         let timer = timer(deadline)?;
@@ -422,7 +547,8 @@ impl Shared {
             match answer.await {
                 Ok(Some(answer)) => answer,
                 Ok(None) => {
-                    let store = self.store.address().map_or("the store".to_owned(), |url| format!("the store {url}"));
+                    let address = self.address_of(shard).or_else(|| self.store.address());
+                    let store = address.map_or("the store".to_owned(), |url| format!("the store {url}"));
                     let message = format!("{store} did not answer within the deadline of {deadline:?}");
                     Err(StoreError::new(Kind::TimedOut, message))
                 }
@@ -431,18 +557,26 @@ impl Shared {
         })
     }
 
-    /// Returns an error if the breaker is open, so that callers do not wait for a store that is down.
-    fn fail_if_open(&self) -> Result<(), StoreError> {
-        match self.breaker.is_open() {
+    /// Returns the address of a server of the store, or `None` if it is not known.
+    fn address_of(&self, id: ShardId) -> Option<String> {
+        self.store.shards().into_iter().find(|shard| shard.id == id).and_then(|shard| shard.address)
+    }
+
+    /// Returns an error if the breaker of a server is open, so that callers do not wait for a server that is down.
+    fn fail_if_open(&self, shard: ShardId) -> Result<(), StoreError> {
+        match self.health.of(shard, &*self.store).breaker.is_open() {
             true => Err(StoreError::new(Kind::Unreachable, NOT_ASKED)),
             false => Ok(()),
         }
     }
 
-    /// Logs that the store is responding again, and reports to the observers that the breaker has closed.
-    pub(super) fn report_recovery(&self) {
-        tracing::info!("the store is responding again");
-        self.observers.breaker_changed(false);
+    /// Logs that a server of the store is responding again, and reports to the observers whether a breaker is still open.
+    pub(super) fn report_recovery(&self, shard: &ShardHealth) {
+        match self.address_of(shard.id) {
+            Some(address) => tracing::info!(address, "the store is responding again"),
+            None => tracing::info!("the store is responding again"),
+        }
+        self.observers.breaker_changed(self.health.is_any_open());
     }
 
     /// Decides a check without the store, by the failure policy of each limit: limits with `local` by this node's
@@ -506,7 +640,8 @@ fn log_failure(error: &StoreError, what: &'static str) {
     }
 }
 
-/// Returns whether the error is foreign data under a key, which does not count against the store.
-pub(super) fn is_foreign(error: &StoreError) -> bool {
-    matches!(error.kind(), Kind::Foreign | Kind::ForeignInPart)
+/// Returns whether the error is one of the check's counters, which does not count against the server: there is foreign
+/// data under a key, or the counters are being moved to another server.
+pub(super) fn is_of_its_counters(error: &StoreError) -> bool {
+    matches!(error.kind(), Kind::Foreign | Kind::ForeignInPart | Kind::Relocating)
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_core::{Decision, MemoryStore, Source};
 
-use crate::breaker::Breaker;
+use super::health::Health;
 use crate::failure::Unavailable;
 
 /// Statistics of a limiter since it was built.
@@ -32,11 +32,15 @@ pub struct LimiterStats {
     pub uncounted: u64,
     /// Requests refused because the store did not answer.
     pub unavailable: u64,
-    /// Whether the circuit breaker is open, so that decisions do not call the store. Always `false` without a shared
-    /// store.
+    /// Whether the circuit breaker is open, so that decisions do not call the store. With a store on several servers, each
+    /// has a breaker, and this is whether any of them is open. Always `false` without a shared store.
     pub breaker_open: bool,
-    /// Number of times the circuit breaker has opened.
+    /// Number of times the circuit breaker has opened; of several, all together.
     pub breaker_opened: u64,
+    /// Checks of several subjects on several servers that were refused or failed after a part of them had been charged.
+    ///
+    /// The charge was given back. Meanwhile other checks may have been denied because of it.
+    pub given_back: u64,
     /// Counters in process memory, including expired ones that are not reclaimed yet.
     ///
     /// If there is a shared store, these are the counters of the local shares.
@@ -54,6 +58,7 @@ pub(super) struct Counters {
     pub(super) store_calls: AtomicU64,
     pub(super) store_failures: AtomicU64,
     pub(super) store_answers: AtomicU64,
+    pub(super) given_back: AtomicU64,
     allowed: AtomicU64,
     denied: AtomicU64,
     deny_cache_hits: AtomicU64,
@@ -75,8 +80,8 @@ impl Counters {
         }
     }
 
-    /// Reads the counters, the size of `memory` and the state of `breaker`. `None` is reported as a closed breaker.
-    pub(super) fn stats(&self, memory: &MemoryStore, breaker: Option<&Breaker>) -> LimiterStats {
+    /// Reads the counters, the size of `memory` and the state of the breakers. `None` is reported as a closed breaker.
+    pub(super) fn stats(&self, memory: &MemoryStore, health: Option<&Health>) -> LimiterStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (allowed, unavailable) = (get(&self.allowed), get(&self.unavailable));
         LimiterStats {
@@ -89,8 +94,9 @@ impl Counters {
             local: get(&self.local),
             uncounted: get(&self.uncounted),
             unavailable,
-            breaker_open: breaker.is_some_and(Breaker::is_open),
-            breaker_opened: breaker.map_or(0, Breaker::times_opened),
+            breaker_open: health.is_some_and(Health::is_any_open),
+            breaker_opened: health.map_or(0, Health::times_opened),
+            given_back: get(&self.given_back),
             memory_keys: memory.len() as u64,
             memory_overflow_keys: memory.overflow_len() as u64,
             memory_bytes: memory.bytes_used() as u64,

@@ -1,4 +1,5 @@
-//! Several processes on one Redis: no trailing window holds more than its quota, and every denial is justified.
+//! Several processes on one Redis, and on a cluster: no trailing window holds more than its quota, and every denial is
+//! justified.
 //!
 //! ```text
 //!   parent ── starts ──▶ 4 workers (this binary again) ── 16 tasks each ──▶ one redis-server
@@ -9,6 +10,9 @@
 //! Each worker is a node with batches, a deny cache, and a clock that is wrong by up to a minute. Records have the time of
 //! the monotonic clock that all processes of a machine share, so that the checker can compare them. A long campaign has many
 //! rounds with counters of their own, so that the history of a round fits into memory.
+//!
+//! On the cluster, every slot is moved to another master during the run. There, a check has one subject, because the
+//! checker requires that a check is decided as a whole.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -27,7 +31,7 @@ use tollgate::{Check, Clock, Decision, Demand, Key, Limit, Limiter, Source, Time
 use tollgate_redis::RedisStore;
 use tollgate_testkit::conformance::Random;
 use tollgate_testkit::history::{Bounds, History, Report};
-use tollgate_testkit::server::Server;
+use tollgate_testkit::server::{Brand, Cluster, SLOTS, Server};
 
 use record::Record;
 
@@ -46,17 +50,20 @@ const WORKER: &str = "distributed::worker";
 const URL_VARIABLE: &str = "TOLLGATE_WORKER_URL";
 const WORK_VARIABLE: &str = "TOLLGATE_WORKER_WORK";
 const RECORDS_VARIABLE: &str = "TOLLGATE_WORKER_RECORDS";
+/// A file that exists while the workers must not end, even if they have made their share of the decisions.
+const BUSY_VARIABLE: &str = "TOLLGATE_WORKER_BUSY";
+/// A worker ends at the latest after this many times its share of the decisions.
+const SHARES_MAX: u64 = 20;
 /// The number of decisions. Defaults to a million.
 const DECISIONS_VARIABLE: &str = "TOLLGATE_SHARED_DECISIONS";
 
 #[test]
 fn four_processes_on_one_redis_exceed_no_quota_and_deny_no_check_without_reason() {
-    let wanted =
-        std::env::var(DECISIONS_VARIABLE).map_or(1_000_000, |text| text.parse().expect("a number of decisions"));
+    let wanted = decisions_wanted();
     let server = Server::redis();
     let (mut decided, mut by_store) = (0, 0);
     for round in 0.. {
-        let report = run_round(&server, round, (wanted - decided).min(ROUND_DECISIONS_MAX));
+        let report = run_round(&server.url(), round, (wanted - decided).min(ROUND_DECISIONS_MAX), || ());
         println!("round {round}: {report}");
         report.expect_clean();
         assert!(report.admitted > 0 && report.refused > 0 && report.cached > 0, "all kinds of decisions: {report}");
@@ -72,14 +79,60 @@ fn four_processes_on_one_redis_exceed_no_quota_and_deny_no_check_without_reason(
     assert!(calls < decided / 4, "{calls} calls for {decided} decisions");
 }
 
-fn run_round(server: &Server, round: u64, decisions: u64) -> Report {
+fn decisions_wanted() -> u64 {
+    std::env::var(DECISIONS_VARIABLE).map_or(1_000_000, |text| text.parse().expect("a number of decisions"))
+}
+
+fn four_processes_on_a_cluster_whose_slots_move(brand: Brand, wanted: u64) {
+    let cluster = Cluster::start(brand);
+    let report = run_round(&cluster.url(), 0, wanted, || move_every_slot(&cluster));
+    println!("{brand}: {report}");
+    report.expect_clean();
+    assert!(report.checks >= wanted && report.admitted > 0 && report.refused > 0 && report.cached > 0, "{report}");
+    assert_eq!((report.local, report.uncounted), (0, 0), "no decision was degraded: {report}");
+}
+
+#[test]
+fn four_processes_on_a_redis_cluster_whose_slots_move_exceed_no_quota_and_deny_no_check_without_reason() {
+    four_processes_on_a_cluster_whose_slots_move(Brand::Redis, decisions_wanted());
+}
+
+#[test]
+fn four_processes_on_a_valkey_cluster_whose_slots_move_exceed_no_quota_and_deny_no_check_without_reason() {
+    four_processes_on_a_cluster_whose_slots_move(Brand::Valkey, decisions_wanted() / 4);
+}
+
+/// Moves the slots of each master to the next one: each slot once, a few at a time.
+///
+/// On Redis each slot is moved key by key, on Valkey by `CLUSTER MIGRATESLOTS`.
+fn move_every_slot(cluster: &Cluster) {
+    let shard = SLOTS.div_ceil(3);
+    for (index, first) in (0..SLOTS).step_by(usize::from(shard)).enumerate() {
+        let (source, target) = (&cluster.nodes()[index], &cluster.nodes()[(index + 1) % 3]);
+        let slots: Vec<u16> = (first..(first + shard).min(SLOTS)).collect();
+        match source.brand() {
+            Brand::Redis => slots.chunks(64).for_each(|slots| cluster.move_slots(slots, target)),
+            Brand::Valkey => slots.chunks(512).for_each(|slots| {
+                cluster.migrate_slots(slots[0]..=slots[slots.len() - 1], source, target);
+            }),
+        }
+    }
+}
+
+/// Starts the workers, calls `meanwhile`, and verifies the history of their decisions.
+///
+/// The workers make `decisions` in all, or more if `meanwhile` takes longer.
+fn run_round(url: &str, round: u64, decisions: u64, meanwhile: impl FnOnce()) -> Report {
     let dir = tempfile::tempdir().unwrap();
+    let busy = dir.path().join("busy");
+    File::create(&busy).unwrap();
     let share = decisions.div_ceil(SKEWS_S.len() as u64 * TASKS);
     let start = |(worker, skew_s): (usize, &i64)| {
         let records = dir.path().join(worker.to_string());
         let child = Command::new(std::env::current_exe().unwrap())
             .args([WORKER, "--exact", "--nocapture"])
-            .env(URL_VARIABLE, server.url())
+            .env(URL_VARIABLE, url)
+            .env(BUSY_VARIABLE, &busy)
             .env(WORK_VARIABLE, format!("{round} {worker} {skew_s} {share}"))
             .env(RECORDS_VARIABLE, &records)
             .stdout(Stdio::piped())
@@ -89,6 +142,8 @@ fn run_round(server: &Server, round: u64, decisions: u64) -> Report {
         (child, records)
     };
     let workers: Vec<_> = SKEWS_S.iter().enumerate().map(start).collect();
+    meanwhile();
+    std::fs::remove_file(&busy).unwrap();
     let mut history = History::new((0..KEYS).map(limit_of));
     // Wait for all workers before any assertion, so that a failure leaves no process behind.
     let ended: Vec<_> =
@@ -135,13 +190,20 @@ fn worker() {
     // for cached denials. The processes are concurrent enough.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let store = RedisStore::builder(url).prefix(format!("round-{round}")).call_timeout(TIMEOUT).build().unwrap();
+        let is_cluster = url.starts_with("redis+cluster://");
+        // Bans are read by calls of their own where a slot is being moved.
+        let builder = RedisStore::builder(url).prefix(format!("round-{round}")).call_timeout(TIMEOUT).bans(is_cluster);
+        let store = Arc::new(builder.build().unwrap());
         let clock = Arc::new(NodeClock { skew_us: skew_s * 1_000_000 });
-        let limiter = Limiter::builder().store(Arc::new(store)).clock(clock).deadline(TIMEOUT).build();
-        let left = Arc::new(AtomicU64::new(u64::try_from(share).unwrap() * TASKS));
+        let limiter = Limiter::builder().store(store.clone()).clock(clock).deadline(TIMEOUT).build();
+        let share = u64::try_from(share).unwrap() * TASKS;
+        let left = Arc::new(AtomicU64::new(share * SHARES_MAX));
+        let busy = std::env::var_os(BUSY_VARIABLE).map(PathBuf::from).unwrap();
+        let until = Until { left, left_min: share * (SHARES_MAX - 1), busy };
         let start = |task: u64| {
             let path = records.with_extension(task.to_string());
-            let caller = Caller { limiter: limiter.clone(), left: left.clone(), path };
+            let subjects_max = if is_cluster { 1 } else { 2 };
+            let caller = Caller { limiter: limiter.clone(), until: until.clone(), subjects_max, path };
             tokio::spawn(caller.run(Random::new(round as u64 * 1_000 + worker as u64 * 100 + task)))
         };
         let tasks: Vec<_> = (0..TASKS).map(start).collect();
@@ -151,14 +213,36 @@ fn worker() {
             std::io::copy(&mut File::open(path).unwrap(), &mut all).unwrap();
         }
         all.flush().unwrap();
-        println!("{:?}", limiter.stats());
+        println!("{:?} {:?}", limiter.stats(), store.stats());
     });
+}
+
+/// When the tasks of a worker end.
+#[derive(Clone)]
+struct Until {
+    /// The number of decisions that the worker may still make.
+    left: Arc<AtomicU64>,
+    /// The worker has made its share if no more than these are left.
+    left_min: u64,
+    busy: PathBuf,
+}
+
+impl Until {
+    /// Returns whether to make another decision.
+    fn is_before(&self) -> bool {
+        match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)) {
+            // Reading the directory for every decision would be slow.
+            Ok(left) => left > self.left_min || left % 64 != 0 || self.busy.exists(),
+            Err(_) => false,
+        }
+    }
 }
 
 /// One task of a worker.
 struct Caller {
     limiter: Limiter,
-    left: Arc<AtomicU64>,
+    until: Until,
+    subjects_max: usize,
     path: PathBuf,
 }
 
@@ -166,8 +250,8 @@ impl Caller {
     async fn run(self, mut random: Random) -> PathBuf {
         let mut file = BufWriter::new(File::create(&self.path).unwrap());
         let subjects: Vec<String> = (0..KEYS).map(|counter| format!("client-{counter}")).collect();
-        while self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
-            let (counters, demands) = random_demands(&mut random, &subjects);
+        while self.until.is_before() {
+            let (counters, demands) = random_demands(&mut random, &subjects, self.subjects_max);
             let (sent_us, decision) = check(&self.limiter, &Check::new(&demands).unwrap()).await;
             let received_us = monotonic_us();
             assert!(matches!(decision.source, Source::Store | Source::DenyCache), "{decision:?}");
@@ -183,11 +267,16 @@ impl Caller {
     }
 }
 
-/// Returns demands for one or two counters, mostly for one unit.
-fn random_demands<'a>(random: &mut Random, subjects: &'a [String]) -> (Vec<usize>, Vec<Demand<'a>>) {
+/// Returns demands for one or, with `subjects_max` 2, two counters, mostly for one unit.
+fn random_demands<'a>(
+    random: &mut Random,
+    subjects: &'a [String],
+    subjects_max: usize,
+) -> (Vec<usize>, Vec<Demand<'a>>) {
     let first = random.below(KEYS as u64) as usize;
     let second = (first + 1 + random.below(9) as usize) % KEYS;
-    let counters = if random.below(4) == 0 { vec![first, second] } else { vec![first] };
+    let has_two = random.below(4) == 0 && subjects_max > 1;
+    let counters = if has_two { vec![first, second] } else { vec![first] };
     let cost = if random.below(5) == 0 { 1 + random.below(5) as u32 } else { 1 };
     let demand = |&counter: &usize| Demand::new(limit_of(counter), Key::new(&subjects[counter]).unwrap()).cost(cost);
     let demands = counters.iter().map(demand).collect();

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 mod calls;
+mod cluster;
 mod distributed;
 mod exports;
 mod faults;
