@@ -95,16 +95,17 @@ fn threads(text: &str) -> Result<NonZeroUsize, String> {
 fn store_help(purpose: &str, accepts_memory: bool, fallback: &str) -> String {
     let memory = if accepts_memory { "memory, " } else { "" };
     format!(
-        "{purpose}: {memory}redis://[user:password@]host[:port][/database] or rediss://… [default: $TOLLGATE_STORE, \
-         else $REDIS_URL, else {fallback}]"
+        "{purpose}: {memory}redis://[user:password@]host[:port][/database], redis+cluster://[user:password@]host[:port],… for a \
+         Redis Cluster, or rediss://… for TLS [default: $TOLLGATE_STORE, else $REDIS_URL, else {fallback}]"
     )
 }
 
 /// The options `--store` and `--store-file`. [`StoreChoice::url`] falls back to the environment.
 #[derive(Args, Debug)]
 pub(crate) struct StoreChoice {
-    /// Store with the counters: redis://[user:password@]host[:port][/database] or rediss://… [default:
-    /// $TOLLGATE_STORE, else $REDIS_URL, else `store` in the configuration file]
+    /// Store with the counters: redis://[user:password@]host[:port][/database], redis+cluster://[user:password@]host[:port],…
+    /// for a Redis Cluster, or rediss://… for TLS [default: $TOLLGATE_STORE, else $REDIS_URL, else `store` in the
+    /// configuration file]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
     /// File with the URL of the store; keeps a password out of the process list

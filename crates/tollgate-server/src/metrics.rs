@@ -119,6 +119,7 @@ impl Collector for Scrape {
         page.lookups(metrics.reloader.engine().map(Engine::lookups))?;
         page.reloads(&metrics.reloader)?;
         page.eviction(&metrics.readiness)?;
+        page.nodes(&metrics.readiness)?;
         page.connections(metrics.listeners())?;
         page.requests(metrics.listeners())?;
         let help = "Whether requests should be sent to this instance: 1 or 0.";
@@ -220,6 +221,9 @@ impl MetricsPage<'_, '_> {
             u64::from(stats.breaker_open),
         )?;
         self.counter("breaker_opened", "Number of times the circuit breaker opened.", stats.breaker_opened)?;
+        let help =
+            "Checks of several subjects of which a part was charged and given back, because another part was refused.";
+        self.counter("checks_given_back", help, stats.given_back)?;
         self.counter("deny_cache_hits", "Denials answered from the deny cache.", stats.deny_cache_hits)
     }
 
@@ -317,6 +321,16 @@ impl MetricsPage<'_, '_> {
         self.gauge("store_evicts", help, u64::from(evicts))?;
         let help = "Keys that the shared store reports as evicted since it started.";
         self.gauge("store_evicted_keys", help, evicted.unwrap_or(0))
+    }
+
+    /// Writes the state of each master of a cluster. Writes nothing for other stores.
+    fn nodes(&mut self, readiness: &Readiness) -> std::fmt::Result {
+        let nodes = readiness.nodes();
+        if nodes.is_empty() {
+            return Ok(());
+        }
+        let series = nodes.iter().map(|node| (vec![("node", Cow::from(&*node.address))], u64::from(node.reachable)));
+        self.gauges("store_node_reachable", "Whether a master of the cluster answers: 1 or 0.", series)
     }
 
     fn connections(&mut self, listeners: &[Arc<ListenerStats>]) -> std::fmt::Result {

@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | the store answers, or counters are in memory | yes | |
 //! | the store does not answer | no | until it does, decisions are made from this node's local share |
+//! | some masters of a cluster do not answer | yes | reported as `degraded`: the counters on the others are decided as usual |
 //! | a reload failed | yes | the old rules are in force; the response says what is wrong |
 //! | the store evicts keys when its memory is full | yes | reported as `degraded`: an evicted counter starts from zero |
 //! | the instance shuts down | no | new requests should go elsewhere while open connections are served |
@@ -16,14 +17,16 @@
 //! or cannot write, counts as one that does not answer. While the store answers the decisions of clients, there is no
 //! probe, because it would find nothing else.
 
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tollgate::{Check, Demand, Limiter, LimiterStats, Store, StoreError, StoreErrorKind, Timestamp};
+use tollgate::{Limiter, LimiterStats, Shard, ShardId, Store, StoreError, StoreErrorKind, Timestamp};
 
 use crate::openapi::schemas::not_null;
 use crate::reload::{ReloadErrorBody, Reloader};
@@ -49,8 +52,9 @@ struct Inner {
     limiter: Limiter,
     store: Option<Arc<dyn Store>>,
     reloader: Reloader,
-    /// Consecutive failed probes. Starts so that the store counts as unreachable until the first answer.
-    failures: AtomicU32,
+    /// Consecutive failed probes of each server of the store. A server that is not here has not answered yet, and counts
+    /// as unreachable.
+    failures: Mutex<HashMap<ShardId, u32>>,
     is_shutting_down: AtomicBool,
     /// The tasks that have ended before the shutdown.
     ended: Mutex<Vec<&'static str>>,
@@ -101,7 +105,7 @@ impl EvictionState {
 pub(crate) struct ReadinessBody {
     /// Whether requests should be sent to this instance.
     ready: bool,
-    /// Why the store may lose counters. Empty if it does not.
+    /// Why the store may lose counters, and which masters of a cluster do not answer. Empty if all is well.
     degraded: Vec<String>,
     /// Whether the instance shuts down.
     shutting_down: bool,
@@ -120,12 +124,29 @@ pub(crate) struct ReadinessBody {
 struct StoreBody {
     /// `memory`, or `redis` for a shared store.
     kind: &'static str,
-    /// Whether the store answers.
+    /// Whether the store answers; of a cluster, at least one master.
     reachable: bool,
-    /// The circuit breaker of a shared store: `open` or `closed`. Absent for counters in memory.
+    /// The circuit breaker of a shared store: `open` or `closed`; of a cluster, `open` if that of any master is. Absent
+    /// for counters in memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(transform = not_null)]
     breaker: Option<&'static str>,
+    /// The masters of a cluster. Absent for other stores.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nodes: Vec<NodeBody>,
+}
+
+/// A master of a cluster.
+#[derive(Clone, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "StoreNode")]
+pub(crate) struct NodeBody {
+    /// The address of the node.
+    pub(crate) address: String,
+    /// Whether the node answers.
+    pub(crate) reachable: bool,
+    /// The circuit breaker of the node: `open` or `closed`.
+    breaker: &'static str,
 }
 
 /// The result and the times of the last reloads.
@@ -169,7 +190,7 @@ impl Readiness {
     ///
     /// With a shared store, the instance is not ready until [`watch_store`](Self::watch_store) has had a first answer.
     pub fn new(limiter: Limiter, store: Option<Arc<dyn Store>>, reloader: Reloader) -> Readiness {
-        let failures = AtomicU32::new(UNREACHABLE_AFTER);
+        let failures = Mutex::default();
         let (is_shutting_down, ended, eviction) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
         Readiness(Arc::new(Inner { limiter, store, reloader, failures, is_shutting_down, ended, eviction }))
     }
@@ -196,22 +217,32 @@ impl Readiness {
         let (mut before, mut was_unsupported) = (self.0.limiter.stats(), false);
         loop {
             let stats = self.0.limiter.stats();
-            let result = if has_answered(&before, &stats) { Ok(()) } else { probe(&**store).await };
+            let ids = shard_ids(&**store);
+            let results = match has_answered(&before, &stats) {
+                true => ids.iter().map(|_| Ok(())).collect(),
+                false => join_all(ids.iter().map(|id| probe(&**store, *id))).await,
+            };
             before = stats;
-            let is_unsupported = result.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Unsupported);
-            match result {
-                Ok(()) => self.0.failures.store(0, Ordering::Relaxed),
-                Err(error) => {
-                    let count = |failures: u32| Some(failures.saturating_add(1));
-                    let _ = self.0.failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
-                    if is_unsupported && !was_unsupported {
-                        tracing::error!(%error, "the store cannot be used");
-                    }
-                }
+            let unsupported = results
+                .iter()
+                .find_map(|result| result.as_ref().err().filter(|error| error.kind() == StoreErrorKind::Unsupported));
+            if let Some(error) = unsupported.filter(|_| !was_unsupported) {
+                tracing::error!(%error, "the store cannot be used");
             }
-            was_unsupported = is_unsupported;
+            was_unsupported = unsupported.is_some();
+            self.count_failures(ids.iter().zip(&results).map(|(id, result)| (*id, result.is_ok())));
             tokio::time::sleep(PROBE_INTERVAL).await;
         }
+    }
+
+    /// Counts the failed probes of each server, given whether each has answered. Forgets all other servers.
+    fn count_failures(&self, answered: impl Iterator<Item = (ShardId, bool)>) {
+        let mut failures = self.0.failures.lock();
+        let count = |(id, has_answered): (ShardId, bool)| {
+            let so_far = failures.get(&id).copied().unwrap_or(UNREACHABLE_AFTER);
+            (id, if has_answered { 0 } else { so_far.saturating_add(1) })
+        };
+        *failures = answered.map(count).collect();
     }
 
     /// Records the `maxmemory-policy` of the store's server, and how many keys it has evicted since it started.
@@ -250,7 +281,8 @@ impl Readiness {
     /// Returns whether requests should be sent to this instance.
     ///
     /// True if it does not shut down, no task has ended unexpectedly, and the shared store, if any, answers: fewer than
-    /// two probes in a row have failed, and the limiter's circuit breaker is closed.
+    /// two probes in a row have failed, and the circuit breaker is closed. Of a cluster, one master is enough: the counters
+    /// of the others are degraded on every instance.
     pub fn is_ready(&self) -> bool {
         !self.is_shutting_down() && self.is_store_reachable() && self.ended().is_empty()
     }
@@ -267,9 +299,41 @@ impl Readiness {
         self.0.is_shutting_down.load(Ordering::Relaxed)
     }
 
+    /// Returns whether counters are in memory, or at least one server of the store answers.
     fn is_store_reachable(&self) -> bool {
-        let answers = || self.0.failures.load(Ordering::Relaxed) < UNREACHABLE_AFTER;
-        self.0.store.is_none() || (answers() && !self.0.limiter.stats().breaker_open)
+        let Some(store) = &self.0.store else { return true };
+        let failures = self.0.failures.lock();
+        let servers = self.0.limiter.servers();
+        shard_ids(&**store).iter().any(|id| {
+            let is_open = servers.iter().any(|server| server.id == *id && server.breaker_open);
+            failures.get(id).is_some_and(|&failures| failures < UNREACHABLE_AFTER) && !is_open
+        })
+    }
+
+    /// Returns the masters of a cluster. Empty for other stores, and while they are not known.
+    pub(crate) fn nodes(&self) -> Vec<NodeBody> {
+        let servers = self.0.limiter.servers();
+        // The only server of a store has the id 0.
+        if servers.iter().all(|server| server.id == ShardId::default()) {
+            return Vec::new();
+        }
+        let failures = self.0.failures.lock();
+        let node = |server: tollgate::StoreServer| NodeBody {
+            address: server.address.unwrap_or_default(),
+            reachable: !server.breaker_open
+                && failures.get(&server.id).is_some_and(|&failures| failures < UNREACHABLE_AFTER),
+            breaker: if server.breaker_open { "open" } else { "closed" },
+        };
+        servers.into_iter().map(node).collect()
+    }
+
+    /// Returns what is degraded: reasons why the store may lose counters, and masters of a cluster that do not answer.
+    fn degraded(&self, nodes: &[NodeBody]) -> Vec<String> {
+        let unreachable = nodes.iter().filter(|node| !node.reachable);
+        let unreachable = unreachable.map(|node| {
+            format!("{} does not answer: its counters are decided by the failure policy of each rule", node.address)
+        });
+        self.0.eviction.lock().reason().into_iter().chain(unreachable).collect()
     }
 
     /// Returns the body of `/readyz`.
@@ -277,15 +341,17 @@ impl Readiness {
         let is_shared = self.0.store.is_some();
         let breaker = || if self.0.limiter.stats().breaker_open { "open" } else { "closed" };
         let history = self.0.reloader.history();
+        let nodes = self.nodes();
         ReadinessBody {
             ready: self.is_ready(),
-            degraded: self.0.eviction.lock().reason().into_iter().collect(),
+            degraded: self.degraded(&nodes),
             shutting_down: self.is_shutting_down(),
             ended: self.ended(),
             store: StoreBody {
                 kind: if is_shared { "redis" } else { "memory" },
                 reachable: self.is_store_reachable(),
                 breaker: is_shared.then(breaker),
+                nodes,
             },
             reload: LastReloadBody {
                 result: if history.failure.is_some() { "failed" } else { "ok" },
@@ -307,18 +373,22 @@ fn has_answered(before: &LimiterStats, now: &LimiterStats) -> bool {
     now.store_answers > before.store_answers && now.store_failures == before.store_failures
 }
 
-/// Charges one unit to the counter of probes.
+/// Returns the ids of the servers that hold counters; the id 0 if they are not known.
+fn shard_ids(store: &dyn Store) -> Vec<ShardId> {
+    let ids: Vec<ShardId> = store.shards().iter().map(|Shard { id, .. }| *id).collect();
+    if ids.is_empty() { vec![ShardId::default()] } else { ids }
+}
+
+/// Charges one unit to the counter of probes on one server.
 ///
-/// Returns `Ok` if the store decides, whether it admits or denies. Foreign data under the probe's key is `Ok`, too,
-/// because the store works.
+/// Returns `Ok` if the server decides, whether it admits or denies. Foreign data under the probe's key is `Ok`, too,
+/// because the server works.
 ///
 /// # Errors
 /// Returns the error of the store, or one of the kind `TimedOut` after 400 ms.
-async fn probe(store: &dyn Store) -> Result<(), StoreError> {
-    let demand = Demand::probe();
-    let checks = [Check::one(&demand)];
-    match tokio::time::timeout(PROBE_TIMEOUT, store.decide(&checks)).await {
-        Ok(Ok(_)) => Ok(()),
+async fn probe(store: &dyn Store, shard: ShardId) -> Result<(), StoreError> {
+    match tokio::time::timeout(PROBE_TIMEOUT, store.probe(shard)).await {
+        Ok(Ok(())) => Ok(()),
         Ok(Err(error)) if matches!(error.kind(), StoreErrorKind::Foreign | StoreErrorKind::ForeignInPart) => Ok(()),
         Ok(Err(error)) => Err(error),
         Err(_) => Err(StoreError::new(StoreErrorKind::TimedOut, "the store did not answer a probe")),
@@ -333,7 +403,9 @@ impl std::fmt::Debug for Readiness {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::{Decision, Key, LimitStatus, StoreFuture};
+    use std::sync::atomic::AtomicU32;
+
+    use tollgate::{Check, Decision, Demand, Key, LimitStatus, StoreFuture};
 
     use super::*;
 
