@@ -486,7 +486,7 @@ fn an_empty_key_is_refused() {
 fn a_store_that_serve_refuses_is_refused_by_validate_and_by_a_reload() {
     let (_dir, file) = rules_file();
     let serving = Serving::start(&["--config", &file]);
-    for url in ["redis+cluster://:planted@h:1", "redis+sentinel://:planted@h", "redis://u:planted@h:xx"] {
+    for url in ["redis+cluster://:planted@h:1/2", "redis+sentinel://:planted@h", "redis://u:planted@h:xx"] {
         let text = format!("store = \"{url}\"\ninstances = 1\n{RULES}");
         std::fs::write(&file, text).unwrap();
         let reloaded = serving.operate("POST", "/v1/reload");

@@ -9,7 +9,8 @@ use tollgate_core::{
     StoreErrorKind as Kind, Timestamp, Wait,
 };
 use tollgate_redis::{RedisStore, RedisStoreBuilder, ServerCheckError};
-use tollgate_testkit::server::{Brand, Cluster, Config, Server};
+use tollgate_testkit::poll;
+use tollgate_testkit::server::{Brand, Cluster, Config, SLOTS, Server};
 
 /// A timeout that does not pass on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -379,6 +380,48 @@ async fn server_that_is_not_in_a_cluster_and_hosts_that_do_not_answer_are_errors
     assert_eq!(charge_eventually(&store, "ann").await, 99);
     let error = decide(&store, Check::one(&demand("bob"))).await.unwrap_err();
     assert!(error.to_string().contains("no node of the cluster owns this slot"), "{error}");
+}
+
+#[tokio::test]
+async fn master_that_joins_and_one_that_leaves_are_noticed() {
+    let mut cluster = Cluster::start(Brand::Redis);
+    let store = store_on(&cluster);
+    let subjects: Vec<String> = (0..30).map(|number| format!("user:{number}")).collect();
+    for subject in &subjects {
+        assert_eq!(charge(&store, subject).await, Ok(99));
+    }
+    // A fourth master takes the slots of all subjects of the third one, which then leaves with its replica.
+    cluster.add_master();
+    let leaving = cluster.nodes()[2].port();
+    let joined = cluster.nodes()[6].port();
+    let mut slots: Vec<u16> = subjects.iter().map(|subject| slot_of(&cluster, subject)).collect();
+    slots.retain(|&slot| cluster.owner_of(slot).port() == leaving);
+    assert!(!slots.is_empty());
+    for &slot in &slots {
+        cluster.move_slots(&[slot], &cluster.nodes()[6]);
+        cluster.wait_until_complete();
+    }
+    for subject in &subjects {
+        assert_eq!(charge(&store, subject).await, Ok(98));
+    }
+    let ports = |store: &RedisStore| -> Vec<u16> {
+        let addresses = store.shards().into_iter().map(|shard| shard.address.unwrap());
+        addresses.map(|address| address.rsplit_once(':').unwrap().1.parse().unwrap()).collect()
+    };
+    assert!(ports(&store).contains(&joined), "{:?}", store.shards());
+
+    // The other slots of the third master, which hold no keys.
+    let rest: Vec<u16> = (10_924..SLOTS).filter(|slot| !slots.contains(slot)).collect();
+    for slots in rest.chunks(1_000) {
+        cluster.move_slots(slots, &cluster.nodes()[6]);
+    }
+    cluster.wait_until_complete();
+    cluster.remove(5);
+    cluster.remove(2);
+    poll::until("the node that left is not used", || !ports(&store).contains(&leaving)).await;
+    for subject in &subjects {
+        assert_eq!(charge(&store, subject).await, Ok(97));
+    }
 }
 
 #[tokio::test]

@@ -36,6 +36,8 @@ const MIGRATE_TIMEOUT_MS: &str = "10000";
 /// A running cluster. Dropping it ends all servers; if its thread panics, the end of each log is printed.
 #[derive(Debug)]
 pub struct Cluster {
+    /// The settings of each node.
+    config: Config,
     nodes: Vec<Server>,
 }
 
@@ -91,7 +93,7 @@ impl Cluster {
             })
             .collect();
         let nodes = starting.into_iter().map(|node| node.join().expect("a server that starts")).collect();
-        let cluster = Cluster { nodes };
+        let cluster = Cluster { config: own, nodes };
         cluster.join_nodes();
         cluster
     }
@@ -111,6 +113,36 @@ impl Cluster {
         SharedCluster(CLUSTERS[index].get_or_init(|| Cluster::start(brand)))
     }
 
+    /// Starts another master, which has no slots, and waits until all nodes know it. It is the last of [`Cluster::nodes`].
+    ///
+    /// # Panics
+    /// If the server does not start, or is not known to all nodes within about 30 seconds.
+    pub fn add_master(&mut self) {
+        self.nodes.push(self.config.clone().start());
+        let port = self.nodes[self.nodes.len() - 1].port().to_string();
+        expect_ok(self.nodes[0].command(&["CLUSTER", "MEET", "127.0.0.1", &port]));
+        self.wait_until_all_know_each_other();
+    }
+
+    /// Removes a node that has no slots from the cluster, and ends it.
+    ///
+    /// # Panics
+    /// If another node does not forget it.
+    pub fn remove(&mut self, index: usize) {
+        let removed = self.nodes.remove(index);
+        let id = id_of(&removed);
+        removed.kill9();
+        self.running().iter().for_each(|node| expect_ok(node.command(&["CLUSTER", "FORGET", &id])));
+    }
+
+    fn wait_until_all_know_each_other(&self) {
+        let known = |node: &Server| info(node, "cluster_known_nodes");
+        let all = self.nodes.len().to_string();
+        for node in &self.nodes {
+            eventually("all nodes know each other", || known(node), |known| *known == all);
+        }
+    }
+
     /// Assigns the slots, introduces the nodes to each other, attaches the replicas, and waits until all agree.
     fn join_nodes(&self) {
         let shard = usize::from(SLOTS).div_ceil(SHARDS);
@@ -122,11 +154,7 @@ impl Cluster {
         for node in &self.nodes[1..] {
             expect_ok(self.nodes[0].command(&["CLUSTER", "MEET", "127.0.0.1", &node.port().to_string()]));
         }
-        let known = |node: &Server| info(node, "cluster_known_nodes");
-        let all = (2 * SHARDS).to_string();
-        for node in &self.nodes {
-            eventually("all nodes know each other", || known(node), |known| *known == all);
-        }
+        self.wait_until_all_know_each_other();
         for (master, replica) in self.nodes.iter().zip(&self.nodes[SHARDS..]) {
             let id = id_of(master);
             // Refused while the replica has not heard of the master's slots.
