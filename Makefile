@@ -58,7 +58,8 @@ fuzz: ## run each fuzz target for FUZZ_SECONDS (default: 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
 long: setup ## run the tests with many more random traces, which takes hours
-	TOLLGATE_TRACES=100000 TOLLGATE_DECISIONS=100000000 TOLLGATE_SHARED_DECISIONS=20000000 $(CARGO_TEST)
+	TOLLGATE_TRACES=100000 TOLLGATE_DECISIONS=100000000 TOLLGATE_SHARED_DECISIONS=20000000 \
+		TOLLGATE_GATEWAY_BODY_MIB=1024 TOLLGATE_GATEWAY_ENDINGS=10000 $(CARGO_TEST)
 
 deny: ## check licences, sources and advisories of the dependencies
 	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2; exit 1; }

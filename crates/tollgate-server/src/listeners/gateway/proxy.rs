@@ -195,6 +195,7 @@ impl Inner {
 
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             let on_upgrade = on_upgrade.ok_or(ProxyError::BadResponse)?;
+            // The permit is dropped: tunnels are long and idle, and are bounded by the connections of the listener.
             let tunnel =
                 Tunnel { client: on_upgrade, upstream: hyper::upgrade::on(&mut response), idle: timeouts.idle, gauge };
             client.set_tunnel(tunnel);
@@ -285,10 +286,12 @@ async fn exchange(
 ) -> Result<(Response<Incoming>, Lease), ProxyError> {
     let settings = &upstream.settings;
     let is_repeatable = progress.is_none() && request.method().is_safe();
+    // An HTTP/1.0 client may send none.
+    let sets_host = !settings.preserve_host || !request.headers().contains_key(HOST);
     let mut tried: SmallVec<[usize; 4]> = SmallVec::new();
     let mut last_error = ProxyError::Unreachable;
     'servers: while let Some((index, server)) = upstream.pick(&tried) {
-        if !settings.preserve_host || !request.headers().contains_key(HOST) {
+        if sets_host {
             request.headers_mut().insert(HOST, server.authority.clone());
         }
         let mut may_reuse = true;
@@ -326,7 +329,10 @@ async fn exchange(
                     }
                 }
                 Err(SendError::Closed(error)) => {
-                    let Some(copy) = copy else { return Err(closed(upstream, server, error, progress)) };
+                    // A malformed response is an answer: the server has seen the request.
+                    let Some(copy) = copy.filter(|_| !error.is_parse()) else {
+                        return Err(closed(upstream, server, error, progress));
+                    };
                     request = copy;
                     upstream.stats.count_retry();
                     may_reuse = false;
