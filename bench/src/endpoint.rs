@@ -115,9 +115,14 @@ pub fn free_addr() -> SocketAddr {
 
 /// Builds `tollgate` in release mode if it is not up to date, and returns the path of the binary.
 ///
+/// If `TOLLGATE_BENCH_BINARY` is set, builds nothing and returns that path.
+///
 /// # Panics
 /// Panics if the build fails.
 pub fn tollgate_binary() -> PathBuf {
+    if let Some(binary) = std::env::var_os("TOLLGATE_BENCH_BINARY") {
+        return binary.into();
+    }
     cargo(&["build", "--release", "--locked", "-p", "tollgate-cli"]);
     target_dir().join("release/tollgate")
 }
