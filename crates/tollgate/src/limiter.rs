@@ -39,6 +39,8 @@ use tollgate_core::{
 
 pub use self::each_decision::{EachDecision, PartialDecision};
 use self::fair_queue::FairQueues;
+#[cfg(feature = "rules")]
+pub(crate) use self::parts::refund_status;
 pub use self::ready::NotReady;
 pub(crate) use self::settle::redeem_in_memory;
 use self::shared::{Deadlines, Shared, SharedParts, TimeBudget};

@@ -17,7 +17,7 @@ use crate::answer::{Policies, Policy};
 use crate::counts::DecisionOutcome;
 use crate::failure::OnFailure;
 use crate::identity::SubjectKey;
-use crate::limiter::EachDecision;
+use crate::limiter::{EachDecision, refund_status};
 use crate::rules::{Charge, CompiledRule, LimitSetId, Mode, RuleSet};
 
 /// The limits of a combination of rules, for callers with one limit set. The limits of each group are decided together.
@@ -367,18 +367,6 @@ fn has_distinct_counters(limits: &[PlannedLimit], last_subject: usize) -> bool {
 /// The status must be `allowed`. For a denial, the result is the time until a retry, which is not a delay.
 pub(super) fn delay(status: &LimitStatus) -> Wait {
     if status.cost == 0 { Wait::ZERO } else { status.retry_after }
-}
-
-/// Changes the status of `limit`, which the request was charged, to the one after its units are refunded.
-///
-/// Adds the cost to `remaining`, up to the most units that the limit holds. If that is reached, `next_after` and
-/// `reset_after` become zero, else they stay as they are.
-pub(super) fn refund_status(status: &mut LimitStatus, limit: &Limit) {
-    let full = limit.cost_max();
-    status.remaining = status.remaining.saturating_add(status.cost).min(full);
-    if status.remaining == full {
-        (status.next_after, status.reset_after) = (Wait::ZERO, Wait::ZERO);
-    }
 }
 
 /// Returns the number of slots of a leaky bucket that become free within `max_wait`, whatever the size of its queue.

@@ -12,12 +12,12 @@ use http::{HeaderMap, Response, StatusCode};
 use tollgate_core::{Check, Decision, Demand, LimitStatus, ReceiptId};
 
 use super::Engine;
-#[cfg(feature = "tower")]
-use super::check_plan::refund_status;
 use super::check_plan::{CheckPlan, Demands, LimitGroup, PlannedLimit};
 use super::request::RequestContext;
 use crate::answer::{Policies, grpc};
 use crate::limiter::EachDecision;
+#[cfg(feature = "tower")]
+use crate::limiter::refund_status;
 use crate::receipt::{Receipt, ReceiptPart};
 use crate::rules::Charge;
 

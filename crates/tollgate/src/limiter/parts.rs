@@ -21,7 +21,7 @@
 //! [`LimitStatus::late_us`], the difference to the time of its own server, by which a refund finds its charge.
 
 use smallvec::SmallVec;
-use tollgate_core::{Check, Decision, Demand, LimitStatuses, Location, Source, Store, Wait};
+use tollgate_core::{Check, Decision, Demand, Limit, LimitStatus, LimitStatuses, Location, Source, Store, Wait};
 
 use crate::failure::Unavailable;
 
@@ -134,17 +134,24 @@ fn combine(check: &Check<'_>, parts: &[Part<'_>], decisions: &[Decision]) -> Dec
             let mut status = *status;
             status.late_us = u32::try_from(late_us).unwrap_or(u32::MAX);
             if is_given_back && !demand.limit.count_denied() {
-                let full = demand.limit.cost_max();
-                status.remaining = status.remaining.saturating_add(status.cost).min(full);
-                if status.remaining == full {
-                    (status.next_after, status.reset_after) = (Wait::ZERO, Wait::ZERO);
-                }
-                status.retry_after = Wait::ZERO;
+                refund_status(&mut status, &demand.limit);
             }
             limits[index] = Some(status);
         }
     }
     Decision { at, source: Source::Store, ban: None, limits: limits.into_iter().flatten().collect() }
+}
+
+/// Changes the status of `limit`, which the request was charged, to the one after its units are refunded.
+///
+/// Adds the cost to `remaining`, up to the most units that the limit holds. If that is reached, `next_after` and
+/// `reset_after` become zero, else they stay as they are.
+pub(crate) fn refund_status(status: &mut LimitStatus, limit: &Limit) {
+    let full = limit.cost_max();
+    status.remaining = status.remaining.saturating_add(status.cost).min(full);
+    if status.remaining == full {
+        (status.next_after, status.reset_after) = (Wait::ZERO, Wait::ZERO);
+    }
 }
 
 #[cfg(test)]
