@@ -25,6 +25,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, Sleep};
 use tollgate::gateway::GatewayBounds;
 
@@ -187,13 +189,11 @@ pub(super) async fn serve(
     let io = TokioIo::new(ClientIo::new(stream, idle, head));
     {
         let mut connection = pin!(builder.serve_connection_with_upgrades(io, service));
-        let mut closing = pin!(shutdown.clone().closing());
-        let mut idle_grace_over = pin!(shutdown.idle_grace_over());
-        let (mut is_closing, mut is_ending) = (false, false);
+        let (sender, mut signals) = mpsc::unbounded_channel();
+        let _watch = AbortOnDrop(tokio::spawn(watch(client.clone(), shutdown, idle, sender)));
         loop {
-            // After the first idle time the connection is asked to end; after another one it is dropped.
-            let idle_limit = if is_ending { idle.saturating_mul(2) } else { idle };
             tokio::select! {
+                biased;
                 served = connection.as_mut() => {
                     if let Err(error) = served {
                         count_malformed(&stats, &*error);
@@ -201,24 +201,13 @@ pub(super) async fn serve(
                     }
                     break;
                 }
-                () = &mut closing, if !is_closing => {
-                    is_closing = true;
+                Some(signal) = signals.recv() => match signal {
                     // HTTP/2 tells the client which of its requests are still answered, so none is lost.
-                    if client.is_http2.load(Ordering::Relaxed) {
-                        connection.as_mut().graceful_shutdown();
-                    }
-                }
-                () = &mut idle_grace_over, if is_closing && !is_ending => {
-                    is_ending = true;
-                    connection.as_mut().graceful_shutdown();
-                }
-                () = client.idle_for(idle_limit) => {
-                    if is_ending {
-                        return Ok(());
-                    }
-                    is_ending = true;
-                    connection.as_mut().graceful_shutdown();
-                }
+                    Signal::Closing if client.is_http2.load(Ordering::Relaxed) => connection.as_mut().graceful_shutdown(),
+                    Signal::Closing => {}
+                    Signal::End => connection.as_mut().graceful_shutdown(),
+                    Signal::Drop => return Ok(()),
+                },
             }
         }
     }
@@ -226,6 +215,44 @@ pub(super) async fn serve(
     match tunnel {
         Some(tunnel) => tunnel.run().await,
         None => Ok(()),
+    }
+}
+
+/// What a connection is told by its [`watch`].
+enum Signal {
+    /// The listener closes.
+    Closing,
+    /// The connection is to end after the requests that are under way.
+    End,
+    /// The connection is to be dropped: it was asked to end, and has been idle ever since.
+    Drop,
+}
+
+/// Watches a connection: signals when the instance shuts down, and when no request was under way for `idle`.
+///
+/// A task of its own, so that a request does not poll these timers.
+async fn watch(client: Arc<Client>, shutdown: Shutdown, idle: Duration, signals: mpsc::UnboundedSender<Signal>) {
+    let closing = async {
+        shutdown.clone().closing().await;
+        let _ = signals.send(Signal::Closing);
+        shutdown.idle_grace_over().await;
+        let _ = signals.send(Signal::End);
+    };
+    let idling = async {
+        client.idle_for(idle).await;
+        let _ = signals.send(Signal::End);
+        client.idle_for(idle.saturating_mul(2)).await;
+        let _ = signals.send(Signal::Drop);
+    };
+    tokio::join!(closing, idling);
+}
+
+/// A task that is aborted when this value is dropped.
+struct AbortOnDrop(JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
