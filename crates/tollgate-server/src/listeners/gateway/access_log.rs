@@ -47,7 +47,7 @@ impl AccessLog {
     pub(super) fn new(format: AccessLogFormat, engine: Engine) -> Arc<AccessLog> {
         let (lines, queue) = sync_channel(QUEUE_LINES);
         if let Err(error) = std::thread::Builder::new().name("tollgate-log".to_owned()).spawn(move || write(&queue)) {
-            tracing::error!(%error, "cannot start the thread of the access log; nothing is logged");
+            tracing::error!(%error, "cannot start the access log thread; no requests are logged");
         }
         let (dropped, log) = (AtomicU64::new(0), LogLimit::default());
         Arc::new(AccessLog { format, lines, engine, clock: SystemClock::new(), dropped, log })
@@ -95,7 +95,7 @@ impl AccessLog {
             self.dropped.fetch_add(1, Ordering::Relaxed);
             if self.log.admit().is_some() {
                 let dropped = self.dropped.swap(0, Ordering::Relaxed);
-                tracing::warn!(dropped, "the access log cannot be written fast enough; lines were dropped");
+                tracing::warn!(dropped, "the access log could not be written fast enough; lines were dropped");
             }
         }
     }

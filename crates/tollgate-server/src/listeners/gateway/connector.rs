@@ -63,7 +63,7 @@ impl ClientTls {
             }
         }
         if roots.is_empty() {
-            let reason = "there is no certificate".to_owned();
+            let reason = "no certificate was found".to_owned();
             return Err(UpstreamError::Authorities { upstream: upstream.to_owned(), reason });
         }
         let failed = |error: tokio_rustls::rustls::Error| UpstreamError::Authorities {

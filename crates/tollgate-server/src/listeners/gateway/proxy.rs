@@ -95,9 +95,9 @@ impl ProxyError {
     fn texts(&self) -> (&'static str, &'static str) {
         match self {
             ProxyError::NoRoute => ("no_upstream", "no upstream has a route for this host and path"),
-            ProxyError::Overloaded => ("overloaded", "the upstream has too many requests at the same time"),
+            ProxyError::Overloaded => ("overloaded", "the upstream has too many concurrent requests"),
             ProxyError::Unreachable => ("bad_gateway", "the upstream cannot be reached"),
-            ProxyError::Closed => ("bad_gateway", "the upstream ended the connection without a response"),
+            ProxyError::Closed => ("bad_gateway", "the upstream closed the connection without a response"),
             ProxyError::BadResponse => ("bad_gateway", "the response of the upstream is malformed"),
             ProxyError::Timeout => ("gateway_timeout", "the upstream did not respond in time"),
             ProxyError::ClientTimeout => ("timeout", "the body did not arrive in time"),
@@ -322,7 +322,7 @@ async fn exchange(
                     request = *returned;
                     upstream.stats.count_retry();
                     if !lease.is_reused {
-                        upstream.record_failure(server, &"it closes new connections");
+                        upstream.record_failure(server, &"it closed a new connection before the request was sent");
                         last_error = ProxyError::Closed;
                         tried.push(index);
                         continue 'servers;
@@ -338,7 +338,7 @@ async fn exchange(
                     may_reuse = false;
                 }
                 Err(SendError::Timeout) => {
-                    upstream.record_failure(server, &"it does not respond in time");
+                    upstream.record_failure(server, &"it did not respond in time");
                     return Err(ProxyError::Timeout);
                 }
             }

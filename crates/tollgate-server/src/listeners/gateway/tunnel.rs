@@ -38,7 +38,7 @@ impl Tunnel {
         let mut upstream = Counted { stream: TokioIo::new(upstream), bytes: bytes.clone() };
         let copied = tokio::select! {
             copied = copy_bidirectional(&mut client, &mut upstream) => copied.map(drop).map_err(BoxError::from),
-            () = idle(&bytes, self.idle) => Err("the tunnel was idle".into()),
+            () = idle(&bytes, self.idle) => Err("the tunnel was idle for too long".into()),
         };
         drop(self.gauge);
         copied

@@ -37,7 +37,7 @@ const EJECTION: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)
 #[non_exhaustive]
 pub enum UpstreamError {
     /// The certificate authorities cannot be used.
-    #[error("the certificate authorities of the upstream `{upstream}` cannot be used: {reason}")]
+    #[error("cannot use the certificate authorities for the upstream `{upstream}`: {reason}")]
     Authorities {
         /// The name of the upstream.
         upstream: String,
@@ -45,7 +45,7 @@ pub enum UpstreamError {
         reason: String,
     },
     /// The host of a server with `https://` cannot be the name in a certificate.
-    #[error("the host {host} of the upstream `{upstream}` cannot be verified: {reason}")]
+    #[error("the host {host} of the upstream `{upstream}` cannot be verified with TLS: {reason}")]
     Name {
         /// The name of the upstream.
         upstream: String,
@@ -180,7 +180,7 @@ impl Upstream {
         if let Some(ejected) = server.health.fail() {
             self.stats.count_ejection();
             let upstream = &*self.settings.name;
-            tracing::warn!(upstream, server = server.url, %reason, ?ejected, "the server fails and is avoided");
+            tracing::warn!(upstream, server = server.url, %reason, ?ejected, "the server keeps failing and is avoided");
         }
     }
 }

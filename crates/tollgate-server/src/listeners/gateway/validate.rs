@@ -48,11 +48,11 @@ impl Invalid {
 
     fn message(self) -> &'static str {
         match self {
-            Invalid::Host => "expected exactly one Host header with the name of a host",
-            Invalid::Target => "expected a path as the target of the request",
-            Invalid::Method => "this method is not forwarded",
-            Invalid::TransferEncoding => "expected no transfer coding but chunked",
-            Invalid::Expectation => "expected no expectation but 100-continue",
+            Invalid::Host => "expected exactly one Host header with a valid host",
+            Invalid::Target => "expected a path as the request target",
+            Invalid::Method => "this method is not supported",
+            Invalid::TransferEncoding => "the only supported transfer coding is chunked",
+            Invalid::Expectation => "the only supported expectation is 100-continue",
             Invalid::UriTooLong => "the URI of this request is too long",
             Invalid::TooManyHeaders => "this request has too many headers",
         }
