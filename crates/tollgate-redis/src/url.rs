@@ -1,7 +1,7 @@
 //! The URL of a store: `redis://[user:password@]host[:port][/database]` for one server, or
 //! `redis+cluster://[user:password@]host[:port],host[:port],…` for a cluster.
 //!
-//! The hosts of a cluster are those that are asked for its topology at the start. All nodes have the same credentials.
+//! The hosts in a cluster URL are asked for the topology at the start. All nodes must accept the same credentials.
 //!
 //! `Display` and `Debug` output and error messages never contain the user or the password.
 
@@ -23,7 +23,7 @@ pub(crate) enum StoreUrl {
 /// A server: address, database, credentials, and whether to use TLS.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
-    /// A name or an address; an IPv6 address without brackets.
+    /// A name or an address; an IPv6 address has no brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) database: u32,
@@ -35,7 +35,7 @@ pub(crate) struct Endpoint {
     pub(crate) is_tls: bool,
 }
 
-/// The error of a store URL that is invalid, or that requires TLS in a build without the feature `tls`.
+/// An error for a store URL that is invalid, or that requires TLS in a build without the feature `tls`.
 ///
 /// The message says what is wrong and what is accepted. It never contains the password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -156,7 +156,7 @@ fn parse_address(text: &str) -> Result<(String, u16), UrlError> {
 
 /// Parses `user:password`, `:password`, or a password alone as older clients write it. Returns user and password.
 ///
-/// Both are `None` without a text. An empty user is `None`. An empty password, or an invalid escape, is an error.
+/// Both are `None` if there is no text. An empty user is `None`. An empty password, or an invalid escape, is an error.
 fn parse_login(text: Option<&str>) -> Result<(Option<String>, Option<String>), UrlError> {
     let Some(text) = text else {
         return Ok((None, None));
