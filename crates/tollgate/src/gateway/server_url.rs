@@ -18,14 +18,15 @@ use std::str::FromStr;
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ServerUrl {
     is_tls: bool,
-    /// A name or an address; an IPv6 address is without brackets.
+    /// A name or an address; an IPv6 address has no brackets.
     host: Box<str>,
     port: u16,
     /// The host, with its brackets, and the port if the URL has one.
     authority: Box<str>,
 }
 
-/// The reason why a text is not the URL of a server. Says what is accepted, and contains no user or password.
+/// The reason why a text is not the URL of a server. The message says what is accepted, and contains no user or
+/// password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{problem}; expected http://HOST:PORT or https://HOST:PORT, such as http://127.0.0.1:3000")]
 pub struct ServerUrlError {
@@ -38,12 +39,12 @@ impl ServerUrl {
         self.is_tls
     }
 
-    /// Returns the name or the address of the server. An IPv6 address is without brackets.
+    /// Returns the name or the address of the server. An IPv6 address has no brackets.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// Returns the port: that of the URL, or else 80 or 443.
+    /// Returns the port of the URL. Defaults to 80 for `http` and 443 for `https`.
     pub fn port(&self) -> u16 {
         self.port
     }

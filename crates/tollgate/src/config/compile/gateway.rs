@@ -13,11 +13,11 @@ use crate::gateway::{
 };
 
 const NAME_BYTES_MAX: usize = 64;
-/// The most servers of an upstream.
+/// The maximum number of servers of an upstream.
 const SERVERS_MAX: usize = 256;
 /// The largest value of `max_concurrent`, `queue` and `idle_connections`.
 const REQUESTS_MAX: u32 = 1_000_000;
-/// How the header of a certificate begins in a PEM file.
+/// The line that begins a certificate in a PEM file.
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
 impl Compiler<'_> {
@@ -76,7 +76,7 @@ impl Compiler<'_> {
         is_address.then(|| text.to_string())
     }
 
-    /// Returns whether the PROXY protocol is used. Adds an error if it is and there is no proxy that may use it.
+    /// Returns whether the PROXY protocol is used. Adds an error if it is and there are no trusted proxies.
     fn proxy_protocol(&mut self, table: &GatewayTable, has_proxies: bool) -> bool {
         let Some(setting) = table.proxy_protocol.as_ref().filter(|setting| ***setting) else { return false };
         if !has_proxies {
