@@ -64,7 +64,7 @@ pub(super) struct Deadlines {
 /// The time in which the store has to decide checks.
 #[derive(Clone, Copy)]
 pub(super) enum TimeBudget {
-    /// The deadline of checks, less the part `spent` that the caller has used already.
+    /// The deadline of checks, less the time `spent` that the caller has already used.
     Check { spent: Duration },
     /// The deadline of [`Limiter::until_ready`](super::Limiter::until_ready).
     Ready,

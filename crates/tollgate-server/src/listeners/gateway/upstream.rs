@@ -305,7 +305,7 @@ mod tests {
         assert!((0..4).any(|_| picked() == broken.url), "two failures are not enough");
         upstream.record_failure(broken, &"planted");
         assert!((0..4).all(|_| picked() != broken.url));
-        // Requests that were under way fail as well, which does not prolong it.
+        // Requests that were in progress fail as well. This does not prolong the ejection.
         upstream.record_failure(broken, &"planted");
         tokio::time::advance(EJECTION[0]).await;
         assert!((0..2).any(|_| picked() == broken.url), "the time is over");
