@@ -82,7 +82,7 @@ impl StoreUrl {
         };
         if is_cluster && rest.contains("://") {
             return Err(UrlError::new(
-                "several URLs in one; the nodes of a cluster are separated by commas, without a scheme",
+                "expected one URL; list the nodes of a cluster after one scheme, separated by commas",
             ));
         }
         // The last `@` ends the password, which may itself contain one.
@@ -100,10 +100,10 @@ impl StoreUrl {
             Ok(Endpoint { host, port, database, user: user.clone(), password: password.clone(), is_tls })
         };
         match is_cluster {
-            true if database != 0 => Err(UrlError::new("a cluster has only the database 0")),
+            true if database != 0 => Err(UrlError::new("a cluster has only database 0")),
             true => Ok(StoreUrl::Cluster(addresses.split(',').map(endpoint).collect::<Result<_, _>>()?)),
             false if addresses.contains(',') => {
-                Err(UrlError::new("several hosts need redis+cluster://, and the URL has another scheme"))
+                Err(UrlError::new("a URL with several hosts must begin with redis+cluster:// or rediss+cluster://"))
             }
             false => Ok(StoreUrl::Server(endpoint(addresses)?)),
         }
