@@ -162,11 +162,11 @@ pub(crate) struct Serve {
 
 #[derive(Args, Debug)]
 pub(crate) struct Gateway {
-    /// URL of the service to forward requests to, such as http://127.0.0.1:3000; if repeated, its servers get requests
-    /// in turn [default: `[[upstreams]]` in the configuration file]
+    /// URL of the service to forward requests to, such as http://127.0.0.1:3000; if repeated, requests are distributed
+    /// over the servers in turn [default: `[[upstreams]]` in the configuration file]
     #[arg(long = "upstream", value_name = "URL")]
     pub(crate) upstreams: Vec<tollgate::gateway::ServerUrl>,
-    /// Limit of each client address: QUOTA/WINDOW [ALGORITHM] [option=value …]; for other rules, use --config
+    /// Limit for each client address: QUOTA/WINDOW [ALGORITHM] [option=value …]; for other rules, use --config
     #[arg(long, value_name = "LIMIT", conflicts_with = "config")]
     pub(crate) limit: Option<Limit>,
     /// Address on which to accept requests [default: `listen` of `[gateway]` in the configuration file, else

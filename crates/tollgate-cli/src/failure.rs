@@ -61,7 +61,7 @@ pub(crate) enum Failure {
     Tls(#[from] tollgate_server::CertificateError),
     #[error(transparent)]
     #[diagnostic(help(
-        "set `ca_file` of the upstream to a PEM file with the certificate of its authority, or install the certificates of the machine (ca-certificates)"
+        "set `ca_file` of the upstream to a PEM file with the certificate of its authority, or install the CA certificates of the operating system (package ca-certificates)"
     ))]
     Upstream(#[from] tollgate_server::UpstreamError),
     #[error("the gateway has no upstream to forward requests to")]
@@ -69,7 +69,7 @@ pub(crate) enum Failure {
         "name one with --upstream URL, such as http://127.0.0.1:3000, or list them in the configuration file as [[upstreams]]"
     ))]
     NoUpstream,
-    #[error("the upstreams are given twice: by --upstream and by [[upstreams]] in the configuration file")]
+    #[error("upstreams are given both by --upstream and by [[upstreams]] in the configuration file")]
     #[diagnostic(help("remove --upstream, or remove [[upstreams]] from the file"))]
     UpstreamsTwice,
     #[error("the admin listener on {address} is reachable from other machines and needs a token")]
@@ -91,16 +91,16 @@ pub(crate) enum Failure {
         "choose another address with --{listener} ADDRESS, or disable this listener with --{listener} off"
     ))]
     Listen { listener: &'static str, address: String, error: std::io::Error },
-    #[error("cannot use a socket that LISTEN_FDS announces: {}", __io_reason(.0))]
+    #[error("cannot use a socket passed with LISTEN_FDS: {}", __io_reason(.0))]
     #[diagnostic(help(
         "each inherited descriptor must be a TCP socket: in a systemd socket unit, ListenStream=HOST:PORT"
     ))]
     InheritedSocket(std::io::Error),
     #[error("no listener uses the inherited socket {addresses}")]
-    #[diagnostic(help("set the address of a listener to that of the socket, or remove it from the socket unit"))]
+    #[diagnostic(help("set a listener's address to that of the socket, or remove the socket from the socket unit"))]
     UnusedSockets { addresses: String },
     #[error("every listener is off, so there is nothing to serve{}", .admin.as_ref().map(|reason| format!(" (admin: {reason})")).unwrap_or_default())]
-    #[diagnostic(help("set an address for at least one of --http, --resp and --admin"))]
+    #[diagnostic(help("set an address for at least one listener, for example with --http or --admin"))]
     NothingToServe {
         /// Why there is no admin listener. `None` if it was disabled.
         admin: Option<String>,

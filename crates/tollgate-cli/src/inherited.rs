@@ -1,9 +1,9 @@
 //! Listening sockets that the process inherits, as systemd passes them (`LISTEN_FDS`).
 //!
-//! A socket that the process binds itself is closed when the process exits, and until the next one has bound it again,
-//! clients are refused. A socket that another process holds stays open: while no process accepts, connections wait in
-//! its queue. So a restart refuses no connection. With a supervisor that starts the new process before it stops the old
-//! one, no connection waits either: both accept from the same queue.
+//! A socket that the process binds itself is closed when the process exits. Until the next process has bound the
+//! address again, connections are refused. A socket that another process holds stays open: while no process accepts,
+//! connections wait in its queue. So a restart refuses no connection. With a supervisor that starts the new process
+//! before it stops the old one, no connection waits either: both accept from the same queue.
 //!
 //! Sockets are matched with listeners by address, so that no order or name has to be kept in two places: a listener
 //! whose address is that of an inherited socket uses it, and the others are bound as usual. A socket that no listener
@@ -20,7 +20,7 @@ use crate::Failure;
 pub(crate) struct InheritedSockets(Vec<(SocketAddr, std::net::TcpListener)>);
 
 impl InheritedSockets {
-    /// Takes the sockets that `LISTEN_FDS` announces to this process. Without this variable, there are none.
+    /// Takes the sockets passed to this process with `LISTEN_FDS`. Without this variable, there are none.
     ///
     /// Must be called once, before other threads are started, because it removes the variable from the environment.
     ///
@@ -49,7 +49,7 @@ impl InheritedSockets {
     /// Verifies that all sockets were taken.
     ///
     /// # Errors
-    /// If a socket is left. The error names their addresses.
+    /// If any sockets are left. The error lists their addresses.
     pub(crate) fn verify_all_taken(&self) -> Result<(), Failure> {
         if self.0.is_empty() {
             return Ok(());

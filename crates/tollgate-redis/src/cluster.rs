@@ -11,32 +11,34 @@
 //! are in one slot, and a slot has one owner, so a call goes to one worker. A node that hangs or is lost delays only the
 //! calls on its own slots.
 //!
-//! **Redirections** are followed by the caller's own future, so that they end with the caller's deadline. None of these
-//! replies means that the call was executed, so the call is made again, at most [`ATTEMPTS_MAX`] times:
+//! **Redirections** are followed by the caller's own future, so that they end with the caller's deadline. Each of these
+//! replies means that the call was not executed, so it is made again. It is made at most [`ATTEMPTS_MAX`] times:
 //!
 //! | reply | meaning | what is done |
 //! |---|---|---|
-//! | `MOVED` | another node owns the slot | the slot map is changed, and the call is made there |
-//! | `ASK` | the slot is being moved, and the keys of the call are at the target, or nowhere | the call is made there once, after `ASKING` |
-//! | `TRYAGAIN` | the slot is being moved, and the keys of the call are on both nodes | the call is split, or made again after a pause |
+//! | `MOVED` | another node owns the slot | the slot map is updated, and the call is made to that node |
+//! | `ASK` | the slot is being moved, and the keys of the call are on the target node, or do not exist | the call is made to the target once, after `ASKING` |
+//! | `TRYAGAIN` | the slot is being moved, and some keys of the call are on each node | the call is split, or made again after a pause |
 //! | `CLUSTERDOWN`, `LOADING` | the node does not serve the slot now | the call is made again after a pause |
 //!
 //! A timeout or a broken connection is different: the call may have been executed, and is never made again.
 //!
-//! **A slot that is being moved.** A node executes a call if all its keys are present, and redirects it if all are absent.
-//! A call of many checks usually has both. Then each check is sent alone, and its ban is read by a call of its own, because
-//! the ban key is usually absent. A check of one limit then names one key, for which a node always knows an answer. A
-//! check of several limits whose counters are on both nodes is repeated for some milliseconds and then fails with
-//! [`Relocating`](tollgate_core::StoreErrorKind::Relocating), as does a redemption.
+//! **A slot that is being moved.** A node executes a call if all its keys are present, and redirects it if all are
+//! absent. A call of many checks usually has keys of both kinds. Then each check is sent alone, and its ban is read by
+//! a call of its own, because the ban key is usually absent. A check of one limit then has one key, and a call with one
+//! key is never answered with `TRYAGAIN`. A check of several limits whose counters are on both nodes is repeated for
+//! some milliseconds and then fails with [`Relocating`](tollgate_core::StoreErrorKind::Relocating), as does a
+//! redemption.
 //!
-//! **The slot map** comes from `CLUSTER SLOTS`. It is read at the start, every 30 s, after a `MOVED` and when a connection
-//! is lost: at first every 0.1 s, then every second until all is well. Some masters are asked, and if none of them answers,
-//! all known nodes and those of the URL. The first valid answer is used. If it is outdated, the nodes redirect the calls, or cannot be
-//! reached, and the map is read again from another node. So replicas that are promoted, and nodes that join or leave, are
-//! noticed without a restart. A node that owns no slot and was not named by a redirection is dropped.
+//! **The slot map** comes from `CLUSTER SLOTS`. It is read at the start, every 30 s, after a `MOVED` and when a
+//! connection is lost. While nodes stay unreachable, it is read again after pauses that grow from 0.1 s to a second. A
+//! few masters are asked first, and if none of them answers, all known nodes and those in the URL. The first valid
+//! answer is used. If it is outdated, calls are redirected or fail to reach a node, and the map is read again. So
+//! replicas that are promoted, and nodes that join or leave, are noticed without a restart. A node that owns no slot
+//! and was not named by a redirection is dropped.
 //!
-//! **Addresses** are those that the nodes announce. A node that does not know its host (an empty one, or `?`) has the host
-//! of the node that was asked. All nodes have the credentials and TLS of the URL.
+//! **Addresses** are those that the nodes announce. If the host is unknown (empty, or `?`), that of the node that was
+//! asked is used. The credentials and the TLS setting of the URL apply to all nodes.
 
 use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
@@ -63,7 +65,7 @@ mod topology;
 
 /// The maximum number of times that a call is made.
 pub(crate) const ATTEMPTS_MAX: usize = 8;
-/// The pauses before a call is made again that a node could not serve at the moment. Together less than the usual deadline.
+/// The pauses before a call that a node could not serve is made again. Their sum is less than the default deadline.
 pub(crate) const PAUSES: [Duration; 4] =
     [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4), Duration::from_millis(8)];
 /// The time between two readings of the slot map if nothing suggests a change.
@@ -72,18 +74,18 @@ const REFRESH_EVERY: Duration = Duration::from_secs(30);
 /// again and again, because a node stays down.
 const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 const REFRESH_PAUSE_MAX: Duration = Duration::from_secs(1);
-/// The number of masters that are asked at once for the slot map.
+/// The number of masters that are asked for the slot map at the same time.
 const ASKED_MAX: usize = 2;
 
 /// The nodes of a cluster, and the owners of the slots.
 pub(crate) struct Cluster {
-    /// The nodes of the URL; at least one.
+    /// The nodes named in the URL; at least one.
     seeds: Vec<Endpoint>,
     settings: Arc<WorkerSettings>,
     queue_length: usize,
     runtime: Handle,
     state: RwLock<State>,
-    /// The number of times that the slot map was read, or could not be read.
+    /// The number of attempts to read the slot map, successful or not.
     refreshes: watch::Sender<u64>,
 }
 
@@ -92,11 +94,12 @@ struct State {
     owners: Vec<Option<Arc<Node>>>,
     /// All nodes that have a worker, by host and port.
     nodes: HashMap<(String, u16), Arc<Node>>,
-    /// The addresses of all masters and replicas when the slot map was last read. They are asked if no master answers.
+    /// The addresses of all masters and replicas as of the last reading of the slot map. They are asked if no master
+    /// answers.
     addresses: HashSet<(String, u16)>,
-    /// The number of nodes so far.
+    /// The number of nodes created so far.
     last_id: u32,
-    /// Why the slot map could not be read the last time; `None` if it could.
+    /// The reason why the last reading of the slot map failed; `None` if it succeeded.
     fault: Option<Fault>,
 }
 
@@ -128,7 +131,7 @@ impl Cluster {
         self.read(|state| state.owners[usize::from(slot)].clone())
     }
 
-    /// Returns the owner of a slot. Waits until the slot map was read for the first time.
+    /// Returns the owner of a slot. Waits until the slot map has been read for the first time.
     ///
     /// # Errors
     /// Returns a fault if the slot has no owner, or the reason why the slot map could not be read.
@@ -137,7 +140,7 @@ impl Cluster {
             return Ok(owner);
         }
         let mut refreshes = self.refreshes.subscribe();
-        // An error means that the sender was dropped, and this holds it.
+        // An error would mean that the sender was dropped, but `self` holds it.
         let _ = refreshes.wait_for(|&count| count > 0).await;
         let (owner, fault) = self.read(|state| (state.owners[usize::from(slot)].clone(), state.fault.clone()));
         owner.ok_or_else(|| {
@@ -185,7 +188,7 @@ impl Cluster {
         self.read(|state| state.nodes.values().cloned().collect())
     }
 
-    /// Waits until the slot map was read, or could not be read, after this call.
+    /// Waits for an attempt to read the slot map that begins after this call.
     ///
     /// # Errors
     /// Returns the reason why it could not be read.
@@ -193,7 +196,7 @@ impl Cluster {
         let mut refreshes = self.refreshes.subscribe();
         let before = *refreshes.borrow_and_update();
         self.settings.refresh_wanted.notify_one();
-        // One that was under way may have read the map before.
+        // An attempt in progress may have read the map before this call.
         let _ = refreshes.wait_for(|&count| count > before + u64::from(before > 0)).await;
         self.read(|state| state.fault.clone()).map_or(Ok(()), Err)
     }
@@ -229,7 +232,7 @@ impl Cluster {
         is_complete
     }
 
-    /// Sets the owners of all slots, and drops the nodes that are not needed any more.
+    /// Sets the owners of all slots, and drops the nodes that are no longer needed.
     fn apply(&self, state: &mut State, ranges: &[SlotRange], from: &Node) {
         let address = |target: &Target| (target.host.as_ref().unwrap_or(&from.endpoint.host).clone(), target.port);
         let mut owners = vec![None; SLOTS];
@@ -294,7 +297,7 @@ async fn keep_up(cluster: &Weak<Cluster>, settings: &WorkerSettings) {
 /// Asks all nodes for the slot map, and returns the first valid answer with the node that sent it.
 ///
 /// # Errors
-/// Returns a fault if no node answers, with the reasons of all of them.
+/// Returns a fault with the reasons of all nodes if none of them answers.
 async fn first_answer(nodes: &[Arc<Node>]) -> Result<(Vec<SlotRange>, Arc<Node>), Fault> {
     let ask = |node: &Arc<Node>| {
         let node = node.clone();

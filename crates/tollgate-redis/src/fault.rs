@@ -20,7 +20,8 @@ pub(crate) struct Fault {
     pub(crate) kind: Kind,
     /// The reason. It does not name the server: [`Fault::into_error`] adds the address.
     pub(crate) message: Cow<'static, str>,
-    /// Where or when the call can be made instead, as a node of a cluster says. The call was not executed.
+    /// Where or when to make the call again, as reported by a node of a cluster. `Some` means that the call was not
+    /// executed.
     pub(crate) redirect: Option<Redirect>,
 }
 
@@ -29,7 +30,7 @@ pub(crate) struct Fault {
 pub(crate) enum Redirect {
     /// `MOVED`: another node owns the slot from now on.
     Moved(Target),
-    /// `ASK`: the slot is being moved, and this call belongs to the node that gets it. It must follow `ASKING`.
+    /// `ASK`: the slot is being moved, and this call must be made to the target node, after `ASKING`.
     Ask(Target),
     /// `TRYAGAIN`: the slot is being moved, and only some keys of the call are on the node.
     TryAgain,
@@ -40,13 +41,13 @@ pub(crate) enum Redirect {
 /// The address of a node, as another node announces it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Target {
-    /// A name or an address; `None` for the host of the node that announces it.
+    /// A name or an address; `None` means the host of the node that announces it.
     pub(crate) host: Option<String>,
     pub(crate) port: u16,
 }
 
 impl Redirect {
-    /// Parses the words of an error reply of a node. `None` if it is not a redirection, or a malformed one.
+    /// Parses the words of an error reply of a node. Returns `None` if it is not a redirection, or is malformed.
     fn parse(word: &str, rest: &str) -> Option<Redirect> {
         let target = || {
             // `3999 10.0.0.1:6381`. The host may be an IPv6 address without brackets, and it may be missing or `?`.

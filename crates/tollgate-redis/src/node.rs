@@ -1,4 +1,4 @@
-//! A server in use: a queue, and the task of the worker behind it.
+//! A server in use: a queue, and the worker task that serves it.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::worker::{Delivery, Sharing, Waiter, Work, Worker, WorkerSettings};
 /// The maximum number of [`Node::catch_up`] calls that are completed together.
 const CATCH_UPS_MAX: usize = 1_024;
 
-/// A server with a worker. When it is dropped, the worker ends after the work in its queue.
+/// A server with a worker. When it is dropped, the worker completes the work in its queue and ends.
 pub(crate) struct Node {
     pub(crate) id: ShardId,
     pub(crate) endpoint: Endpoint,
     queue: mpsc::Sender<Work>,
     /// Calls of [`Node::catch_up`] that wait for the worker.
     catch_ups: mpsc::UnboundedSender<oneshot::Sender<()>>,
-    /// Whether a redirection named this node since the topology was last read.
+    /// Whether a redirection has named this node since the topology was last read.
     pub(crate) was_named: AtomicBool,
 }
 
@@ -62,8 +62,8 @@ impl Node {
 
     /// Puts the work that `work` creates for a result channel into the worker's queue, and waits for the result.
     ///
-    /// If the future is dropped, checks and commands that were not sent yet are not sent. A refund or redemption is sent
-    /// nevertheless.
+    /// If the future is dropped, checks and commands that were not sent yet are not sent. A refund or redemption is
+    /// sent anyway.
     ///
     /// # Errors
     /// Returns the worker's fault. The kind is `Unavailable` if the queue is full, `Unreachable` if the worker has ended,
@@ -85,10 +85,11 @@ impl Node {
         }
     }
 
-    /// Runs a command on this server, whatever slots it owns.
+    /// Runs a command on this server, regardless of the slots that it owns.
     ///
     /// # Errors
-    /// Returns a fault if the command cannot be sent, there is no reply within the call timeout, or it is an error.
+    /// Returns a fault if the command cannot be sent, there is no reply within the call timeout, or the reply is an
+    /// error.
     pub(crate) async fn command(&self, parts: &[impl AsRef<[u8]>]) -> Result<Reply, Fault> {
         let mut request = Vec::new();
         push_command(&mut request, parts);

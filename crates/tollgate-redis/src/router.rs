@@ -1,4 +1,4 @@
-//! Finds the server of a request, and makes the request again where a cluster redirects it. The essay is in `cluster.rs`.
+//! Sends a request to the server that owns its slot, and follows redirections. `cluster.rs` describes the design.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,25 +27,26 @@ pub(crate) enum Servers {
     Cluster(Arc<Cluster>),
 }
 
-/// Why a request has no result.
+/// The reason why a request has no result.
 pub(crate) enum Refused {
-    /// It failed. The error names the server.
+    /// The request failed. The error names the server.
     Failed(StoreError),
-    /// Its slot is being moved to another node. Nothing was executed. It must be sent in calls with fewer keys.
+    /// The slot is being moved to another node. Nothing was executed. The request must be sent in calls with fewer
+    /// keys.
     SlotIsMoving,
 }
 
-/// How many keys a call may have.
+/// Which requests may share a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Width {
-    /// Those of all requests for the slot that wait at the same moment.
+    /// All requests for the slot that are waiting at the same time.
     Wide,
-    /// Only those of this request.
+    /// Only this request.
     Narrow,
 }
 
 impl Router {
-    /// Returns the hash slot of a subject; 0 if one call may name keys of any slots.
+    /// Returns the hash slot of a subject; 0 if one call may have keys in any slots.
     pub(crate) fn slot(&self, subject: &[u8]) -> u16 {
         match self.call_scope {
             CallScope::Server => 0,

@@ -1,7 +1,7 @@
 //! The URL of a store: `redis://[user:password@]host[:port][/database]` for one server, or
 //! `redis+cluster://[user:password@]host[:port],host[:port],…` for a cluster.
 //!
-//! The hosts of a cluster are those that are asked for its topology at the start. All nodes have the same credentials.
+//! The hosts in a cluster URL are asked for the topology at the start. All nodes must accept the same credentials.
 //!
 //! `Display` and `Debug` output and error messages never contain the user or the password.
 
@@ -23,7 +23,7 @@ pub(crate) enum StoreUrl {
 /// A server: address, database, credentials, and whether to use TLS.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
-    /// A name or an address; an IPv6 address without brackets.
+    /// A name or an address; an IPv6 address has no brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) database: u32,
@@ -35,7 +35,7 @@ pub(crate) struct Endpoint {
     pub(crate) is_tls: bool,
 }
 
-/// The error of a store URL that is invalid, or that requires TLS in a build without the feature `tls`.
+/// An error for a store URL that is invalid, or that requires TLS in a build without the feature `tls`.
 ///
 /// The message says what is wrong and what is accepted. It never contains the password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -82,7 +82,7 @@ impl StoreUrl {
         };
         if is_cluster && rest.contains("://") {
             return Err(UrlError::new(
-                "several URLs in one; the nodes of a cluster are separated by commas, without a scheme",
+                "expected one URL; list the nodes of a cluster after one scheme, separated by commas",
             ));
         }
         // The last `@` ends the password, which may itself contain one.
@@ -100,10 +100,10 @@ impl StoreUrl {
             Ok(Endpoint { host, port, database, user: user.clone(), password: password.clone(), is_tls })
         };
         match is_cluster {
-            true if database != 0 => Err(UrlError::new("a cluster has only the database 0")),
+            true if database != 0 => Err(UrlError::new("a cluster has only database 0")),
             true => Ok(StoreUrl::Cluster(addresses.split(',').map(endpoint).collect::<Result<_, _>>()?)),
             false if addresses.contains(',') => {
-                Err(UrlError::new("several hosts need redis+cluster://, and the URL has another scheme"))
+                Err(UrlError::new("a URL with several hosts must begin with redis+cluster:// or rediss+cluster://"))
             }
             false => Ok(StoreUrl::Server(endpoint(addresses)?)),
         }
@@ -156,7 +156,7 @@ fn parse_address(text: &str) -> Result<(String, u16), UrlError> {
 
 /// Parses `user:password`, `:password`, or a password alone as older clients write it. Returns user and password.
 ///
-/// Both are `None` without a text. An empty user is `None`. An empty password, or an invalid escape, is an error.
+/// Both are `None` if there is no text. An empty user is `None`. An empty password, or an invalid escape, is an error.
 fn parse_login(text: Option<&str>) -> Result<(Option<String>, Option<String>), UrlError> {
     let Some(text) = text else {
         return Ok((None, None));

@@ -36,7 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(10);
 /// The number of connections that are accepted before other tasks run.
 const ACCEPT_BATCH: usize = 64;
-/// The time that a client has for the header of the PROXY protocol and for its TLS handshake, each.
+/// The time limit for the PROXY protocol header, and separately for the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection over the limit may take to receive the reply that says so.
 const OVER_LIMIT_TIMEOUT: Duration = Duration::from_millis(10);
@@ -135,7 +135,7 @@ impl Acceptor {
                 }
             }
         }
-        // The kernel has completed these connections, and their clients may have sent a request. To close the listening
+        // The kernel has completed these connections, and their clients may have sent a request. Closing the listening
         // socket would reset them.
         while let Ok(Some(accepted)) = accepting.accept_waiting() {
             self.admit(accepted, &shutdown).await;
@@ -196,7 +196,7 @@ async fn reject(mut stream: TcpStream, listener: &dyn Listener, is_encrypted: bo
     }
 }
 
-/// Determines the clients of new connections, and bounds the connections of each of them.
+/// Determines the client of each new connection, and limits the connections per client.
 #[derive(Default)]
 struct ClientAdmission {
     addresses: Arc<AddressSlots>,
@@ -204,10 +204,10 @@ struct ClientAdmission {
 }
 
 impl ClientAdmission {
-    /// Determines the client of a connection from `peer`, and takes a slot for it if its connections are bounded.
+    /// Determines the client of a connection from `peer`, and takes a slot if the client's connections are limited.
     ///
-    /// Reads the header of the PROXY protocol if the listener expects one from `peer`. Returns the stream after it, and
-    /// the address of the client: that of the header, or `peer`.
+    /// Reads the PROXY protocol header if the listener expects one from `peer`. Returns the stream after it, and the
+    /// address of the client: that of the header, or `peer`.
     ///
     /// Returns `None` if the header is invalid or takes longer than 10 s, which is logged, or if the client has too many
     /// connections, which is counted and [answered](reject).
@@ -277,7 +277,7 @@ impl AcceptLoop {
     /// safe: no connection is lost if the future is dropped.
     ///
     /// # Errors
-    /// If accepting fails for another reason than an aborted connection. For a lack of file descriptors, only if there
+    /// If accepting fails for a reason other than an aborted connection. For a lack of file descriptors, only if there
     /// is no spare one, or closing it does not help.
     async fn accept(&mut self) -> io::Result<Accepted> {
         loop {

@@ -1,4 +1,4 @@
-//! Bounds the open connections of each client address, so that one client cannot take all slots of a listener.
+//! Limits the open connections of each client address, so that one client cannot take all slots of a listener.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

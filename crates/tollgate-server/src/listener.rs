@@ -94,12 +94,13 @@ pub(crate) enum Role {
     Operator,
 }
 
-/// How connections from one address are accepted. By default, they have no PROXY protocol header and are not bounded.
+/// How connections from one address are accepted. By default, they have no PROXY protocol header, and their number is
+/// not limited.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct PeerPolicy {
     /// Whether each connection must begin with a [PROXY protocol](crate::proxy_protocol) header.
     pub(crate) expects_proxy_header: bool,
-    /// The number of open connections from this address. One more is rejected. `None` sets no bound.
+    /// The maximum number of open connections from this address. Further ones are rejected. `None` means no limit.
     pub(crate) connections_max: Option<usize>,
 }
 

@@ -247,7 +247,7 @@ impl MetricsPage<'_, '_> {
         )?;
         self.counter("breaker_opened", "Number of times the circuit breaker opened.", stats.breaker_opened)?;
         let help =
-            "Checks of several subjects of which a part was charged and given back, because another part was refused.";
+            "Checks of several subjects that were charged in part, then refunded because the rest was not admitted.";
         self.counter("checks_given_back", help, stats.given_back)?;
         self.counter("deny_cache_hits", "Denials answered from the deny cache.", stats.deny_cache_hits)
     }
@@ -311,7 +311,7 @@ impl MetricsPage<'_, '_> {
     /// Writes the metrics of the gateway's upstreams. Without a gateway, they have no series.
     fn upstreams(&mut self, upstreams: &[(Arc<str>, Arc<UpstreamStats>)]) -> std::fmt::Result {
         let times = upstreams.iter().map(|(name, stats)| (&**name, stats.times()));
-        let help = "Time from sending a request to the head of the response, by upstream.";
+        let help = "Time from choosing an upstream to the head of its response, including the queue, by upstream.";
         self.histograms("upstream_seconds", help, UPSTREAM, times)?;
         let errors = upstreams.iter().flat_map(|(name, stats)| {
             let labels = |reason: &'static str| vec![(UPSTREAM, Cow::from(&**name)), ("reason", reason.into())];
@@ -321,9 +321,9 @@ impl MetricsPage<'_, '_> {
         let column = |which: usize| {
             upstreams.iter().map(move |(name, stats)| (vec![(UPSTREAM, Cow::from(&**name))], stats.read()[which]))
         };
-        self.gauges("upstream_in_flight", "Requests that an upstream is answering.", column(0))?;
+        self.gauges("upstream_in_flight", "Requests in progress at an upstream.", column(0))?;
         self.counters("upstream_ejections", "Number of times a server of an upstream was ejected.", column(1))?;
-        self.counters("upstream_retries", "Requests sent again because they reached no server.", column(2))
+        self.counters("upstream_retries", "Attempts repeated after a connection closed without a response.", column(2))
     }
 
     /// Writes the metrics of lookups of plans and API keys, with zeros if there are none.

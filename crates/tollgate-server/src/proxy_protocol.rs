@@ -1,7 +1,8 @@
-//! The PROXY protocol, versions 1 and 2: the client's address, sent by a balancer that forwards connections.
+//! The PROXY protocol, versions 1 and 2: the client's address, sent by a load balancer that forwards connections.
 //!
-//! A balancer that forwards bytes (layer 4) cannot add a header to a request. It opens a connection of its own for each
-//! client, so all clients would have its address. Instead it writes a header before the first byte of the client:
+//! A load balancer that forwards bytes (layer 4) cannot add a header to a request. It opens a connection of its own for
+//! each client, so all clients would appear to have its address. To report the client's address, it writes a header
+//! before the first byte from the client:
 //!
 //! ```text
 //!   version 1   PROXY TCP4 203.0.113.9 198.51.100.7 56324 443\r\n           at most 107 bytes
@@ -11,15 +12,15 @@
 //!                                     command   transport
 //! ```
 //!
-//! **Only from trusted peers, and always from them.** A client could write such a header too, so a peer that is not
-//! trusted must not send one: its bytes are those of the client. A trusted peer must send one: if it were optional, the
-//! clients of a balancer that does not send it could write their own.
+//! **Only from trusted peers, and always from them.** A client could write such a header too, so no header is read from
+//! a peer that is not trusted: all its bytes are treated as those of a client. A trusted peer must send one: if it were
+//! optional, the clients of a balancer that does not send it could write their own.
 //!
-//! A header without an address (`UNKNOWN`, `LOCAL`) is that of a connection which the balancer opened for itself, such
-//! as a health check. The client is then the balancer. Extensions (TLVs) are skipped.
+//! A header without an address (`UNKNOWN`, `LOCAL`) means that the balancer opened the connection for itself, for
+//! example for a health check. The balancer is then the client. Extensions (TLVs) are skipped.
 //!
-//! The header is read in exact lengths, version 1 byte by byte. What follows it belongs to TLS or HTTP, and is left in
-//! the socket.
+//! Exactly the bytes of the header are read; version 1 is read byte by byte. The bytes after it belong to TLS or HTTP,
+//! and stay in the socket.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -29,10 +30,10 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// The signature of version 2.
 const SIGNATURE_V2: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
-/// The most bytes of a header of version 1, with its line break.
+/// The maximum length of a version 1 header in bytes, including its line break.
 const V1_BYTES_MAX: usize = 107;
-/// The most bytes that may follow the first 16 of a header of version 2. The addresses take 36, and the extensions that
-/// balancers send (names, a certificate's subject, an endpoint's id) some hundred.
+/// The maximum number of bytes after the first 16 of a version 2 header. The addresses take up to 36, and the
+/// extensions that balancers send (names, a certificate's subject, an endpoint's id) a few hundred.
 const V2_BYTES_MAX: usize = 4 * 1024;
 
 /// The reason why the first bytes of a connection are not a PROXY protocol header.
@@ -60,7 +61,7 @@ pub(crate) async fn read_header<S>(stream: &mut S) -> Result<Option<SocketAddr>,
 where
     S: AsyncRead + Unpin,
 {
-    // Each version is longer than this, so no byte after the header is read.
+    // Headers of both versions are longer than this, so no byte after the header is read.
     let mut start = [0; SIGNATURE_V2.len()];
     for read in 0..start.len() {
         start[read] = stream.read_u8().await?;
@@ -95,7 +96,7 @@ fn parse_v1(line: &str) -> Result<Option<SocketAddr>, ProxyHeaderError> {
     let is_v4 = match words.next() {
         Some("TCP4") => true,
         Some("TCP6") => false,
-        // Whatever follows is to be ignored.
+        // The specification requires the rest of the line to be ignored.
         Some("UNKNOWN") => return Ok(None),
         _ => return Err(ProxyHeaderError::Malformed("expected TCP4, TCP6 or UNKNOWN")),
     };

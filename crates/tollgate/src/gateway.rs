@@ -1,7 +1,7 @@
 //! The settings of the gateway, `tollgate gateway`: its upstreams, and which requests go to which of them.
 //!
 //! A configuration file sets them in `[gateway]` and `[[upstreams]]`. This crate only parses and checks them, together
-//! with the rules; `tollgate-server` uses them. So one file is checked as a whole, wherever it is used.
+//! with the rules; `tollgate-server` applies them. So a file is always checked as a whole, wherever it is used.
 
 mod routes;
 mod server_url;
@@ -19,11 +19,12 @@ pub use server_url::{ServerUrl, ServerUrlError};
 pub struct GatewaySettings {
     /// The address on which the gateway listens, `HOST:PORT`. `None` if the configuration has none.
     pub listen: Option<String>,
-    /// Whether connections from trusted proxies begin with a PROXY protocol header, which names the client.
+    /// Whether connections from trusted proxies begin with a PROXY protocol header, which contains the client's
+    /// address.
     pub proxy_protocol: bool,
     /// The format of the access log, or `None` if there is no access log.
     pub access_log: Option<AccessLogFormat>,
-    /// The bounds on connections and requests of clients.
+    /// The limits on connections and requests of clients.
     pub bounds: GatewayBounds,
     /// The upstreams, in the order of the configuration.
     pub upstreams: Vec<UpstreamSettings>,
@@ -32,7 +33,7 @@ pub struct GatewaySettings {
 }
 
 impl GatewaySettings {
-    /// Replaces all upstreams by one, named `upstream`, that gets all requests. They are distributed over the servers.
+    /// Replaces all upstreams with one, named `upstream`, that gets all requests and distributes them over `servers`.
     #[must_use]
     pub fn with_servers(self, servers: Vec<ServerUrl>) -> GatewaySettings {
         let upstreams = vec![UpstreamSettings::new(ONLY_UPSTREAM, servers)];
@@ -53,23 +54,24 @@ pub enum AccessLogFormat {
     Combined,
 }
 
-/// The bounds of a gateway on what one client may send.
+/// The limits of a gateway on what one client may send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct GatewayBounds {
-    /// The most bytes of a request line and all headers together. More are answered with 431. Defaults to 32 KiB.
+    /// The maximum size of the request line and all headers together, in bytes. A larger request is answered with 431.
+    /// Defaults to 32 KiB.
     pub header_bytes_max: usize,
-    /// The most headers of a request. More are answered with 431. Defaults to 100.
+    /// The maximum number of headers of a request. A request with more is answered with 431. Defaults to 100.
     pub headers_max: usize,
-    /// The most bytes of a URI, with its query. A longer one is answered with 414. Defaults to 16 KiB.
+    /// The maximum length of a URI with its query, in bytes. A request with a longer one is answered with 414. Defaults
+    /// to 16 KiB.
     pub uri_bytes_max: usize,
-    /// The most concurrent requests of an HTTP/2 connection. Defaults to 100.
+    /// The maximum number of concurrent requests on an HTTP/2 connection. Defaults to 100.
     pub streams_max: u32,
-    /// The most connections of one client address, except those of trusted proxies. One more is rejected. An IPv6
-    /// address is counted by its /64 network. Defaults to 1,000.
+    /// The maximum number of connections from one client address. Further ones are rejected. Does not apply to trusted
+    /// proxies. An IPv6 address is counted by its /64 network. Defaults to 1,000.
     pub connections_per_address: usize,
-    /// How long a client may take for the next bytes of a request body, before it is answered with 408. Defaults to
-    /// 30 s.
+    /// How long to wait for the next bytes of a request body before the request is answered with 408. Defaults to 30 s.
     pub body_timeout: Duration,
 }
 
@@ -94,17 +96,18 @@ pub struct UpstreamSettings {
     pub name: Arc<str>,
     /// The servers, over which requests are distributed in turn. At least one.
     pub servers: Vec<ServerUrl>,
-    /// The most requests that the upstream handles at the same time. Defaults to 1,000.
+    /// The maximum number of concurrent requests to the upstream. Defaults to 1,000.
     pub max_concurrent: usize,
-    /// The most requests that wait while the upstream has `max_concurrent` requests. One more is answered with 503.
-    /// Defaults to 100.
+    /// The maximum number of requests that wait while the upstream has `max_concurrent` requests. Further ones are
+    /// answered with 503. Defaults to 100.
     pub queue: usize,
-    /// The most idle connections that are kept open to each server. Defaults to 64.
+    /// The maximum number of idle connections that are kept open to each server. Defaults to 64.
     pub idle_connections: usize,
-    /// Whether the `Host` header of the client is forwarded, instead of the host of the server's URL. Defaults to true.
+    /// Whether the client's `Host` header is forwarded. If false, the host of the server's URL is sent. Defaults to
+    /// true.
     pub preserve_host: bool,
     /// The PEM text of the certificate authorities that servers with `https://` are checked against. `None` means those
-    /// of the machine.
+    /// of the operating system.
     pub authorities: Option<Arc<str>>,
     /// The timeouts of requests to the upstream.
     pub timeouts: UpstreamTimeouts,
@@ -137,7 +140,7 @@ pub struct UpstreamTimeouts {
     /// The time without a byte in either direction after which a response body or a tunnel is aborted. Defaults to
     /// 60 s.
     pub idle: Duration,
-    /// The time from a request's arrival to the end of its response. Defaults to none.
+    /// The time from a request's arrival to the end of its response. Defaults to `None`: no timeout.
     pub total: Option<Duration>,
     /// The time that a request may wait in the queue. Defaults to 1 s.
     pub queue: Duration,

@@ -112,5 +112,5 @@ fn inherited_descriptor_that_is_not_a_socket_is_an_error() {
     let output = ended(command.env("LISTEN_FDS", "1").args(["serve", "--http", "127.0.0.1:0"]));
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{message}");
-    assert!(message.contains("cannot use a socket that LISTEN_FDS announces"), "{message}");
+    assert!(message.contains("cannot use a socket passed with LISTEN_FDS"), "{message}");
 }

@@ -5,8 +5,8 @@ pub(crate) const SLOTS: usize = 16_384;
 
 const TABLE: [u16; 256] = table();
 
-/// Returns the slot of a key: that of its hash tag, the text between the first `{` and the next `}`, or of the whole key
-/// if it has none or an empty one.
+/// Returns the slot of a key: that of its hash tag, the text between the first `{` and the next `}`, or of the whole
+/// key if the tag is missing or empty.
 pub(crate) fn slot_of_key(key: &[u8]) -> u16 {
     let tag = memchr::memchr(b'{', key).and_then(|open| {
         let rest = &key[open + 1..];

@@ -4,7 +4,7 @@
 //!   [ [first, last, [host, port, id, …], [replica], …], … ]
 //! ```
 //!
-//! The host is the one that the nodes announce, by their setting `cluster-preferred-endpoint-type`. It is null, empty or
+//! The host is the one that the nodes announce, according to `cluster-preferred-endpoint-type`. It is null, empty or
 //! `?` if the node does not know it.
 
 use std::ops::Range;

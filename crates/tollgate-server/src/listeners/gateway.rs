@@ -1,38 +1,38 @@
-//! The gateway: a reverse proxy that refuses requests before its upstreams work for them.
+//! The gateway: a reverse proxy that refuses requests over the limit before they reach an upstream.
 //!
-//! **Problem.** A service that cannot be changed needs limits. A proxy in front of it must refuse at the price of a
-//! refusal, and must not add a weakness of its own: requests that the proxy and the upstream understand differently
-//! (smuggling), slow clients that use up the connections of the upstream, retries that execute a request twice.
+//! **Problem.** A service that cannot be changed needs limits. A proxy in front of it must refuse requests cheaply, and
+//! must not add weaknesses of its own: requests that the proxy and the upstream interpret differently (smuggling), slow
+//! clients that use up the connections of the upstream, or retries that execute a request twice.
 //!
-//! **Idea.** The rules are decided by the same [`RateLimitLayer`] that Rust services use, so bans, shields, plans, bodies,
-//! `charge` and shadow mode are those of every other endpoint. Behind the layer is a small service that forwards the
-//! request. It runs only for admitted requests, so a refusal opens no connection and reads no body.
+//! **Idea.** The rules are decided by the same [`RateLimitLayer`] that Rust services use, so bans, shields, plans,
+//! bodies, `charge` and shadow mode work as on every other endpoint. Behind the layer is a small service that forwards
+//! the request. It runs only for admitted requests, so a refusal opens no connection and reads no body.
 //!
 //! ```text
 //!   accept.rs ─▶ GatewayListener::serve        one connection: HTTP/1.1, or HTTP/2 by ALPN or by its preface
-//!     connection.rs  timeouts of the client, lingering close, tunnels
-//!     ─▶ validate.rs     400, 405, 414, 417, 431: requests that servers may understand differently
+//!     connection.rs  client timeouts, lingering close, tunnels
+//!     ─▶ validate.rs     400, 405, 414, 417, 431: requests that servers may interpret differently
 //!     ─▶ RateLimitLayer  403, 414, 429, 503: bans, shields, rules
 //!     ─▶ proxy.rs        finds the upstream, gets a connection, sends, retries
-//!          upstream.rs   servers in turn, ejection, bound on concurrent requests
+//!          upstream.rs   round robin over servers, ejection, limit on concurrent requests
 //!          pool.rs       idle connections of a server
 //!          connector.rs  TCP and TLS
 //!          headers.rs    which headers are forwarded, in both directions
 //!          body.rs       streams with timeouts, in both directions
 //!          tunnel.rs     upgraded connections (WebSocket)
-//!     access_log.rs  one line per request, if it is on
+//!     access_log.rs  one line per request, if enabled
 //! ```
 //!
 //! **Never forwarded as received.** hyper parses each request, and another instance of hyper writes a new one. The body
-//! is framed anew, by `Content-Length` or by chunks, never by both. So an upstream cannot see a request that was not
+//! gets new framing, by `Content-Length` or by chunks, never by both. So an upstream cannot see a request that was not
 //! decided. hyper accepts some requests that other servers reject; `validate.rs` lists them.
 //!
-//! **Why not hyper-util's client.** It gets a connection and sends in one step, and a request that failed is lost with
-//! its body. Here, getting a connection is a step of its own. A request for which no connection could be opened, or that
-//! hyper returned because its connection was closed already, goes to another server, with its body untouched.
+//! **Why not hyper-util's client.** It gets a connection and sends the request in one step, and a request that fails is
+//! lost with its body. Here, getting a connection is a separate step. A request for which no connection could be
+//! opened, or that hyper returned because its connection was already closed, is sent again, with its body untouched.
 //!
-//! **Back-pressure.** Bodies are passed on frame by frame. A frame is read when the other side has accepted the one before,
-//! so a large body needs the memory of a few frames.
+//! **Back-pressure.** Bodies are passed on frame by frame. A frame is read only after the other side has accepted the
+//! previous one, so even a large body needs memory for only a few frames.
 
 mod access_log;
 mod body;
@@ -81,7 +81,7 @@ const ERRORS: &[&str] = &[
     "503", "504",
 ];
 
-/// The upstreams of a gateway, and the bounds of its listener. Passed to [`Listeners::gateway`](crate::Listeners).
+/// The upstreams of a gateway, and the limits of its listener. Passed to [`Listeners::gateway`](crate::Listeners).
 #[derive(Clone, Debug)]
 pub struct Gateway {
     bounds: GatewayBounds,
@@ -93,8 +93,8 @@ pub struct Gateway {
 impl Gateway {
     /// Prepares the upstreams of these settings. Opens no connection.
     ///
-    /// Reads the certificate authorities of the machine if a server has the scheme `https` and its upstream none of its
-    /// own.
+    /// Reads the certificate authorities of the operating system if a server has the scheme `https` and its upstream
+    /// has no authorities of its own.
     ///
     /// # Errors
     /// If the certificate authorities of an upstream cannot be used.
@@ -104,12 +104,12 @@ impl Gateway {
         Ok(Gateway { bounds, proxy_protocol, access_log, upstreams })
     }
 
-    /// Replaces the upstreams and their routes. Requests that are under way finish on those that they have.
+    /// Replaces the upstreams and their routes. Requests in progress finish on their current upstreams.
     ///
     /// Upstreams with the same settings keep their connections.
     ///
     /// # Errors
-    /// If the certificate authorities of an upstream cannot be used. Nothing has changed then.
+    /// If the certificate authorities of an upstream cannot be used. In that case, nothing is changed.
     pub(crate) fn replace_upstreams(&self, settings: &GatewaySettings) -> Result<(), UpstreamError> {
         self.upstreams.replace(settings)
     }
@@ -206,8 +206,8 @@ impl Listener for GatewayListener {
         Alpn::Http
     }
 
-    /// Trusted proxies name the client of each connection if the PROXY protocol is on, and have any number of
-    /// connections. All others have a bound.
+    /// Trusted proxies send the address of the client if the PROXY protocol is enabled, and may have any number of
+    /// connections. The connections of all other peers are limited.
     fn peer_policy(&self, peer: IpAddr) -> PeerPolicy {
         match self.engine.rules().identifier().proxies().trusts(peer.to_canonical()) {
             true => PeerPolicy { expects_proxy_header: self.proxy_protocol, connections_max: None },

@@ -43,7 +43,7 @@ pub(crate) struct UpstreamStats {
 }
 
 impl UpstreamStats {
-    /// Counts a request as under way until the returned guard is dropped.
+    /// Counts a request as in progress until the returned guard is dropped.
     pub(crate) fn begin(self: &Arc<Self>) -> InFlightGauge {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         InFlightGauge(self.clone())

@@ -1,19 +1,20 @@
 //! Routes from requests to upstreams, by host and by a prefix of the path.
 //!
 //! A route may name hosts, a path prefix, both or neither. The most specific one wins: first by host (a name before
-//! `*.example.com`, a longer domain before a shorter one, any of them before a route for all hosts), then by the longest
-//! prefix. If none of the routes of a host has a prefix of the path, those of the next less specific host are searched.
+//! `*.example.com`, a longer domain before a shorter one, any of them before a route for all hosts), then by the
+//! longest prefix. If no route of a host has a prefix that matches the path, those of the next less specific host are
+//! searched.
 //!
-//! A prefix ends where a segment ends: `/api` matches `/api` and `/api/users`, but not `/apiary`. The path is compared in
-//! its canonical form, as rules count it, so that `/api//./x` is routed as `/api/x`; the upstream receives it as it was
-//! sent. A path that servers may take for different ones is compared as it was sent.
+//! A prefix ends where a segment ends: `/api` matches `/api` and `/api/users`, but not `/apiary`. The path is compared
+//! in its canonical form, as rules count it, so that `/api//./x` is routed as `/api/x`; the upstream receives it as it
+//! was sent. A path that servers may interpret differently is compared as it was sent.
 
 use smallvec::SmallVec;
 
 use crate::rules::RequestView;
 use crate::rules::host::{ByHost, HostPattern, readings};
 
-/// A path prefix that ends at the end of a segment, without a slash at its end. Empty for all paths.
+/// A path prefix that ends at the end of a segment, without a trailing slash. The empty prefix matches all paths.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct PathPrefix(Box<str>);
 
@@ -94,7 +95,7 @@ impl Routes {
         Routes::new(vec![Route::default()]).0
     }
 
-    /// Returns the index of the upstream for a request, or `None` if it has no upstream.
+    /// Returns the index of the upstream for a request, or `None` if no route matches.
     ///
     /// If the request names several hosts, the first is used.
     pub fn find(&self, request: &RequestView<'_>) -> Option<usize> {

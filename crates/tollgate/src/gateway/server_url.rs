@@ -18,14 +18,15 @@ use std::str::FromStr;
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ServerUrl {
     is_tls: bool,
-    /// A name or an address; an IPv6 address is without brackets.
+    /// A name or an address; an IPv6 address has no brackets.
     host: Box<str>,
     port: u16,
     /// The host, with its brackets, and the port if the URL has one.
     authority: Box<str>,
 }
 
-/// The reason why a text is not the URL of a server. Says what is accepted, and contains no user or password.
+/// The reason why a text is not the URL of a server. The message says what is accepted, and contains no user or
+/// password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{problem}; expected http://HOST:PORT or https://HOST:PORT, such as http://127.0.0.1:3000")]
 pub struct ServerUrlError {
@@ -38,12 +39,12 @@ impl ServerUrl {
         self.is_tls
     }
 
-    /// Returns the name or the address of the server. An IPv6 address is without brackets.
+    /// Returns the name or the address of the server. An IPv6 address has no brackets.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// Returns the port: that of the URL, or else 80 or 443.
+    /// Returns the port of the URL. Defaults to 80 for `http` and 443 for `https`.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -77,23 +78,23 @@ impl FromStr for ServerUrl {
         let is_tls = match scheme.to_ascii_lowercase().as_str() {
             "http" => false,
             "https" => true,
-            _ => return Err(error("the scheme of a server is http or https")),
+            _ => return Err(error("the scheme must be http or https")),
         };
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, more) = rest.split_at(end);
         if authority.contains('@') {
-            return Err(error("the URL of a server has no user and no password"));
+            return Err(error("the URL must not contain a user or password"));
         }
         if more.contains(['?', '#']) {
-            return Err(error("the URL of a server has no query and no fragment"));
+            return Err(error("the URL must not contain a query or fragment"));
         }
         if !matches!(more, "" | "/") {
-            return Err(error("the URL of a server has no path: requests keep their own"));
+            return Err(error("the URL must not contain a path: requests keep their own"));
         }
         let (host, port) = match authority.strip_prefix('[') {
             Some(rest) => {
                 let (address, port) = rest.split_once(']').ok_or_else(|| error("the bracket `]` is missing"))?;
-                address.parse::<Ipv6Addr>().map_err(|_| error("this is not an IPv6 address"))?;
+                address.parse::<Ipv6Addr>().map_err(|_| error("the text in brackets is not an IPv6 address"))?;
                 (address, port)
             }
             None => authority.split_at(authority.find(':').unwrap_or(authority.len())),
@@ -101,7 +102,7 @@ impl FromStr for ServerUrl {
         let port = match port.strip_prefix(':') {
             Some(digits) => {
                 let port = digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten();
-                port.filter(|port| *port > 0).ok_or_else(|| error("the port is a number from 1 to 65535"))?
+                port.filter(|port| *port > 0).ok_or_else(|| error("the port must be a number from 1 to 65535"))?
             }
             None if port.is_empty() => 80 + 363 * u16::from(is_tls),
             None => return Err(error("the host is invalid")),
@@ -143,11 +144,11 @@ mod tests {
             ("unix:///run/app.sock", "http or https"),
             ("http://", "the host is missing"),
             ("http://:80", "the host is missing"),
-            ("http://user:planted@host", "no user and no password"),
-            ("http://host/api", "no path"),
-            ("http://host//", "no path"),
-            ("http://host?x=1", "no query"),
-            ("http://host/#x", "no query and no fragment"),
+            ("http://user:planted@host", "not contain a user or password"),
+            ("http://host/api", "not contain a path"),
+            ("http://host//", "not contain a path"),
+            ("http://host?x=1", "not contain a query"),
+            ("http://host/#x", "a query or fragment"),
             ("http://host:0", "from 1 to 65535"),
             ("http://host:65536", "from 1 to 65535"),
             ("http://host:+1", "from 1 to 65535"),

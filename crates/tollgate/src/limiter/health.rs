@@ -1,7 +1,7 @@
 //! The health of each server of a store: a circuit breaker, and the failure that opened it.
 //!
-//! A store on one server has one breaker. A store on several servers has one for each, so that checks on a server that is
-//! down are degraded at once, and all others do not notice. [`Store::locate`] tells which server a check is for.
+//! A store on one server has one breaker. A store on several servers has one for each, so that checks on a server that
+//! is down are degraded at once, and all others are unaffected. [`Store::locate`] returns the server of a subject.
 //!
 //! Breakers are created when a server is first used. Those of servers that have left are dropped when a new one joins.
 
@@ -16,7 +16,7 @@ use super::shared::NOT_ASKED;
 use crate::breaker::Breaker;
 use crate::failure::Unavailable;
 
-/// The breaker of one server, and the failure that opened it last.
+/// The breaker of one server, and the failure that last opened it.
 #[derive(Debug, Default)]
 pub(super) struct ShardHealth {
     pub(super) id: ShardId,
@@ -25,7 +25,8 @@ pub(super) struct ShardHealth {
 }
 
 impl ShardHealth {
-    /// Returns the failure that opened the circuit breaker last, or an error of the kind `Unreachable` if none is known.
+    /// Returns the failure that last opened the circuit breaker, or an error of the kind `Unreachable` if none is
+    /// known.
     pub(super) fn last_failure(&self) -> Unavailable {
         let known = self.last_failure.lock().clone();
         known.unwrap_or_else(|| Unavailable::new(StoreErrorKind::Unreachable, NOT_ASKED))
@@ -35,15 +36,15 @@ impl ShardHealth {
 /// The health of all servers of a store.
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// That of the shard 0: the only server of a store, or the unknown owner of some counters.
+    /// The health of shard 0: the only server of a store, or the unknown owner of some counters.
     first: Arc<ShardHealth>,
     others: RwLock<HashMap<ShardId, Arc<ShardHealth>>>,
-    /// How often the breakers have opened that were dropped.
+    /// How many times breakers that have since been dropped had opened.
     opened_before: AtomicU64,
 }
 
 impl Health {
-    /// Returns the health of a server of `store`. A server that is new has a closed breaker.
+    /// Returns the health of a server of `store`. A new server has a closed breaker.
     pub(super) fn of(&self, id: ShardId, store: &dyn Store) -> Arc<ShardHealth> {
         if id == self.first.id {
             return self.first.clone();
@@ -75,7 +76,7 @@ impl Health {
         all.filter(|health| health.breaker.is_open()).map(|health| health.id).collect()
     }
 
-    /// Returns how many times the breakers have opened, all together.
+    /// Returns how many times the breakers have opened, in total.
     pub(super) fn times_opened(&self) -> u64 {
         let others: u64 = self.others.read().values().map(|health| health.breaker.times_opened()).sum();
         self.opened_before.load(Ordering::Relaxed) + self.first.breaker.times_opened() + others

@@ -2,23 +2,24 @@
 //!
 //! A store on several servers decides the demands of one partition together: those of one hash slot of a Redis Cluster,
 //! for example ([`Atomicity::Subject`](tollgate_core::Atomicity)). A check of one subject is always in one partition. A
-//! check of several, such as an address *and* a user, may be in more. It is split into one part per partition:
+//! check of several subjects, such as an address *and* a user, may span several. It is split into one part per
+//! partition:
 //!
 //! ```text
 //!   check ──┬──▶ part on server A ──▶ admitted ──┐
 //!           │                                    ├──▶ all admitted: the check is admitted
-//!           └──▶ part on server B ──▶ denied ────┘    otherwise: what the admitted parts charged is given back
+//!           └──▶ part on server B ──▶ denied ────┘    otherwise: the charges of the admitted parts are refunded
 //! ```
 //!
 //! All parts are decided at the same time. So no quota is ever exceeded, and a denied check keeps no charge. But until
-//! its units are given back, other checks may be denied because of them. Such a denial is brief, so it must not be cached:
-//! neither a denial nor an exhausted limit of a split check enters the deny cache.
+//! its units are refunded, other checks may be denied because of them. Such a denial holds only briefly, so it must not
+//! be cached: neither a denial nor an exhausted limit of a split check enters the deny cache.
 //!
-//! If a server does not answer, the check has failed as a whole, and the other parts are given back, too. If giving back
-//! fails, the units stay charged until they expire.
+//! If a server does not answer, the check fails as a whole, and the other parts are refunded too. If a refund fails,
+//! the units stay charged until they expire.
 //!
-//! **Times.** Each server decides by its own clock. [`Decision::at`] is the earliest of these times, and each status has
-//! [`LimitStatus::late_us`], the difference to the time of its own server, by which a refund finds its charge.
+//! **Times.** Each server decides by its own clock. [`Decision::at`] is the earliest of these times, and each status
+//! has [`LimitStatus::late_us`], by which the time of its own server is later. A refund uses it to find its charge.
 
 use smallvec::SmallVec;
 use tollgate_core::{Check, Decision, Demand, Limit, LimitStatus, LimitStatuses, Location, Source, Store, Wait};
@@ -30,12 +31,12 @@ use crate::failure::Unavailable;
 pub(super) enum Answer {
     /// The store decided the whole check at once.
     Whole(Decision),
-    /// Several servers decided a part each. The denial may be due to units that are given back soon, so it must not be
+    /// Several servers each decided a part. A denial may be due to units that are refunded soon, so it must not be
     /// cached.
     Combined(Decision),
 }
 
-/// A charge to give back, because another part of the check was refused or failed: its demands, and the decision on them.
+/// A charge to refund, because another part of the check was refused or failed: its demands, and the decision on them.
 pub(super) type GiveBack<'a> = (SmallVec<[Demand<'a>; 2]>, Decision);
 
 /// The demands of a check that are in one partition of a store.
@@ -64,8 +65,8 @@ impl<'a> Part<'a> {
         Decision { limits, ..*whole }
     }
 
-    /// Returns the part of a refused check that must be given back: all but limits with `count_denied`, which are charged
-    /// for denials, too. `None` if that is nothing.
+    /// Returns the part of a refused check that must be refunded: all but limits with `count_denied`, which are charged
+    /// for denials too. Returns `None` if there is nothing to refund.
     fn to_give_back(&self, decision: &Decision) -> Option<GiveBack<'a>> {
         let kept = self.demands.iter().zip(&decision.limits).filter(|(demand, _)| !demand.limit.count_denied());
         let (demands, limits): (SmallVec<[Demand<'a>; 2]>, LimitStatuses) =
@@ -93,7 +94,7 @@ pub(super) fn split<'a>(check: &Check<'a>, store: &dyn Store) -> SmallVec<[Part<
     parts
 }
 
-/// Combines the answers to all parts of a check, in order, and returns which charges must be given back.
+/// Combines the answers to all parts of a check, in order, and returns which charges must be refunded.
 ///
 /// The result is the first failure if any part has failed.
 pub(super) fn conclude<'a>(
@@ -117,9 +118,9 @@ pub(super) fn conclude<'a>(
     (decisions.map(|decisions| Answer::Combined(combine(check, parts, &decisions))), give_back)
 }
 
-/// Combines the decisions on all parts of a check to one. There must be as many decisions as parts, and at least one.
+/// Combines the decisions on all parts of a check into one. There must be as many decisions as parts, and at least one.
 ///
-/// If any part is refused, the statuses of the admitted ones are those after their units were given back.
+/// If any part is refused, the statuses of the admitted ones are those after their units are refunded.
 fn combine(check: &Check<'_>, parts: &[Part<'_>], decisions: &[Decision]) -> Decision {
     let at = decisions.iter().map(|decision| decision.at).min().unwrap_or_default();
     if let Some(ban) = decisions.iter().filter_map(|decision| decision.ban).max() {

@@ -41,7 +41,7 @@ pub(super) struct Shared {
     instances: u32,
 }
 
-/// The parts of which [`Shared::new`] makes a [`Shared`].
+/// The parts from which [`Shared::new`] builds a [`Shared`].
 pub(super) struct SharedParts {
     pub(super) store: Arc<dyn Store>,
     pub(super) local: MemoryStore,
@@ -52,10 +52,10 @@ pub(super) struct SharedParts {
     pub(super) has_deny_cache: bool,
 }
 
-/// The deadlines for an answer of the store.
+/// The deadlines for an answer from the store.
 #[derive(Clone, Copy)]
 pub(super) struct Deadlines {
-    /// For checks, and for all calls that are no decision.
+    /// For checks, and for all calls that are not decisions.
     pub(super) check: Duration,
     /// For the checks of [`Limiter::until_ready`](super::Limiter::until_ready).
     pub(super) ready: Duration,
@@ -64,7 +64,7 @@ pub(super) struct Deadlines {
 /// The time in which the store has to decide checks.
 #[derive(Clone, Copy)]
 pub(super) enum TimeBudget {
-    /// The deadline of checks, less the part `spent` that the caller has used already.
+    /// The deadline of checks, less the time `spent` that the caller has already used.
     Check { spent: Duration },
     /// The deadline of [`Limiter::until_ready`](super::Limiter::until_ready).
     Ready,
@@ -156,7 +156,7 @@ impl Shared {
 
     /// Asks one server to decide checks, unless its breaker is open. Returns one result per check, in order.
     ///
-    /// If the call fails as a whole, or is not made, all checks have its failure.
+    /// If the call fails as a whole, or is not made, the result of every check is that failure.
     async fn ask_shard(
         self: &Arc<Self>,
         shard: &Arc<ShardHealth>,
@@ -174,8 +174,9 @@ impl Shared {
 
     /// Asks all servers that hold counters of the checks, at the same time. Returns one result per check, in order.
     ///
-    /// A check with counters in several partitions is split, and is admitted only if all its parts are. What the others
-    /// charged is given back; see `parts.rs`. It is not sent at all if the breaker of one of its servers is open.
+    /// A check with counters in several partitions is split, and is admitted only if all its parts are. Otherwise, the
+    /// charges of its admitted parts are refunded; see `parts.rs`. It is not sent at all if the breaker of one of its
+    /// servers is open.
     async fn ask_by_parts(
         self: &Arc<Self>,
         checks: &[Check<'_>],
@@ -187,7 +188,7 @@ impl Shared {
         let split: Vec<SmallVec<[Part<'_>; 1]>> =
             checks.iter().map(|check| parts::split(check, &*self.store)).collect();
         let health = |part: &Part<'_>| self.health.of(part.location.shard, &*self.store);
-        // A check of which one part cannot be asked must not charge the others.
+        // If one part of a check cannot be sent, the others must not be charged.
         let blocked_by = |parts: &SmallVec<[Part<'_>; 1]>| {
             let several = parts.iter().filter(|_| parts.len() > 1);
             several.map(health).find(|shard| shard.breaker.is_open()).map(|shard| shard.last_failure())
@@ -224,7 +225,7 @@ impl Shared {
             answers.push(answer);
         }
         if !to_give_back.is_empty() {
-            // Each refund is sent at the first poll. What does not complete in time completes without this caller.
+            // Each refund is sent at its first poll. One that does not complete in time completes without this caller.
             let left = budget.left(&self.deadlines).unwrap_or_default().saturating_sub(begun.elapsed());
             let refunds = to_give_back.iter().map(|(demands, decision)| async move {
                 let check = Check::of_distinct(demands);
@@ -450,7 +451,7 @@ impl Shared {
         // A deadline that this process noticed late says nothing about the store. If the store is down, the next error
         // of the connection opens the breaker.
         let was_starved = begun.elapsed() > deadline + LATENESS_MAX;
-        // Nor does a store that did not answer in a part of the deadline.
+        // Nor does a timeout after only a part of the deadline.
         let was_shortened = deadline < self.deadlines.check;
         let is_inconclusive = error.kind() == Kind::TimedOut && (was_starved || was_shortened);
         if !is_of_its_counters(&error) && !is_inconclusive && shard.breaker.failed(phase, sent, self.clock.now()) {
@@ -632,7 +633,7 @@ impl Shared {
 }
 
 /// Logs `what` and the error of a store: at error level for [`Kind::Script`], a bug in Tollgate, and for
-/// [`Kind::Unsupported`], which only another configuration ends, else at debug level.
+/// [`Kind::Unsupported`], which only a change of the configuration fixes; otherwise at debug level.
 fn log_failure(error: &StoreError, what: &'static str) {
     match error.kind() {
         Kind::Script | Kind::Unsupported => tracing::error!(kind = error.kind().as_str(), %error, "{what}"),
@@ -640,8 +641,8 @@ fn log_failure(error: &StoreError, what: &'static str) {
     }
 }
 
-/// Returns whether the error is one of the check's counters, which does not count against the server: there is foreign
-/// data under a key, or the counters are being moved to another server.
+/// Returns whether the error concerns the check's counters and does not count against the server: there is foreign data
+/// under a key, or the counters are being moved to another server.
 pub(super) fn is_of_its_counters(error: &StoreError) -> bool {
     matches!(error.kind(), Kind::Foreign | Kind::ForeignInPart | Kind::Relocating)
 }

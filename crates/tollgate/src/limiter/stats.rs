@@ -39,7 +39,7 @@ pub struct LimiterStats {
     pub breaker_opened: u64,
     /// Checks of several subjects on several servers that were refused or failed after a part of them had been charged.
     ///
-    /// The charge was given back. Meanwhile other checks may have been denied because of it.
+    /// The charge was refunded. Before the refund, it may have caused other checks to be denied.
     pub given_back: u64,
     /// Counters in process memory, including expired ones that are not reclaimed yet.
     ///

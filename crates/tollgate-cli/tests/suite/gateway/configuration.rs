@@ -188,7 +188,7 @@ fn upstreams_are_given_once() {
             .arg(&file),
     );
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.contains("the upstreams are given twice"), "{said}");
+    assert!(!output.status.success() && said.contains("upstreams are given both by --upstream"), "{said}");
 }
 
 #[test]

@@ -84,9 +84,9 @@ fn statuses_and_headers_of_the_upstream_are_forwarded() {
 fn the_gateway_does_not_start_without_a_usable_upstream() {
     for (arguments, phrase) in [
         (&["gateway"][..], "the gateway has no upstream"),
-        (&["gateway", "--upstream", "ftp://127.0.0.1:3000"], "the scheme of a server is http or https"),
+        (&["gateway", "--upstream", "ftp://127.0.0.1:3000"], "the scheme must be http or https"),
         (&["gateway", "--upstream", "127.0.0.1:3000"], "did you mean http://127.0.0.1:3000?"),
-        (&["gateway", "--upstream", "http://u:planted@127.0.0.1:3000"], "no user and no password"),
+        (&["gateway", "--upstream", "http://u:planted@127.0.0.1:3000"], "must not contain a user or password"),
         (&["gateway", "--upstream", "http://127.0.0.1:3000/api"], "no path"),
         (&["gateway", "--upstream", "http://127.0.0.1:3000?x=1"], "no query"),
         (&["gateway", "--upstream", "http://127.0.0.1:3000", "--limit", "0/min"], "quota"),

@@ -1,11 +1,12 @@
 //! The access log: one line per request, on standard output. It is off by default.
 //!
-//! A line is written when the response has ended, so that it has the number of bytes, or when the client has gone before
-//! there was a response; its status is then 499, as in nginx. Lines are passed to a thread of their own, because a pipe
-//! that nobody reads must not delay a request. If the thread is too slow, lines are dropped, and their number is logged.
+//! A line is written when the response has ended, so that it contains the number of bytes, or when the client
+//! disconnects before the response; the status is then 499, as in nginx. Lines are written by a separate thread,
+//! because a pipe that is not read must not delay requests. If the thread is too slow, lines are dropped, and their
+//! number is logged.
 //!
-//! The log contains addresses and queries, which the other logs do not. With `anonymize`, the address is the pseudonym
-//! under which it is counted, and queries and referrers are left out.
+//! Unlike the other logs, the access log contains addresses and queries. With `anonymize`, the address is replaced by
+//! the pseudonym under which it is counted, and queries and referrers are omitted.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -26,16 +27,16 @@ use tollgate::{Clock, SystemClock, Timestamp};
 
 use crate::log_limit::LogLimit;
 
-/// The number of lines that wait to be written.
+/// The maximum number of lines that wait to be written.
 const QUEUE_LINES: usize = 4_096;
-/// The status of a request whose client has gone before the response.
+/// The status of a request whose client disconnected before the response.
 const CLIENT_GONE: u16 = 499;
 
 /// The access log of a gateway.
 pub(super) struct AccessLog {
     format: AccessLogFormat,
     lines: SyncSender<String>,
-    /// Its rules say whether addresses are pseudonyms.
+    /// Its rules determine whether addresses are replaced by pseudonyms.
     engine: Engine,
     clock: SystemClock,
     dropped: AtomicU64,
@@ -43,11 +44,12 @@ pub(super) struct AccessLog {
 }
 
 impl AccessLog {
-    /// Creates a log in this format and starts the thread that writes it. Pseudonyms are those of the rules of `engine`.
+    /// Creates a log in this format and starts the thread that writes it. The rules of `engine` determine the
+    /// pseudonyms.
     pub(super) fn new(format: AccessLogFormat, engine: Engine) -> Arc<AccessLog> {
         let (lines, queue) = sync_channel(QUEUE_LINES);
         if let Err(error) = std::thread::Builder::new().name("tollgate-log".to_owned()).spawn(move || write(&queue)) {
-            tracing::error!(%error, "cannot start the thread of the access log; nothing is logged");
+            tracing::error!(%error, "cannot start the access log thread; no requests are logged");
         }
         let (dropped, log) = (AtomicU64::new(0), LogLimit::default());
         Arc::new(AccessLog { format, lines, engine, clock: SystemClock::new(), dropped, log })
@@ -95,13 +97,13 @@ impl AccessLog {
             self.dropped.fetch_add(1, Ordering::Relaxed);
             if self.log.admit().is_some() {
                 let dropped = self.dropped.swap(0, Ordering::Relaxed);
-                tracing::warn!(dropped, "the access log cannot be written fast enough; lines were dropped");
+                tracing::warn!(dropped, "the access log could not be written fast enough; lines were dropped");
             }
         }
     }
 }
 
-/// Writes lines to standard output until the log is dropped. Errors, such as a closed pipe, end it.
+/// Writes lines to standard output until the log is dropped or writing fails, for example to a closed pipe.
 fn write(queue: &Receiver<String>) {
     while let Ok(mut lines) = queue.recv() {
         while lines.len() < 64 * 1024
@@ -234,7 +236,7 @@ fn combined(fields: &Fields) -> String {
     line
 }
 
-/// Returns a text in which quotes, backslashes and everything but visible ASCII is escaped.
+/// Returns a text in which quotes, backslashes and all characters outside printable ASCII are escaped.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {

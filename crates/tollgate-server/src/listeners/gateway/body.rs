@@ -1,7 +1,7 @@
-//! Bodies of requests and responses: streams that pass on one frame after the other, each with a timeout.
+//! Bodies of requests and responses: streams that are forwarded frame by frame, with a timeout for each frame.
 //!
-//! A timer runs only while a body waits for its sender. If the receiver is slow instead, the body is not polled; the
-//! write timeout of the connection bounds that.
+//! A timer runs only while a body waits for its sender. If the receiver is slow instead, the body is not polled, and
+//! the write timeout of the connection applies.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::pool::Lease;
 use crate::listener::BoxError;
 use crate::metrics::InFlightGauge;
 
-/// A timer that runs while a stream has nothing to give. It is created when the stream first has to wait.
+/// A timer that runs while a stream has no data. It is created when the stream first has to wait.
 #[derive(Default)]
 struct WaitTimer(Option<Pin<Box<Sleep>>>);
 
@@ -71,7 +71,7 @@ pub(super) enum BodyState {
     Complete = 1,
     /// The client did not send the next bytes in time.
     TimedOut = 2,
-    /// The client sent a malformed body, or ended the connection within it.
+    /// The client sent a malformed body, or closed the connection before its end.
     Broken = 3,
 }
 
@@ -99,7 +99,7 @@ impl Progress {
 }
 
 impl RequestBody {
-    /// Wraps the body of a request. Its pieces may be `timeout` apart.
+    /// Wraps the body of a request. The client may take up to `timeout` for each piece.
     ///
     /// Also returns its progress, or `None` if there is no body.
     pub(super) fn new(incoming: Incoming, timeout: Duration) -> (RequestBody, Option<Arc<Progress>>) {
@@ -169,7 +169,7 @@ impl Body for RequestBody {
     }
 }
 
-/// The body of a response to a client: of the gateway itself, or of an upstream.
+/// The body of a response to a client, from the gateway itself or from an upstream.
 pub(super) struct GatewayBody {
     content: Content,
     /// Counts the request as under way until the response has ended.
@@ -185,9 +185,9 @@ enum Content {
 /// The body of a response that an upstream sends.
 pub(super) struct UpstreamBody {
     pub(super) incoming: Incoming,
-    /// The connection, which goes back to the pool after the whole body was received.
+    /// The connection, which is returned to the pool after the whole body has been received.
     pub(super) lease: Option<Lease>,
-    /// The request's place among the concurrent requests of the upstream.
+    /// The request's slot among the `max_concurrent` requests of the upstream.
     pub(super) permit: Option<OwnedSemaphorePermit>,
     pub(super) gauge: Option<InFlightGauge>,
     pub(super) idle: Duration,
@@ -196,7 +196,7 @@ pub(super) struct UpstreamBody {
 }
 
 impl UpstreamBody {
-    /// Creates a body whose pieces may be `idle` apart, and that is aborted when `total` completes.
+    /// Creates a body that is aborted if the upstream sends nothing for `idle`, or when `total` completes.
     pub(super) fn new(
         incoming: Incoming,
         lease: Lease,
@@ -220,7 +220,7 @@ impl UpstreamBody {
         body
     }
 
-    /// Gives the connection back to the pool and ends the request at the upstream. Called when the body is complete.
+    /// Returns the connection to the pool and ends the request at the upstream. Called when the body is complete.
     fn finish(&mut self) {
         if let Some(lease) = self.lease.take() {
             lease.give_back();
@@ -251,7 +251,7 @@ impl UpstreamBody {
 }
 
 impl GatewayBody {
-    /// Adds what ends with the body: the guard of the request, and its entry in the access log.
+    /// Attaches values that are dropped with the body: the guard of the request, and its entry in the access log.
     pub(super) fn until_end(self, in_flight: InFlight, log: Option<Arc<LogEntry>>) -> GatewayBody {
         GatewayBody { _in_flight: Some(in_flight), log, ..self }
     }

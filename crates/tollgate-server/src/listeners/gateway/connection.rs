@@ -1,15 +1,16 @@
-//! One connection of a client: its bounds, its shutdown, and the tunnel that it may become.
+//! A connection of a client: its limits, its shutdown, and the tunnel that it may become.
 //!
-//! hyper bounds the header of a request. Everything else is bounded here: a connection on which no request is under way
-//! for the idle time is closed, in HTTP/2 as well, and so is a client that does not accept the bytes of its responses.
+//! hyper limits the head of a request. Everything else is limited here: a connection without a request in progress is
+//! closed after the idle time, in HTTP/2 as well, and so is the connection of a client that does not read its
+//! responses.
 //!
-//! The heads that are being received are bounded for all connections together, as on the other listeners: when the receive
-//! budget is used up, the oldest incomplete one is dropped with its connection. Bodies need no budget, because they are
+//! The total size of incomplete heads is bounded over all connections, as on the other listeners: when the receive
+//! budget is used up, the connection with the oldest incomplete head is closed. Bodies need no budget, because they are
 //! passed on frame by frame.
 //!
 //! A refused request may have a body that is never read. A socket that is closed with unread bytes sends a reset, which
-//! can destroy the response before the client has read it. So the end of a connection is sent first, and what the client
-//! still sends is read and dropped, for a second at most ([`ClientIo`]).
+//! can destroy the response before the client has read it. So the write side is closed first, and whatever the client
+//! still sends is read and discarded, for at most a second ([`ClientIo`]).
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -39,15 +40,15 @@ use crate::metrics::ListenerStats;
 use crate::shutdown::Shutdown;
 use crate::stream::{ClientStream, WriteTimeout};
 
-/// How long a connection that we have ended waits for the client's end.
+/// How long a connection whose write side is closed waits for the client to close it too.
 const LINGER: Duration = Duration::from_secs(1);
-/// The streams of an HTTP/2 connection that a client has reset before they were accepted. With more, the connection is
-/// closed, so that resets cannot be used to make the server work for nothing.
+/// The maximum number of streams of an HTTP/2 connection that were reset by the client before they were accepted. With
+/// more, the connection is closed, so that a client cannot overload the server with resets.
 const PENDING_RESETS_MAX: usize = 20;
 /// The bytes of a response that are buffered for each stream of an HTTP/2 connection.
 const SEND_BUFFER_BYTES: usize = 64 * 1024;
-/// The bytes of a request body that an HTTP/2 client may send before the upstream has accepted them: of a stream, and of
-/// all streams of a connection.
+/// The bytes of request bodies that an HTTP/2 client may send before the upstream has accepted them: per stream, and
+/// per connection.
 const WINDOW_BYTES: [u32; 2] = [256 * 1024, 1024 * 1024];
 
 /// The client of a connection, shared by its requests.
@@ -60,7 +61,7 @@ pub(super) struct Client {
     in_flight: AtomicUsize,
     is_http2: AtomicBool,
     began: Instant,
-    /// The time of the last end of a request, in milliseconds since `began`.
+    /// The time at which the last request ended, in milliseconds since `began`.
     last_active_ms: AtomicU64,
     /// The tunnel that the connection becomes after its last response.
     tunnel: Mutex<Option<Tunnel>>,
@@ -102,7 +103,7 @@ impl Client {
         self.port
     }
 
-    /// Returns whether the instance shuts down, so that the next response should be the last.
+    /// Returns whether the instance is shutting down, so that the next response should be the last.
     pub(super) fn is_draining(&self) -> bool {
         self.shutdown.is_draining()
     }
@@ -130,7 +131,7 @@ impl Client {
         self.began.elapsed().saturating_sub(last_active)
     }
 
-    /// Completes when no request was under way for `limit`.
+    /// Completes when no request has been in progress for `limit`.
     async fn idle_for(&self, limit: Duration) {
         loop {
             let idle = self.idle_time();
@@ -202,7 +203,7 @@ pub(super) async fn serve(
                     break;
                 }
                 Some(signal) = signals.recv() => match signal {
-                    // HTTP/2 tells the client which of its requests are still answered, so none is lost.
+                    // HTTP/2 tells the client which of its requests will still be answered, so none is lost.
                     Signal::Closing if client.is_http2.load(Ordering::Relaxed) => connection.as_mut().graceful_shutdown(),
                     Signal::Closing => {}
                     Signal::End => connection.as_mut().graceful_shutdown(),
@@ -218,17 +219,17 @@ pub(super) async fn serve(
     }
 }
 
-/// What a connection is told by its [`watch`].
+/// A message from [`watch`] to its connection.
 enum Signal {
-    /// The listener closes.
+    /// The listener is closing.
     Closing,
-    /// The connection is to end after the requests that are under way.
+    /// The connection must end after the requests in progress.
     End,
-    /// The connection is to be dropped: it was asked to end, and has been idle ever since.
+    /// The connection must be dropped: it was asked to end, and has been idle since.
     Drop,
 }
 
-/// Watches a connection: signals when the instance shuts down, and when no request was under way for `idle`.
+/// Watches a connection: signals when the instance shuts down, and when no request was in progress for `idle`.
 ///
 /// A task of its own, so that a request does not poll these timers.
 async fn watch(client: Arc<Client>, shutdown: Shutdown, idle: Duration, signals: mpsc::UnboundedSender<Signal>) {
@@ -256,7 +257,7 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Counts the response that hyper has sent itself to a malformed request.
+/// Counts the response that hyper itself sends to a malformed request.
 fn count_malformed(stats: &ListenerStats, error: &(dyn std::error::Error + 'static)) {
     if let Some(error) = error.downcast_ref::<hyper::Error>().filter(|error| error.is_parse()) {
         stats.errors.count(if error.is_parse_too_large() { "431" } else { "400" });
@@ -284,12 +285,12 @@ fn builder(bounds: &GatewayBounds, idle: Duration) -> auto::Builder<TokioExecuto
     builder
 }
 
-/// The bytes that were received while no request was under way, in the receive budget of the listener.
+/// The bytes received while no request is in progress, as a reservation in the receive budget of the listener.
 struct HeadBudget {
     client: Arc<Client>,
     receiving: Receiving,
     bytes: usize,
-    /// hyper holds no more of a head.
+    /// hyper buffers at most this many bytes of a head.
     bytes_max: usize,
 }
 
@@ -309,7 +310,7 @@ impl HeadBudget {
     }
 }
 
-/// The stream of a client. Writing has a timeout, and the end of the connection waits for the client's end.
+/// The stream of a client, with a write timeout. Its shutdown waits for the client to close the connection too.
 struct ClientIo {
     stream: WriteTimeout<ClientStream>,
     head: HeadBudget,
@@ -372,7 +373,7 @@ impl AsyncWrite for ClientIo {
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
-    /// Sends the end of the connection, then reads and drops what the client sends until its end, for at most a second.
+    /// Closes the write side, then reads and discards what the client sends until it closes too, for at most a second.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         if this.linger.is_none() {

@@ -1,4 +1,4 @@
-//! Opens connections to servers: TCP, and TLS with the authorities of the machine or of the configuration.
+//! Opens connections to servers: TCP, and TLS with the certificate authorities of the system or of the configuration.
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tollgate::gateway::ServerUrl;
 use super::pool::Sender;
 use super::upstream::UpstreamError;
 
-/// The most bytes that are buffered of what a server sends. A response whose head is longer is an error.
+/// The maximum number of bytes buffered from a server. A response with a longer head is an error.
 const RESPONSE_BUFFER_BYTES: usize = 128 * 1024;
 
 /// Opens connections to one server.
@@ -26,7 +26,7 @@ pub(super) struct Connector {
     tls: Option<(TlsConnector, ServerName<'static>)>,
 }
 
-/// The reason why no connection could be opened. Nothing of a request was sent.
+/// The reason why no connection could be opened. No part of the request was sent.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
     #[error("cannot connect within {0:?}")]
@@ -42,7 +42,8 @@ pub(super) enum ConnectError {
 pub(super) struct ClientTls(Arc<ClientConfig>);
 
 impl ClientTls {
-    /// Creates a configuration that accepts certificates of these authorities, or of the machine's if it is `None`.
+    /// Creates a configuration that accepts certificates of these authorities, or of the system's if `authorities` is
+    /// `None`.
     ///
     /// # Errors
     /// If there is no authority, or one of those given is malformed.
@@ -63,7 +64,7 @@ impl ClientTls {
             }
         }
         if roots.is_empty() {
-            let reason = "there is no certificate".to_owned();
+            let reason = "no certificate was found".to_owned();
             return Err(UpstreamError::Authorities { upstream: upstream.to_owned(), reason });
         }
         let failed = |error: tokio_rustls::rustls::Error| UpstreamError::Authorities {
@@ -83,7 +84,7 @@ impl Connector {
     /// Creates a connector to the server with this URL. `tls` is used if its scheme is `https`.
     ///
     /// # Errors
-    /// If the scheme is `https` and the host cannot be the name in a certificate.
+    /// If the scheme is `https` and the host is not a valid name for a certificate.
     pub(super) fn new(upstream: &str, url: ServerUrl, tls: Option<&ClientTls>) -> Result<Connector, UpstreamError> {
         let tls = match tls.filter(|_| url.is_tls()) {
             Some(ClientTls(config)) => {
@@ -109,7 +110,7 @@ impl Connector {
             let _ = stream.set_nodelay(true);
             match &self.tls {
                 Some((tls, name)) => {
-                    // A large future, for which a plain connection needs no room.
+                    // Boxed because the future is large, and plain connections do not need it.
                     let stream = Box::pin(tls.connect(name.clone(), stream)).await?;
                     handshake(TokioIo::new(stream)).await
                 }

@@ -2,14 +2,16 @@
 //!
 //! | headers | of a request | of a response |
 //! |---|---|---|
-//! | of one connection (`Connection` and those it names, `Keep-Alive`, `TE`, `Transfer-Encoding`, `Upgrade`, …) | dropped; `TE: trailers` and an upgrade are sent anew | dropped |
-//! | `X-Forwarded-*`, `Forwarded`, `X-Real-IP`, the `forwarding_header` | from a trusted proxy extended, from any other client dropped and set anew | – |
-//! | the same with underscores (`X_Forwarded_For`) | dropped: CGI and WSGI take them for the others | – |
+//! | of one connection (`Connection` and those it names, `Keep-Alive`, `TE`, `Transfer-Encoding`, `Upgrade`, …) | dropped; `TE: trailers` and a supported upgrade are set again | dropped |
+//! | `X-Forwarded-*`, `Forwarded` | from a trusted proxy kept, and extended if a list; otherwise replaced | – |
+//! | `X-Real-IP` | replaced | – |
+//! | another `forwarding_header`, such as `CF-Connecting-IP` | kept if sent by a trusted proxy, otherwise dropped | – |
+//! | the same with underscores (`X_Forwarded_For`) | dropped: CGI and WSGI cannot tell them apart | – |
 //! | rate limits (`RateLimit`, `X-RateLimit-…`) | dropped | kept, unless a rule writes its own |
 //! | `Expect` | dropped: the gateway answers it | – |
 //!
-//! The upstream must be able to trust what it receives. So nothing that names the client passes through from a client
-//! that is not a trusted proxy, not even in trailers.
+//! The upstream must be able to trust what it receives. So no header that identifies the client is forwarded from a
+//! client that is not a trusted proxy, not even in trailers.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -41,12 +43,12 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     UPGRADE,
 ];
 
-/// Names of headers that report the client, with dashes. Those that begin with `x-forwarded-` are not listed.
+/// Names of headers that identify the client, spelled with dashes. Those that begin with `x-forwarded-` are not listed.
 const FORWARDING: [&str; 2] = ["forwarded", "x-real-ip"];
 
-/// Returns the protocol to which a request asks to upgrade its connection, if the gateway can forward that.
+/// Returns the protocol to which a request asks to upgrade its connection, if the gateway can forward the upgrade.
 ///
-/// `None` for HTTP/2, and for an upgrade to `h2c`: requests in such a tunnel would not be decided.
+/// Returns `None` for HTTP/2, and for an upgrade to `h2c`: requests in such a tunnel would bypass the rules.
 pub(super) fn upgrade_of(version: Version, headers: &HeaderMap) -> Option<HeaderValue> {
     let mut lines = headers.get_all(UPGRADE).iter();
     let protocol = lines.next().filter(|_| version == Version::HTTP_11)?;
@@ -96,11 +98,11 @@ pub(super) fn to_upstream(head: &mut Parts, client: &Client, proxies: &TrustedPr
     };
 }
 
-/// Writes the headers that report the client and how it was connected.
+/// Writes the headers that identify the client and how it connected.
 ///
-/// A header that is still there was sent by a trusted proxy, and is extended if it is a list.
+/// A forwarding header that is still present was sent by a trusted proxy, and is extended if it is a list.
 fn forward(headers: &mut HeaderMap, client: &Client, peer: IpAddr, address: IpAddr, host: Option<&HeaderValue>) {
-    // Without a list from the proxy, the client and the proxy are written, as if the proxy had done so.
+    // If the proxy sent no list, the client is added first, as the proxy would have done.
     let mut text = String::with_capacity(96);
     begin_list(&mut text, headers, &X_FORWARDED_FOR);
     if text.is_empty() && address != peer {
@@ -151,14 +153,14 @@ fn write_node(text: &mut String, address: IpAddr) {
     };
 }
 
-/// Sets a header to a text of visible characters.
+/// Sets a header to a text of visible ASCII characters.
 fn insert(headers: &mut HeaderMap, name: HeaderName, text: &str) {
     if let Ok(value) = HeaderValue::from_str(text) {
         headers.insert(name, value);
     }
 }
 
-/// Joins the lines of `Cookie`, which HTTP/2 clients may split and HTTP/1.1 servers expect in one.
+/// Joins the lines of `Cookie`: HTTP/2 clients may split them, and HTTP/1.1 servers expect a single line.
 fn join_cookies(headers: &mut HeaderMap) {
     if headers.get_all(COOKIE).iter().nth(1).is_none() {
         return;
@@ -171,7 +173,7 @@ fn join_cookies(headers: &mut HeaderMap) {
 
 /// Changes the headers of an upstream's response into those of the response to the client.
 ///
-/// `replaces_limits` says whether a rule writes its own rate-limit headers.
+/// `replaces_limits` is whether a rule writes its own rate-limit headers. Those of the upstream are then removed.
 pub(super) fn to_client(headers: &mut HeaderMap, replaces_limits: bool) {
     remove_hop_by_hop(headers);
     if replaces_limits {
@@ -194,7 +196,7 @@ pub(super) fn request_trailers(mut trailers: HeaderMap) -> HeaderMap {
     trailers
 }
 
-/// Returns whether the framing of a response contradicts itself, so that clients may find different ends of its body.
+/// Returns whether the framing of a response is contradictory, so that clients may disagree about where its body ends.
 pub(super) fn is_contradictory(headers: &HeaderMap) -> bool {
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter().map(HeaderValue::as_bytes);
     let first = lengths.next();
@@ -217,7 +219,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(CONNECTION) {
         let named: SmallVec<[HeaderName; 4]> = connection_options(headers)
             .filter_map(|option| HeaderName::from_bytes(option.as_bytes()).ok())
-            // The framing of a message and its host are not up to this list.
+            // `Connection` must not remove the headers for framing and host.
             .filter(|name| *name != HOST && *name != CONTENT_LENGTH)
             .collect();
         for name in named {
@@ -247,13 +249,13 @@ fn is_rate_limit(name: &HeaderName) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
-/// Returns whether a header reports the client or how it was connected.
+/// Returns whether a header identifies the client or how it connected.
 fn is_forwarding(name: &HeaderName) -> bool {
     let name = name.as_str();
     name.starts_with("x-forwarded-") || FORWARDING.contains(&name)
 }
 
-/// Returns whether a header is one of those above, written with underscores.
+/// Returns whether a header is a rate-limit or forwarding header that is spelled with underscores.
 fn is_disguised(name: &HeaderName) -> bool {
     if !name.as_str().contains('_') {
         return false;

@@ -1,10 +1,10 @@
 //! The idle connections to a server.
 //!
-//! A server may close an idle connection at any moment, also while a request is on its way to it. Then it is unknown
-//! whether the request was executed. So a request that must not be sent twice gets only a connection that was used a
-//! moment ago, and else a new one; a request that may be repeated gets any.
+//! A server may close an idle connection at any time, even while a request is on its way. It is then unknown whether
+//! the request was executed. So a request that must not be sent twice gets only a connection that was used a moment
+//! ago, or a new one; a request that may be repeated gets any connection.
 //!
-//! The connection that was used last is used first, so that those that are not needed become old and are closed.
+//! The most recently used connection is used first, so that surplus connections expire and are closed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use super::body::RequestBody;
 
 /// How long an idle connection is kept.
 const IDLE_MAX: Duration = Duration::from_secs(60);
-/// How long a connection may have been idle that sends a request which must not be sent twice. Servers close idle
-/// connections after some seconds, such as five.
+/// The maximum idle time of a connection on which a request that must not be sent twice is sent. Servers typically
+/// close idle connections after a few seconds, such as five.
 const FRESH_MAX: Duration = Duration::from_secs(2);
 
 /// The sending end of a connection. hyper's task drives the connection itself.
@@ -52,7 +52,7 @@ impl Pool {
         Arc::new(Pool { idle: Mutex::default(), max })
     }
 
-    /// Takes the connection that was used last and is still open, or `None` if there is none.
+    /// Takes the most recently used connection that is still open, or returns `None` if there is none.
     ///
     /// If the request is not `repeatable`, only connections that were used within the last two seconds are considered.
     pub(super) fn take(self: &Arc<Self>, repeatable: bool) -> Option<Lease> {
@@ -70,14 +70,14 @@ impl Pool {
         Some(Lease { sender, pool: self.clone(), is_reused: true })
     }
 
-    /// Makes a new connection of this pool.
+    /// Wraps a new connection as a lease of this pool.
     pub(super) fn lease(self: &Arc<Self>, sender: Sender) -> Lease {
         Lease { sender, pool: self.clone(), is_reused: false }
     }
 }
 
 impl Lease {
-    /// Makes the connection available to other requests. Its response must have been received completely.
+    /// Makes the connection available to other requests. The response must have been received completely.
     pub(super) fn give_back(self) {
         let Lease { sender, pool, .. } = self;
         if sender.is_closed() {

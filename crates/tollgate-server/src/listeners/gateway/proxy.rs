@@ -1,9 +1,9 @@
 //! Forwards an admitted request to its upstream.
 //!
 //! ```text
-//!   route ─▶ place at the upstream ─▶ server ─▶ connection ─▶ send ─▶ head of the response ─▶ body or tunnel
-//!              503 if it has no          ▲          │           │
-//!              place for it              │          ▼           ▼
+//!   route ─▶ slot at the upstream ─▶ server ─▶ connection ─▶ send ─▶ head of the response ─▶ body or tunnel
+//!              503 if all are            ▲          │           │
+//!              taken                     │          ▼           ▼
 //!                                        ├── cannot connect     connection was closed before the request was written
 //!                                        └────── another server, or a new connection: the request reached no upstream
 //! ```
@@ -15,11 +15,12 @@
 //!
 //! | response of the gateway | reason |
 //! |---|---|
-//! | 400, 408 | the client's body is malformed or late |
+//! | 400 | the client's body is malformed or incomplete |
+//! | 408 | the client did not send its body in time |
 //! | 404 | no upstream has a route for the request |
 //! | 502 | no server can be reached, the connection ended without a response, or the response contradicts itself |
-//! | 503 | the upstream has as many requests as it may have |
-//! | 504 | a timeout of the upstream |
+//! | 503 | the upstream has `max_concurrent` requests, and the queue is full or the wait in it was too long |
+//! | 504 | a timeout of the upstream expired |
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
@@ -56,7 +57,7 @@ pub(super) struct Proxy(Arc<Inner>);
 
 struct Inner {
     upstreams: Arc<Upstreams>,
-    /// Its rules name the trusted proxies.
+    /// Its rules contain the trusted proxies.
     engine: Engine,
     bounds: GatewayBounds,
 }
@@ -95,9 +96,9 @@ impl ProxyError {
     fn texts(&self) -> (&'static str, &'static str) {
         match self {
             ProxyError::NoRoute => ("no_upstream", "no upstream has a route for this host and path"),
-            ProxyError::Overloaded => ("overloaded", "the upstream has too many requests at the same time"),
+            ProxyError::Overloaded => ("overloaded", "the upstream has too many concurrent requests"),
             ProxyError::Unreachable => ("bad_gateway", "the upstream cannot be reached"),
-            ProxyError::Closed => ("bad_gateway", "the upstream ended the connection without a response"),
+            ProxyError::Closed => ("bad_gateway", "the upstream closed the connection without a response"),
             ProxyError::BadResponse => ("bad_gateway", "the response of the upstream is malformed"),
             ProxyError::Timeout => ("gateway_timeout", "the upstream did not respond in time"),
             ProxyError::ClientTimeout => ("timeout", "the body did not arrive in time"),
@@ -105,7 +106,7 @@ impl ProxyError {
         }
     }
 
-    /// Returns the reason for metrics, or `None` if no upstream is the cause.
+    /// Returns the reason for metrics, or `None` if the failure was not caused by an upstream.
     fn failure(&self) -> Option<UpstreamFailure> {
         match self {
             ProxyError::Overloaded => Some(UpstreamFailure::Overloaded),
@@ -134,7 +135,7 @@ impl ProxyError {
 }
 
 impl Proxy {
-    /// Creates a service that forwards to `upstreams`. The rules of `engine` name the trusted proxies.
+    /// Creates a service that forwards to `upstreams`. The rules of `engine` contain the trusted proxies.
     pub(super) fn new(upstreams: Arc<Upstreams>, engine: Engine, bounds: GatewayBounds) -> Proxy {
         Proxy(Arc::new(Inner { upstreams, engine, bounds }))
     }
@@ -195,7 +196,8 @@ impl Inner {
 
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             let on_upgrade = on_upgrade.ok_or(ProxyError::BadResponse)?;
-            // The permit is dropped: tunnels are long and idle, and are bounded by the connections of the listener.
+            // The permit is dropped: tunnels are long-lived and mostly idle, and the listener's connection limit bounds
+            // them.
             let tunnel =
                 Tunnel { client: on_upgrade, upstream: hyper::upgrade::on(&mut response), idle: timeouts.idle, gauge };
             client.set_tunnel(tunnel);
@@ -232,11 +234,11 @@ impl Inner {
         let length = incoming.size_hint().exact();
         let (body, progress) = RequestBody::new(incoming, self.bounds.body_timeout);
         match (&body, length) {
-            // Written anew, because servers read a number such as `010` differently.
+            // Rewritten, because servers interpret a number such as `010` differently.
             (_, Some(length)) if head.headers.contains_key(CONTENT_LENGTH) => {
                 head.headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
             }
-            // hyper sends no body of unknown length with GET unless it is told to.
+            // For GET, hyper sends a body of unknown length only if this header is set.
             (RequestBody::Client(_), None) => {
                 head.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
             }
@@ -265,7 +267,7 @@ fn switching(response: Response<Incoming>, replaces_limits: bool) -> Response<Ga
     response
 }
 
-/// Returns the output of `exchange`, or a timeout if `total` completes before.
+/// Returns the output of `exchange`, or a timeout error if `total` completes first.
 async fn or_timeout<T>(
     total: Option<&mut Pin<Box<Sleep>>>,
     exchange: impl Future<Output = Result<T, ProxyError>>,
@@ -286,7 +288,7 @@ async fn exchange(
 ) -> Result<(Response<Incoming>, Lease), ProxyError> {
     let settings = &upstream.settings;
     let is_repeatable = progress.is_none() && request.method().is_safe();
-    // An HTTP/1.0 client may send none.
+    // An HTTP/1.0 client may send no `Host`.
     let sets_host = !settings.preserve_host || !request.headers().contains_key(HOST);
     let mut tried: SmallVec<[usize; 4]> = SmallVec::new();
     let mut last_error = ProxyError::Unreachable;
@@ -322,7 +324,7 @@ async fn exchange(
                     request = *returned;
                     upstream.stats.count_retry();
                     if !lease.is_reused {
-                        upstream.record_failure(server, &"it closes new connections");
+                        upstream.record_failure(server, &"it closed a new connection before the request was sent");
                         last_error = ProxyError::Closed;
                         tried.push(index);
                         continue 'servers;
@@ -338,7 +340,7 @@ async fn exchange(
                     may_reuse = false;
                 }
                 Err(SendError::Timeout) => {
-                    upstream.record_failure(server, &"it does not respond in time");
+                    upstream.record_failure(server, &"it did not respond in time");
                     return Err(ProxyError::Timeout);
                 }
             }
@@ -347,7 +349,7 @@ async fn exchange(
     Err(last_error)
 }
 
-/// Returns the reason why a connection ended without a response, and records it if it is the server's fault.
+/// Returns the reason why a connection ended without a response, and records a failure if the server caused it.
 fn closed(upstream: &Upstream, server: &Server, error: hyper::Error, progress: Option<&Progress>) -> ProxyError {
     match progress.map(Progress::state) {
         Some(BodyState::TimedOut) => ProxyError::ClientTimeout,

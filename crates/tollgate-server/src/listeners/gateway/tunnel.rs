@@ -1,8 +1,8 @@
 //! Tunnels: connections that a client and an upstream have upgraded to another protocol, such as WebSocket.
 //!
-//! After the upstream's response 101, bytes are copied in both directions until both have ended, or nothing was sent for
-//! the idle timeout. The tunnel runs in the task of the client's connection, so it keeps the connection's place until its
-//! end.
+//! After the upstream's 101 response, bytes are copied in both directions until both have ended, or no byte was sent
+//! for the idle timeout. The tunnel runs in the task of the client's connection, so it occupies the connection's slot
+//! until it ends.
 
 use std::io;
 use std::pin::Pin;
@@ -30,7 +30,7 @@ impl Tunnel {
     /// Copies bytes in both directions until both have ended.
     ///
     /// # Errors
-    /// If an upgrade fails, a side breaks, or no byte was sent for the idle timeout.
+    /// If an upgrade fails, a connection breaks, or no byte is sent for the idle timeout.
     pub(super) async fn run(self) -> Result<(), BoxError> {
         let (client, upstream) = (self.client.await?, self.upstream.await?);
         let bytes = Arc::new(AtomicU64::new(0));
@@ -38,14 +38,14 @@ impl Tunnel {
         let mut upstream = Counted { stream: TokioIo::new(upstream), bytes: bytes.clone() };
         let copied = tokio::select! {
             copied = copy_bidirectional(&mut client, &mut upstream) => copied.map(drop).map_err(BoxError::from),
-            () = idle(&bytes, self.idle) => Err("the tunnel was idle".into()),
+            () = idle(&bytes, self.idle) => Err("the tunnel was idle for too long".into()),
         };
         drop(self.gauge);
         copied
     }
 }
 
-/// Completes when `bytes` was not changed for `limit`, and at most `limit` later.
+/// Completes when `bytes` has not changed for `limit`. May complete up to `limit` late.
 async fn idle(bytes: &AtomicU64, limit: Duration) {
     loop {
         let before = bytes.load(Ordering::Relaxed);
@@ -56,7 +56,7 @@ async fn idle(bytes: &AtomicU64, limit: Duration) {
     }
 }
 
-/// A stream whose received bytes are counted.
+/// A stream that counts the bytes it receives.
 struct Counted<S> {
     stream: S,
     bytes: Arc<AtomicU64>,

@@ -1,14 +1,14 @@
-//! Upstreams: their servers in turn, which of them are avoided, and how many requests they get at the same time.
+//! Upstreams: which server gets the next request, which servers are avoided, and how many requests run concurrently.
 //!
-//! **Ejection.** A server that fails three times in a row (it cannot be reached, does not answer in time, or answers with
-//! something that is not HTTP) gets no requests for a second, then is tried again. Each further failure doubles the time,
-//! up to 30 seconds. Statuses such as 500 are answers, not failures. If all servers of an upstream are ejected, they are
-//! used as if none were: an answer of 502 from a server that is down costs nothing, and one that is back is noticed at
+//! **Ejection.** A server that fails three times in a row (it cannot be reached, does not answer in time, or answers
+//! with something that is not HTTP) gets no requests for a second, then is tried again. Each further failure doubles
+//! the time, up to 30 seconds. Statuses such as 500 are answers, not failures. If all servers of an upstream are
+//! ejected, they are used as if none were: another attempt costs little, and a server that has recovered is used at
 //! once.
 //!
-//! **Overload.** An upstream gets at most `max_concurrent` requests. A few more wait for a moment, first come, first served,
-//! and all others are answered with 503. So an overloaded upstream gets what it can do, and its clients get an answer
-//! while they still wait for one.
+//! **Overload.** An upstream gets at most `max_concurrent` requests at a time. Up to `queue` more wait briefly, first
+//! come, first served, and all others are answered with 503. So an overloaded upstream gets only as many requests as it
+//! can handle, and clients get an answer before they give up.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::metrics::UpstreamStats;
 
 /// The number of failures in a row after which a server is ejected.
 const FAILURES_MAX: u32 = 3;
-/// The first time for which a server is ejected, and the longest.
+/// The duration of the first ejection, and the maximum.
 const EJECTION: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
 /// The reason why an upstream cannot be used.
@@ -37,15 +37,15 @@ const EJECTION: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)
 #[non_exhaustive]
 pub enum UpstreamError {
     /// The certificate authorities cannot be used.
-    #[error("the certificate authorities of the upstream `{upstream}` cannot be used: {reason}")]
+    #[error("cannot use the certificate authorities for the upstream `{upstream}`: {reason}")]
     Authorities {
         /// The name of the upstream.
         upstream: String,
         /// The reason.
         reason: String,
     },
-    /// The host of a server with `https://` cannot be the name in a certificate.
-    #[error("the host {host} of the upstream `{upstream}` cannot be verified: {reason}")]
+    /// The host of an `https://` server is not a valid name for a certificate.
+    #[error("the host {host} of the upstream `{upstream}` cannot be verified with TLS: {reason}")]
     Name {
         /// The name of the upstream.
         upstream: String,
@@ -77,10 +77,10 @@ impl Upstreams {
 
     /// Replaces the upstreams and the routes. Upstreams with the same settings keep their connections and state.
     ///
-    /// Requests that are under way finish on the upstreams that they have.
+    /// Requests in progress finish on their current upstreams.
     ///
     /// # Errors
-    /// If one of the new upstreams cannot be used. Nothing has changed then.
+    /// If one of the new upstreams cannot be used. In that case, nothing is changed.
     pub(super) fn replace(&self, settings: &GatewaySettings) -> Result<(), UpstreamError> {
         let running = self.0.load();
         let running = running.upstreams.iter().map(|upstream| (upstream.settings.name.clone(), upstream.clone()));
@@ -149,7 +149,7 @@ impl Upstream {
         })
     }
 
-    /// Takes a place among the concurrent requests, if necessary after a wait in the queue.
+    /// Takes one of the `max_concurrent` slots, if necessary after a wait in the queue.
     ///
     /// # Errors
     /// If the queue is full, or the request has waited in it for its timeout.
@@ -175,12 +175,12 @@ impl Upstream {
         Some((index, &self.servers[index]))
     }
 
-    /// Records that a server did not answer as it should.
+    /// Records a failure of a server, and ejects it after too many in a row.
     pub(super) fn record_failure(&self, server: &Server, reason: &dyn std::fmt::Display) {
         if let Some(ejected) = server.health.fail() {
             self.stats.count_ejection();
             let upstream = &*self.settings.name;
-            tracing::warn!(upstream, server = server.url, %reason, ?ejected, "the server fails and is avoided");
+            tracing::warn!(upstream, server = server.url, %reason, ?ejected, "the server keeps failing and is avoided");
         }
     }
 }
@@ -208,7 +208,7 @@ impl Drop for Queued<'_> {
 pub(super) struct Server {
     /// The URL, for logs.
     pub(super) url: String,
-    /// The value of `Host`, if that of the client is not preserved.
+    /// The value of `Host` if the client's is not preserved.
     pub(super) authority: HeaderValue,
     connector: Connector,
     pool: Arc<Pool>,
@@ -256,7 +256,7 @@ impl Health {
             && self.ejection.lock().until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Counts a failure. Returns for how long the server is ejected, if that begins with this failure.
+    /// Counts a failure. Returns the duration of the ejection if this failure starts one, otherwise `None`.
     fn fail(&self) -> Option<Duration> {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         if failures < FAILURES_MAX {
@@ -305,7 +305,7 @@ mod tests {
         assert!((0..4).any(|_| picked() == broken.url), "two failures are not enough");
         upstream.record_failure(broken, &"planted");
         assert!((0..4).all(|_| picked() != broken.url));
-        // Requests that were under way fail as well, which does not prolong it.
+        // Requests that were in progress fail as well. This does not prolong the ejection.
         upstream.record_failure(broken, &"planted");
         tokio::time::advance(EJECTION[0]).await;
         assert!((0..2).any(|_| picked() == broken.url), "the time is over");

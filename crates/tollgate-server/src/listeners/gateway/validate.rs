@@ -1,20 +1,21 @@
-//! Rejects requests that servers may understand differently, and those that the gateway never forwards.
+//! Rejects requests that servers may interpret differently, and those that the gateway never forwards.
 //!
-//! hyper rejects most malformed requests itself, with 400: differing or malformed `Content-Length`, a folded header line,
-//! `Transfer-Encoding` that does not end in `chunked` or is sent over HTTP/1.0, control characters, spaces before the
-//! colon. Of a request with both `Content-Length` and `Transfer-Encoding` it drops the length, reads chunks and closes the
-//! connection after the response, as RFC 9112 asks for; the upstream gets chunks alone.
+//! hyper rejects most malformed requests itself, with 400: differing or malformed `Content-Length`, a folded header
+//! line, `Transfer-Encoding` that does not end in `chunked` or is sent over HTTP/1.0, control characters, spaces before
+//! the colon. If a request has both `Content-Length` and `Transfer-Encoding`, hyper drops the length, reads chunks and
+//! closes the connection after the response, as RFC 9112 requires; the upstream gets only chunks.
 //!
-//! It accepts these, which are rejected here:
+//! hyper accepts the following requests, which are rejected here:
 //!
 //! | request | why |
 //! |---|---|
-//! | without `Host`, with two, or with one that is not a host | servers choose different ones for routing |
-//! | `GET http://other/ HTTP/1.1` with another `Host` | as above; the gateway is no open proxy |
-//! | `GET *`, `GET host:80` | only `OPTIONS` has an asterisk, only `CONNECT` an authority |
-//! | `CONNECT`, `TRACE` | a tunnel to a target of the client's choice; a mirror of headers that proxies have added |
-//! | `Transfer-Encoding: gzip, chunked` | the body would reach the upstream without its coding |
-//! | `Expect` other than `100-continue` | nobody would meet it |
+//! | no `Host`, more than one, or one that is not a valid host | servers choose different hosts for routing |
+//! | `GET http://other/ HTTP/1.1` with another `Host` | as above; the gateway is not an open proxy |
+//! | `GET *`, `GET host:80` | only `OPTIONS` may use an asterisk, only `CONNECT` an authority |
+//! | `CONNECT` | it would open a tunnel to a target of the client's choice |
+//! | `TRACE` | it would return headers that proxies have added |
+//! | `Transfer-Encoding: gzip, chunked` | the body would be forwarded without its coding |
+//! | `Expect` other than `100-continue` | the gateway does not support it |
 
 use http::header::{EXPECT, HOST, HeaderValue, TRANSFER_ENCODING};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
@@ -48,11 +49,11 @@ impl Invalid {
 
     fn message(self) -> &'static str {
         match self {
-            Invalid::Host => "expected exactly one Host header with the name of a host",
-            Invalid::Target => "expected a path as the target of the request",
-            Invalid::Method => "this method is not forwarded",
-            Invalid::TransferEncoding => "expected no transfer coding but chunked",
-            Invalid::Expectation => "expected no expectation but 100-continue",
+            Invalid::Host => "expected exactly one Host header with a valid host",
+            Invalid::Target => "expected a path as the request target",
+            Invalid::Method => "this method is not supported",
+            Invalid::TransferEncoding => "the only supported transfer coding is chunked",
+            Invalid::Expectation => "the only supported expectation is 100-continue",
             Invalid::UriTooLong => "the URI of this request is too long",
             Invalid::TooManyHeaders => "this request has too many headers",
         }
@@ -68,7 +69,7 @@ impl Invalid {
         }
     }
 
-    /// Returns the response. After it, the connection of an HTTP/1.1 client is closed.
+    /// Returns the response. An HTTP/1.1 connection is closed after it.
     pub(super) fn response(self) -> Response<GatewayBody> {
         let mut response = problem(self.status(), self.error(), self.message());
         if self == Invalid::Method {
@@ -133,14 +134,15 @@ fn validate_host<B>(request: &Request<B>) -> Result<(), Invalid> {
     match (authority, header) {
         (Some(authority), _) if !is_host(authority) => Err(Invalid::Host),
         (Some(authority), Some(header)) if !authority.eq_ignore_ascii_case(header) => Err(Invalid::Host),
-        // An HTTP/1.1 client sends `Host` beside an absolute URI.
+        // An HTTP/1.1 client sends `Host` in addition to an absolute URI.
         (Some(_), None) if request.version() == Version::HTTP_11 => Err(Invalid::Host),
         (None, None) if request.version() != Version::HTTP_10 => Err(Invalid::Host),
         _ => Ok(()),
     }
 }
 
-/// Returns whether a text is a host: a name, an IPv4 address or an IPv6 address in brackets; and a port, if any.
+/// Returns whether a text is a host: a name, an IPv4 address or an IPv6 address in brackets, optionally followed by a
+/// port.
 fn is_host(text: &str) -> bool {
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => match rest.split_once(']') {

@@ -13,11 +13,11 @@ use crate::gateway::{
 };
 
 const NAME_BYTES_MAX: usize = 64;
-/// The most servers of an upstream.
+/// The maximum number of servers of an upstream.
 const SERVERS_MAX: usize = 256;
 /// The largest value of `max_concurrent`, `queue` and `idle_connections`.
 const REQUESTS_MAX: u32 = 1_000_000;
-/// How the header of a certificate begins in a PEM file.
+/// The line that begins a certificate in a PEM file.
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
 impl Compiler<'_> {
@@ -29,7 +29,7 @@ impl Compiler<'_> {
         for entry in &config.upstreams {
             if names.insert(&entry.name, ()).is_some() {
                 let message = format!("two upstreams have the name `{}`", *entry.name);
-                let help = "rename one; several servers of one upstream belong into its `servers`";
+                let help = "rename one; to add a server to an upstream, add it to its `servers`";
                 self.note(Finding::new(Code::DuplicateUpstream, message).help(help).at(entry.name.span()));
             }
             upstreams.push(self.upstream(entry));
@@ -39,7 +39,7 @@ impl Compiler<'_> {
         for conflict in conflicts {
             let (first, second) = (&config.upstreams[conflict.first], &config.upstreams[conflict.second]);
             let message = format!("`{}` and `{}` match the same requests", *first.name, *second.name);
-            let help = "change the `match` of one; only one upstream can be without `match`, as the default";
+            let help = "change the `match` of one; only one upstream, the default, can omit `match`";
             let span = if second.matches.span().is_unknown() { second.name.span() } else { second.matches.span() };
             self.note(Finding::new(Code::DuplicateRoute, message).help(help).at(span));
         }
@@ -76,7 +76,7 @@ impl Compiler<'_> {
         is_address.then(|| text.to_string())
     }
 
-    /// Returns whether the PROXY protocol is used. Adds an error if it is and there is no proxy that may use it.
+    /// Returns whether the PROXY protocol is used. Adds an error if it is and there are no trusted proxies.
     fn proxy_protocol(&mut self, table: &GatewayTable, has_proxies: bool) -> bool {
         let Some(setting) = table.proxy_protocol.as_ref().filter(|setting| ***setting) else { return false };
         if !has_proxies {
@@ -125,7 +125,7 @@ impl Compiler<'_> {
         }
         let servers: Vec<ServerUrl> = table.servers.iter().filter_map(|url| self.server(url)).collect();
         if table.servers.is_empty() || table.servers.len() > SERVERS_MAX {
-            let message = format!("an upstream has 1 to {SERVERS_MAX} servers");
+            let message = format!("an upstream must have 1 to {SERVERS_MAX} servers");
             let help = "for example servers = [\"http://127.0.0.1:3000\"]";
             self.note(Finding::new(Code::InvalidUpstream, message).help(help).at(table.servers.span()));
         }
@@ -133,7 +133,7 @@ impl Compiler<'_> {
             && !servers.is_empty()
             && servers.iter().all(|url| !url.is_tls())
         {
-            let message = "no server of this upstream has the scheme https, so its certificate is never checked";
+            let message = "no server of this upstream has the scheme https, so `ca_file` is never used";
             self.note(Finding::new(Code::InvalidUpstream, message).help("remove `ca_file`").at(file.span()));
         }
         let mut settings = UpstreamSettings::new(table.name.as_str(), servers);
