@@ -410,6 +410,9 @@ async fn gateway_of(
     if settings.upstreams.is_empty() {
         return Err(Failure::NoUpstream);
     }
+    if loaded.is_none() {
+        tracing::warn!("the gateway has no rules, so nothing is limited: add --limit LIMIT or --config FILE");
+    }
     let gateway = tollgate_server::Gateway::new(&settings)?;
     let socket = listen(endpoints.gateway_option, address, inherited).await?;
     Ok(socket.map(|socket| (socket, gateway)))

@@ -66,6 +66,7 @@ fn statuses_and_headers_of_the_upstream_are_forwarded() {
         }
     });
     let gateway = GatewayProcess::start(&["--upstream", &upstream.url()]);
+    gateway.wait_for_log("nothing is limited");
     let missing = gateway.get("/missing");
     assert_eq!((missing.status, missing.body.as_str()), (404, "nothing here"));
     assert!(!missing.headers.contains_key("x-hop") && !missing.headers.contains_key("keep-alive"), "{missing:?}");

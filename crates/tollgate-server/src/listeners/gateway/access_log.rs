@@ -143,7 +143,7 @@ struct Fields {
     decision: &'static str,
     /// The rule that refused the request, or the first one that admitted it.
     rule: Option<String>,
-    upstream: Option<Arc<str>>,
+    upstream: Option<String>,
     upstream_ms: Option<f64>,
 }
 
@@ -162,9 +162,9 @@ impl LogEntry {
     }
 
     /// Adds the upstream, and the time until the head of its response, or `None` if there was none.
-    pub(super) fn forwarded(&self, upstream: &Arc<str>, took: Option<Duration>) {
+    pub(super) fn forwarded(&self, upstream: &str, took: Option<Duration>) {
         let mut fields = self.fields.lock();
-        (fields.upstream, fields.upstream_ms) = (Some(upstream.clone()), took.map(milliseconds));
+        (fields.upstream, fields.upstream_ms) = (Some(upstream.to_owned()), took.map(milliseconds));
     }
 
     /// Adds the status of the response.
@@ -278,7 +278,7 @@ mod tests {
             user_agent: Some("x\n\u{e9}\\".to_owned()),
             decision: "allow",
             rule: Some("api".to_owned()),
-            upstream: Some("web".into()),
+            upstream: Some("web".to_owned()),
             upstream_ms: Some(1.25),
         };
         let expected = "203.0.113.9 - - [14/Nov/2023:22:13:20 +0000] \"GET /a?\\x22b HTTP/1.1\" 200 5 \"-\" \
