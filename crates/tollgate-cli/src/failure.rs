@@ -61,7 +61,7 @@ pub(crate) enum Failure {
     Tls(#[from] tollgate_server::CertificateError),
     #[error(transparent)]
     #[diagnostic(help(
-        "set `ca_file` of the upstream to a PEM file with the certificate of its authority, or install the CA certificates of the operating system (package ca-certificates)"
+        "expected in `ca_file` of an upstream: a PEM file with the certificate of its authority; without `ca_file`, the CA certificates of the operating system are used (package ca-certificates)"
     ))]
     Upstream(#[from] tollgate_server::UpstreamError),
     #[error("the gateway has no upstream to forward requests to")]
@@ -87,10 +87,8 @@ pub(crate) enum Failure {
         option: &'static str,
     },
     #[error("cannot open the {listener} listener on {address}: {}", __io_reason(.error))]
-    #[diagnostic(help(
-        "choose another address with --{listener} ADDRESS, or disable this listener with --{listener} off"
-    ))]
-    Listen { listener: &'static str, address: String, error: std::io::Error },
+    #[diagnostic(help("choose another address with --{option} ADDRESS, or disable this listener with --{option} off"))]
+    Listen { listener: &'static str, option: &'static str, address: String, error: std::io::Error },
     #[error("cannot use a socket passed with LISTEN_FDS: {}", __io_reason(.0))]
     #[diagnostic(help(
         "each inherited descriptor must be a TCP socket: in a systemd socket unit, ListenStream=HOST:PORT"

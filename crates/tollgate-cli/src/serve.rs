@@ -163,8 +163,8 @@ async fn start(
 
     let token = secrets::admin_token(arguments.admin_token_file.as_deref())?;
     let (admin, admin_disabled) = listen_admin(arguments.admin.as_deref(), token.is_some(), &mut inherited).await?;
-    let http = listen("http", &endpoints.http, &mut inherited).await?;
-    let resp = listen("resp", &endpoints.resp, &mut inherited).await?;
+    let http = listen("http", "http", &endpoints.http, &mut inherited).await?;
+    let resp = listen("resp", "resp", &endpoints.resp, &mut inherited).await?;
     let gateway = gateway_of(&endpoints, loaded.as_ref(), &mut inherited).await?;
     inherited.verify_all_taken()?;
     let http_token = secrets::http_token(endpoints.http_token_file.as_deref())?;
@@ -414,7 +414,7 @@ async fn gateway_of(
         tracing::warn!("the gateway has no rules, so nothing is limited: add --limit LIMIT or --config FILE");
     }
     let gateway = tollgate_server::Gateway::new(&settings)?;
-    let socket = listen(endpoints.gateway_option, address, inherited).await?;
+    let socket = listen("gateway", endpoints.gateway_option, address, inherited).await?;
     Ok(socket.map(|socket| (socket, gateway)))
 }
 
@@ -462,10 +462,11 @@ async fn bind(address: &str, inherited: &mut InheritedSockets) -> std::io::Resul
     Err(failure.unwrap_or_else(|| ErrorKind::AddrNotAvailable.into()))
 }
 
-/// Opens a listener, or returns `None` if the address is `off`. `listener` is the name of its option, for the error
-/// message.
+/// Opens a listener, or returns `None` if the address is `off`. The error message names `listener` and the `option` that
+/// sets its address.
 async fn listen(
     listener: &'static str,
+    option: &'static str,
     address: &str,
     inherited: &mut InheritedSockets,
 ) -> Result<Option<TcpListener>, Failure> {
@@ -473,10 +474,10 @@ async fn listen(
         return Ok(None);
     }
     let bound = bind(address, inherited).await;
-    bound.map(Some).map_err(|error| Failure::Listen { listener, address: address.to_owned(), error })
+    bound.map(Some).map_err(|error| Failure::Listen { listener, option, address: address.to_owned(), error })
 }
 
-/// Opens the admin listener on `address`, or to the default address if that is `None`.
+/// Opens the admin listener on `address`, or on the default address if that is `None`.
 ///
 /// `has_token` says whether the operator has set a token. A generated one does not count.
 ///
@@ -491,7 +492,7 @@ async fn listen_admin(
     has_token: bool,
     inherited: &mut InheritedSockets,
 ) -> Result<(Option<TcpListener>, Option<String>), Failure> {
-    let listener = match listen("admin", address.unwrap_or(ADMIN_DEFAULT), inherited).await {
+    let listener = match listen("admin", "admin", address.unwrap_or(ADMIN_DEFAULT), inherited).await {
         Ok(listener) => listener,
         Err(Failure::Listen { error, .. }) if address.is_none() && error.kind() == ErrorKind::AddrInUse => {
             return Ok((None, Some(format!("{ADMIN_DEFAULT} is in use"))));

@@ -248,7 +248,7 @@ impl MetricsPage<'_, '_> {
         self.counter("breaker_opened", "Number of times the circuit breaker opened.", stats.breaker_opened)?;
         let help =
             "Checks of several subjects that were charged in part, then refunded because the rest was not admitted.";
-        self.counter("checks_given_back", help, stats.given_back)?;
+        self.counter("split_checks_refunded", help, stats.split_checks_refunded)?;
         self.counter("deny_cache_hits", "Denials answered from the deny cache.", stats.deny_cache_hits)
     }
 

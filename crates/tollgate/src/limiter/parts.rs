@@ -37,7 +37,7 @@ pub(super) enum Answer {
 }
 
 /// A charge to refund, because another part of the check was refused or failed: its demands, and the decision on them.
-pub(super) type GiveBack<'a> = (SmallVec<[Demand<'a>; 2]>, Decision);
+pub(super) type PartRefund<'a> = (SmallVec<[Demand<'a>; 2]>, Decision);
 
 /// The demands of a check that are in one partition of a store.
 pub(super) struct Part<'a> {
@@ -67,7 +67,7 @@ impl<'a> Part<'a> {
 
     /// Returns the part of a refused check that must be refunded: all but limits with `count_denied`, which are charged
     /// for denials too. Returns `None` if there is nothing to refund.
-    fn to_give_back(&self, decision: &Decision) -> Option<GiveBack<'a>> {
+    fn to_refund(&self, decision: &Decision) -> Option<PartRefund<'a>> {
         let kept = self.demands.iter().zip(&decision.limits).filter(|(demand, _)| !demand.limit.count_denied());
         let (demands, limits): (SmallVec<[Demand<'a>; 2]>, LimitStatuses) =
             kept.map(|(demand, status)| (*demand, *status)).unzip();
@@ -101,21 +101,21 @@ pub(super) fn conclude<'a>(
     check: &Check<'_>,
     parts: &[Part<'a>],
     mut answers: SmallVec<[Result<Decision, Unavailable>; 1]>,
-) -> (Result<Answer, Unavailable>, SmallVec<[GiveBack<'a>; 1]>) {
+) -> (Result<Answer, Unavailable>, SmallVec<[PartRefund<'a>; 1]>) {
     if answers.len() == 1 {
         return (answers.remove(0).map(Answer::Whole), SmallVec::new());
     }
     let is_admitted = |answer: &Result<Decision, Unavailable>| answer.as_ref().is_ok_and(Decision::allowed);
-    let give_back = match answers.iter().all(is_admitted) {
+    let refunds = match answers.iter().all(is_admitted) {
         true => SmallVec::new(),
         false => {
             let charged = parts.iter().zip(&answers);
             let charged = charged.filter_map(|(part, answer)| Some((part, answer.as_ref().ok()?)));
-            charged.filter(|(_, decision)| decision.allowed()).filter_map(|(part, it)| part.to_give_back(it)).collect()
+            charged.filter(|(_, decision)| decision.allowed()).filter_map(|(part, it)| part.to_refund(it)).collect()
         }
     };
     let decisions: Result<Vec<Decision>, Unavailable> = answers.into_iter().collect();
-    (decisions.map(|decisions| Answer::Combined(combine(check, parts, &decisions))), give_back)
+    (decisions.map(|decisions| Answer::Combined(combine(check, parts, &decisions))), refunds)
 }
 
 /// Combines the decisions on all parts of a check into one. There must be as many decisions as parts, and at least one.
@@ -130,11 +130,11 @@ fn combine(check: &Check<'_>, parts: &[Part<'_>], decisions: &[Decision]) -> Dec
     let mut limits: SmallVec<[_; 4]> = SmallVec::from_elem(None, check.demands().len());
     for (part, decision) in parts.iter().zip(decisions) {
         let late_us = decision.at.as_micros().saturating_sub(at.as_micros());
-        let is_given_back = !is_admitted && decision.allowed();
+        let is_refunded = !is_admitted && decision.allowed();
         for ((&index, demand), status) in part.indices.iter().zip(&part.demands).zip(&decision.limits) {
             let mut status = *status;
             status.late_us = u32::try_from(late_us).unwrap_or(u32::MAX);
-            if is_given_back && !demand.limit.count_denied() {
+            if is_refunded && !demand.limit.count_denied() {
                 refund_status(&mut status, &demand.limit);
             }
             limits[index] = Some(status);
@@ -205,9 +205,9 @@ mod tests {
         let (parts, decisions) = decided(&demands, &store);
         assert_eq!(parts.iter().map(|part| part.indices.to_vec()).collect::<Vec<_>>(), [[0, 2], [1, 3]]);
         let check = Check::new(&demands).unwrap();
-        let (answer, give_back) = conclude(&check, &parts, decisions.into_iter().map(Ok).collect());
+        let (answer, refunds) = conclude(&check, &parts, decisions.into_iter().map(Ok).collect());
         let Ok(Answer::Combined(decision)) = answer else { panic!("{answer:?}") };
-        assert!(decision.allowed() && give_back.is_empty());
+        assert!(decision.allowed() && refunds.is_empty());
         let statuses: Vec<_> = decision.limits.iter().map(|status| (status.remaining, status.late_us)).collect();
         assert_eq!((decision.at, statuses), (NOW, vec![(3, 0), (4, 700), (5, 0), (6, 700)]));
         // Each part finds its own statuses again.
@@ -215,18 +215,18 @@ mod tests {
     }
 
     #[test]
-    fn admitted_part_of_a_refused_check_is_given_back_except_for_count_denied() {
+    fn admitted_part_of_a_refused_check_is_refunded_except_for_count_denied() {
         let (store, demands) = (ByFirstByte(MemoryStore::new()), demands());
         let used_up = Demand { cost: tollgate_core::Cost::new(5), ..demands[0] };
         assert!(store.0.check(&Check::one(&used_up)).allowed());
         let (parts, decisions) = decided(&demands, &store);
         let check = Check::new(&demands).unwrap();
-        let (answer, give_back) = conclude(&check, &parts, decisions.into_iter().map(Ok).collect());
+        let (answer, refunds) = conclude(&check, &parts, decisions.into_iter().map(Ok).collect());
         let Ok(Answer::Combined(decision)) = answer else { panic!("{answer:?}") };
         let statuses: Vec<_> = decision.limits.iter().map(|status| (status.allowed, status.remaining)).collect();
         assert_eq!(statuses, [(false, 0), (true, 6), (true, 7), (true, 6)], "the fourth stays charged");
-        assert_eq!(give_back.len(), 1);
-        let (given, of) = &give_back[0];
+        assert_eq!(refunds.len(), 1);
+        let (given, of) = &refunds[0];
         assert_eq!((given.len(), given[0].limit.quota(), of.at), (1, 6, NOW.plus_micros(700)));
     }
 
@@ -236,9 +236,9 @@ mod tests {
         let (parts, mut decisions) = decided(&demands, &store);
         let failure = Unavailable::new(StoreErrorKind::TimedOut, "no answer");
         let answers = SmallVec::from_iter([Ok(decisions.remove(0)), Err(failure.clone())]);
-        let (answer, give_back) = conclude(&Check::new(&demands).unwrap(), &parts, answers);
+        let (answer, refunds) = conclude(&Check::new(&demands).unwrap(), &parts, answers);
         assert_eq!(answer.unwrap_err(), failure);
-        assert_eq!(give_back.iter().map(|(demands, _)| demands.len()).collect::<Vec<_>>(), [2]);
+        assert_eq!(refunds.iter().map(|(demands, _)| demands.len()).collect::<Vec<_>>(), [2]);
     }
 
     #[test]
@@ -247,8 +247,8 @@ mod tests {
         let check = Check::new(&demands).unwrap();
         let (parts, mut decisions) = decided(&demands, &store);
         decisions[1] = Decision::banned(NOW, Source::Store, Wait::from_micros(9), &parts[1].check());
-        let (answer, give_back) = conclude(&check, &parts, decisions.into_iter().map(Ok).collect());
+        let (answer, refunds) = conclude(&check, &parts, decisions.into_iter().map(Ok).collect());
         let Ok(Answer::Combined(decision)) = answer else { panic!("{answer:?}") };
-        assert_eq!((decision.ban, decision.limits.len(), give_back.len()), (Some(Wait::from_micros(9)), 4, 1));
+        assert_eq!((decision.ban, decision.limits.len(), refunds.len()), (Some(Wait::from_micros(9)), 4, 1));
     }
 }

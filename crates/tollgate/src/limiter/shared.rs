@@ -16,7 +16,7 @@ use tollgate_core::{
 };
 
 use super::health::{Health, ShardHealth};
-use super::parts::{self, Answer, GiveBack, Part};
+use super::parts::{self, Answer, Part, PartRefund};
 use super::settle::Difference;
 use super::stats::{Counters, add};
 use super::{EachDecision, catch_panic, has_status_per_limit, panicked, probing, redeem_in_memory};
@@ -207,7 +207,7 @@ impl Shared {
         let asked = join_all(asked).await;
         let mut asked: Vec<_> = asked.into_iter().map(Vec::into_iter).collect();
 
-        let mut to_give_back: Vec<GiveBack<'_>> = Vec::new();
+        let mut to_refund: Vec<PartRefund<'_>> = Vec::new();
         let mut answers = Vec::with_capacity(checks.len());
         for ((check, parts), blocked) in checks.iter().zip(&split).zip(blocked) {
             if let Some(failure) = blocked {
@@ -219,15 +219,15 @@ impl Shared {
                 let call = calls.iter().position(|(shard, _)| shard.id == part.location.shard)?;
                 asked[call].next()
             };
-            let (answer, give_back) = parts::conclude(check, parts, parts.iter().filter_map(answer_to).collect());
-            counters.given_back.fetch_add(u64::from(!give_back.is_empty()), Ordering::Relaxed);
-            to_give_back.extend(give_back);
+            let (answer, refunds) = parts::conclude(check, parts, parts.iter().filter_map(answer_to).collect());
+            counters.split_checks_refunded.fetch_add(u64::from(!refunds.is_empty()), Ordering::Relaxed);
+            to_refund.extend(refunds);
             answers.push(answer);
         }
-        if !to_give_back.is_empty() {
+        if !to_refund.is_empty() {
             // Each refund is sent at its first poll. One that does not complete in time completes without this caller.
             let left = budget.left(&self.deadlines).unwrap_or_default().saturating_sub(begun.elapsed());
-            let refunds = to_give_back.iter().map(|(demands, decision)| async move {
+            let refunds = to_refund.iter().map(|(demands, decision)| async move {
                 let check = Check::of_distinct(demands);
                 let _ = self.call(Call::Refund, 1, async { self.store.refund(&check, decision).await }).await;
             });

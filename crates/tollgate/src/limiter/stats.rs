@@ -40,7 +40,7 @@ pub struct LimiterStats {
     /// Checks of several subjects on several servers that were refused or failed after a part of them had been charged.
     ///
     /// The charge was refunded. Before the refund, it may have caused other checks to be denied.
-    pub given_back: u64,
+    pub split_checks_refunded: u64,
     /// Counters in process memory, including expired ones that are not reclaimed yet.
     ///
     /// If there is a shared store, these are the counters of the local shares.
@@ -58,7 +58,7 @@ pub(super) struct Counters {
     pub(super) store_calls: AtomicU64,
     pub(super) store_failures: AtomicU64,
     pub(super) store_answers: AtomicU64,
-    pub(super) given_back: AtomicU64,
+    pub(super) split_checks_refunded: AtomicU64,
     allowed: AtomicU64,
     denied: AtomicU64,
     deny_cache_hits: AtomicU64,
@@ -96,7 +96,7 @@ impl Counters {
             unavailable,
             breaker_open: health.is_some_and(Health::is_any_open),
             breaker_opened: health.map_or(0, Health::times_opened),
-            given_back: get(&self.given_back),
+            split_checks_refunded: get(&self.split_checks_refunded),
             memory_keys: memory.len() as u64,
             memory_overflow_keys: memory.overflow_len() as u64,
             memory_bytes: memory.bytes_used() as u64,

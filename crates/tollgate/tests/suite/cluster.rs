@@ -188,7 +188,7 @@ async fn check_of_subjects_on_several_masters_is_charged_as_a_whole_or_not_at_al
         for (demand, remaining) in demands.iter().zip([7, 2, 0]) {
             assert_eq!(fixture.remaining(demand).await, remaining, "{brand}");
         }
-        assert_eq!(limiter.stats().given_back, 5, "{brand}");
+        assert_eq!(limiter.stats().split_checks_refunded, 5, "{brand}");
 
         // A ban of one subject refuses the check, and charges nothing.
         limiter.reset(&demands[2]).await.unwrap();
@@ -303,7 +303,7 @@ async fn checks_of_two_subjects_exceed_no_quota() {
         own.into_iter().for_each(|(counter, own)| admitted.entry(counter).or_default().extend(own));
         let stats = limiter.stats();
         allowed = allowed.max(stats.allowed);
-        given_back.insert(index / 8, stats.given_back);
+        given_back.insert(index / 8, stats.split_checks_refunded);
     }
     for (counter, mut admitted) in admitted {
         admitted.sort_unstable();

@@ -51,6 +51,8 @@ pub(super) struct ClientBody {
     timeout: Duration,
     timer: WaitTimer,
     progress: Arc<Progress>,
+    /// The header in which trusted proxies report the client's address.
+    forwarding_header: HeaderName,
 }
 
 /// How far a request body has been sent. Shared with the task that waits for the response.
@@ -101,14 +103,21 @@ impl Progress {
 impl RequestBody {
     /// Wraps the body of a request. The client may take up to `timeout` for each piece.
     ///
+    /// `forwarding_header` is the header in which trusted proxies report the client's address. It is removed from trailers.
+    ///
     /// Also returns its progress, or `None` if there is no body.
-    pub(super) fn new(incoming: Incoming, timeout: Duration) -> (RequestBody, Option<Arc<Progress>>) {
+    pub(super) fn new(
+        incoming: Incoming,
+        timeout: Duration,
+        forwarding_header: &HeaderName,
+    ) -> (RequestBody, Option<Arc<Progress>>) {
         if incoming.is_end_stream() {
             return (RequestBody::Empty, None);
         }
         let state = AtomicU8::new(BodyState::Streaming as u8);
         let progress = Arc::new(Progress { began: Instant::now(), last_ms: AtomicU64::new(0), state });
-        let body = ClientBody { incoming, timeout, timer: WaitTimer::default(), progress: progress.clone() };
+        let (timer, forwarding_header) = (WaitTimer::default(), forwarding_header.clone());
+        let body = ClientBody { incoming, timeout, timer, progress: progress.clone(), forwarding_header };
         (RequestBody::Client(Box::new(body)), Some(progress))
     }
 }
@@ -126,7 +135,7 @@ impl ClientBody {
                 let is_last = frame.is_trailers() || self.incoming.is_end_stream();
                 self.progress.set(if is_last { BodyState::Complete } else { BodyState::Streaming });
                 let frame = match frame.into_trailers() {
-                    Ok(trailers) => Frame::trailers(headers::request_trailers(trailers)),
+                    Ok(trailers) => Frame::trailers(headers::request_trailers(trailers, &self.forwarding_header)),
                     Err(frame) => frame,
                 };
                 Poll::Ready(Some(Ok(frame)))

@@ -185,9 +185,15 @@ pub(super) fn to_client(headers: &mut HeaderMap, replaces_limits: bool) {
 }
 
 /// Returns the trailers of a request without the fields that a client must not set.
-pub(super) fn request_trailers(mut trailers: HeaderMap) -> HeaderMap {
+///
+/// `forwarding_header` is the header in which trusted proxies report the client's address.
+pub(super) fn request_trailers(mut trailers: HeaderMap, forwarding_header: &HeaderName) -> HeaderMap {
     let is_dropped = |name: &&HeaderName| {
-        is_rate_limit(name) || is_disguised(name) || is_forwarding(name) || HOP_BY_HOP.contains(name)
+        is_rate_limit(name)
+            || is_disguised(name)
+            || is_forwarding(name)
+            || *name == forwarding_header
+            || HOP_BY_HOP.contains(name)
     };
     let dropped: Vec<HeaderName> = trailers.keys().filter(is_dropped).cloned().collect();
     for name in dropped {
@@ -435,8 +441,14 @@ mod tests {
 
     #[test]
     fn trailers_of_a_client_cannot_report_its_address() {
-        let trailers =
-            headers(&[("x-sum", "1"), ("x-forwarded-for", "6.6.6.6"), ("x_real_ip", "6.6.6.6"), ("te", "x")]);
-        assert_eq!(shown(&request_trailers(trailers)), ["x-sum: 1"]);
+        let trailers = headers(&[
+            ("x-sum", "1"),
+            ("x-forwarded-for", "6.6.6.6"),
+            ("x_real_ip", "6.6.6.6"),
+            ("cf-connecting-ip", "6.6.6.6"),
+            ("te", "x"),
+        ]);
+        let forwarding_header = HeaderName::from_static("cf-connecting-ip");
+        assert_eq!(shown(&request_trailers(trailers, &forwarding_header)), ["x-sum: 1"]);
     }
 }

@@ -232,7 +232,8 @@ impl Inner {
         head.version = Version::HTTP_11;
         head.extensions.clear();
         let length = incoming.size_hint().exact();
-        let (body, progress) = RequestBody::new(incoming, self.bounds.body_timeout);
+        let forwarding_header = rules.identifier().proxies().header().name();
+        let (body, progress) = RequestBody::new(incoming, self.bounds.body_timeout, forwarding_header);
         match (&body, length) {
             // Rewritten, because servers interpret a number such as `010` differently.
             (_, Some(length)) if head.headers.contains_key(CONTENT_LENGTH) => {
@@ -291,7 +292,7 @@ async fn exchange(
     // An HTTP/1.0 client may send no `Host`.
     let sets_host = !settings.preserve_host || !request.headers().contains_key(HOST);
     let mut tried: SmallVec<[usize; 4]> = SmallVec::new();
-    let mut last_error = ProxyError::Unreachable;
+    let (mut last_error, mut times_sent) = (ProxyError::Unreachable, 0);
     'servers: while let Some((index, server)) = upstream.pick(&tried) {
         if sets_host {
             request.headers_mut().insert(HOST, server.authority.clone());
@@ -315,6 +316,10 @@ async fn exchange(
                 },
             };
             let copy = (is_repeatable && lease.is_reused).then(|| copy_of(&request));
+            if times_sent > 0 {
+                upstream.stats.count_retry();
+            }
+            times_sent += 1;
             match send(&mut lease, request, progress, settings.timeouts.header).await {
                 Ok(response) => {
                     server.record_success();
@@ -322,7 +327,6 @@ async fn exchange(
                 }
                 Err(SendError::NotSent(returned)) => {
                     request = *returned;
-                    upstream.stats.count_retry();
                     if !lease.is_reused {
                         upstream.record_failure(server, &"it closed a new connection before the request was sent");
                         last_error = ProxyError::Closed;
@@ -336,7 +340,6 @@ async fn exchange(
                         return Err(closed(upstream, server, error, progress));
                     };
                     request = copy;
-                    upstream.stats.count_retry();
                     may_reuse = false;
                 }
                 Err(SendError::Timeout) => {

@@ -115,10 +115,11 @@ fn changed_settings(before: &Settings, after: &Settings) -> impl Iterator<Item =
     changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(name, _)| name)
 }
 
-/// Returns the names of the gateway's settings that differ and that take effect only at the next start.
+/// Returns the names of the gateway's settings that differ and that take effect only after a restart.
 fn changed_gateway(before: &GatewaySettings, after: &GatewaySettings) -> impl Iterator<Item = &'static str> {
     let changes = [
         ("gateway.listen", before.listen != after.listen),
+        ("gateway.proxy_protocol", before.proxy_protocol != after.proxy_protocol),
         ("gateway.access_log", before.access_log != after.access_log),
         ("the bounds of [gateway]", before.bounds != after.bounds),
     ];
