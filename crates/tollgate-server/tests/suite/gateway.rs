@@ -130,6 +130,14 @@ fn the_bytes_of_incomplete_heads_are_bounded() {
     let bounds = Bounds { receive_bytes: 100_000, ..Bounds::default() };
     tokio::spawn(run(listeners, ServerOptions::new(Limiter::memory()).bounds(bounds), std::future::pending()));
 
+    // Complete requests do not count, however many a connection has sent: none of these is dropped.
+    let complete = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "x".repeat(4_000));
+    let mut kept: Vec<_> = (0..6).map(|_| BufReader::new(TcpStream::connect(gateway).unwrap())).collect();
+    for _ in 0..20 {
+        kept.iter_mut().for_each(|stream| assert_eq!(exchange(stream, &complete).0, 404));
+    }
+    drop(kept);
+
     let head = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}", "x".repeat(20_000));
     let mut incomplete = Vec::new();
     for _ in 0..12 {

@@ -122,6 +122,8 @@ impl Cluster {
         let port = self.nodes[self.nodes.len() - 1].port().to_string();
         expect_ok(self.nodes[0].command(&["CLUSTER", "MEET", "127.0.0.1", &port]));
         self.wait_until_all_know_each_other();
+        // A new node rejects keys until it knows that all slots have an owner.
+        self.wait_until_complete();
     }
 
     /// Removes a node that has no slots from the cluster, and ends it.

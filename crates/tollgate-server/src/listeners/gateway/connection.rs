@@ -59,6 +59,8 @@ pub(super) struct Client {
     port: u16,
     shutdown: Shutdown,
     in_flight: AtomicUsize,
+    /// The number of requests so far.
+    requests: AtomicU64,
     is_http2: AtomicBool,
     began: Instant,
     /// The time at which the last request ended, in milliseconds since `began`.
@@ -75,6 +77,7 @@ impl Client {
             port,
             shutdown,
             in_flight: AtomicUsize::new(0),
+            requests: AtomicU64::new(0),
             is_http2: AtomicBool::new(false),
             began: Instant::now(),
             last_active_ms: AtomicU64::new(0),
@@ -116,6 +119,7 @@ impl Client {
     /// Counts a request as under way until the returned guard is dropped.
     pub(super) fn begin(self: &Arc<Self>, is_http2: bool) -> InFlight {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.requests.fetch_add(1, Ordering::Relaxed);
         if is_http2 {
             self.is_http2.store(true, Ordering::Relaxed);
         }
@@ -185,7 +189,13 @@ pub(super) async fn serve(
     let is_tls = matches!(stream, ClientStream::Tls(_));
     let client = Arc::new(Client::new(peer, is_tls, stream.local_port(), shutdown.clone()));
     let (idle, builder) = (listener.idle, builder(&listener.bounds, listener.idle));
-    let head = HeadBudget { client: client.clone(), receiving, bytes: 0, bytes_max: listener.bounds.header_bytes_max };
+    let head = HeadBudget {
+        client: client.clone(),
+        receiving,
+        requests: 0,
+        bytes: 0,
+        bytes_max: listener.bounds.header_bytes_max,
+    };
     let service = ConnectionService { listener, client: client.clone() };
     let io = TokioIo::new(ClientIo::new(stream, idle, head));
     {
@@ -285,10 +295,14 @@ fn builder(bounds: &GatewayBounds, idle: Duration) -> auto::Builder<TokioExecuto
     builder
 }
 
-/// The bytes received while no request is in progress, as a reservation in the receive budget of the listener.
+/// The bytes received since the last request began, as a reservation in the receive budget of the listener.
+///
+/// There is no reservation while a request is in progress, because its body is forwarded as it arrives.
 struct HeadBudget {
     client: Arc<Client>,
     receiving: Receiving,
+    /// The number of requests when `bytes` was last zero.
+    requests: u64,
     bytes: usize,
     /// hyper buffers at most this many bytes of a head.
     bytes_max: usize,
@@ -297,8 +311,9 @@ struct HeadBudget {
 impl HeadBudget {
     /// Reserves room for the bytes that were received so far. Ready with `false` if there is none.
     fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
-        if self.client.in_flight.load(Ordering::Relaxed) > 0 {
-            self.bytes = 0;
+        let requests = self.client.requests.load(Ordering::Relaxed);
+        if requests != self.requests || self.client.in_flight.load(Ordering::Relaxed) > 0 {
+            (self.requests, self.bytes) = (requests, 0);
         }
         self.receiving.poll_hold(cx, self.bytes.min(self.bytes_max))
     }
