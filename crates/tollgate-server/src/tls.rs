@@ -43,7 +43,7 @@ struct Inner {
 /// The usable contents of the two files, and their metadata.
 struct CertificatePair {
     config: Arc<ServerConfig>,
-    /// The same with [`Alpn::Http`].
+    /// The configuration of listeners with [`Alpn::Http`]: `config` with the application protocols `h2` and `http/1.1`.
     http_config: Arc<ServerConfig>,
     /// The number of certificates in the chain.
     certificates: usize,

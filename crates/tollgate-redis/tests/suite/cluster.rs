@@ -280,7 +280,7 @@ async fn killed_master_fails_only_its_own_keys_and_its_replica_takes_over() {
         for subject in &subjects[0] {
             assert_eq!(charge_eventually(&store, subject).await, 98, "{brand}");
         }
-        // The old master comes back as a replica, and redirects whoever still asks it.
+        // The old master comes back as a replica, and redirects clients that still call it.
         lost.restart();
         cluster.wait_until_complete();
         for subject in &subjects[0] {
