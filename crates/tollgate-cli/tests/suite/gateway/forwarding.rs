@@ -88,8 +88,8 @@ fn the_gateway_does_not_start_without_a_usable_upstream() {
         (&["gateway", "--upstream", "ftp://127.0.0.1:3000"], "the scheme must be http or https"),
         (&["gateway", "--upstream", "127.0.0.1:3000"], "did you mean http://127.0.0.1:3000?"),
         (&["gateway", "--upstream", "http://u:planted@127.0.0.1:3000"], "must not contain a user or password"),
-        (&["gateway", "--upstream", "http://127.0.0.1:3000/api"], "no path"),
-        (&["gateway", "--upstream", "http://127.0.0.1:3000?x=1"], "no query"),
+        (&["gateway", "--upstream", "http://127.0.0.1:3000/api"], "must not contain a path"),
+        (&["gateway", "--upstream", "http://127.0.0.1:3000?x=1"], "must not contain a query"),
         (&["gateway", "--upstream", "http://127.0.0.1:3000", "--limit", "0/min"], "quota"),
         (&["gateway", "--upstream", "http://127.0.0.1:3000", "--tls-cert", "cert.pem"], "--tls-key"),
     ] {
