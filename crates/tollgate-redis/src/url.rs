@@ -54,8 +54,8 @@ impl UrlError {
 }
 
 impl StoreUrl {
-    /// Parses `redis://[user:password@]host[:port][/database]` or `redis+cluster://[user:password@]host[:port],…`, or
-    /// the same with `rediss` for TLS.
+    /// Parses `redis://[user:password@]host[:port][/database]` or `redis+cluster://[user:password@]host[:port],…`.
+    /// The schemes `rediss` and `rediss+cluster` use TLS.
     ///
     /// The port defaults to 6379, the database to 0. User and password may be percent-encoded.
     ///
