@@ -47,21 +47,23 @@ struct Servers<'s> {
     all: Vec<&'s Server>,
     /// The index in `all` of the server that has a key, by the number of the key.
     owners: Arc<[usize]>,
+    /// Whether the calls of Tollgate have keys of several slots.
+    across_slots: bool,
 }
 
 impl<'s> Servers<'s> {
     fn one(server: &'s Server) -> Servers<'s> {
-        Servers { url: server.url(), all: vec![server], owners: vec![0; KEYS].into() }
+        Servers { url: server.url(), all: vec![server], owners: vec![0; KEYS].into(), across_slots: false }
     }
 
-    fn cluster(cluster: &'s Cluster) -> Servers<'s> {
+    fn cluster(cluster: &'s Cluster, across_slots: bool) -> Servers<'s> {
         let all = cluster.masters();
         let owner = |key: usize| {
             let owner = cluster.owner_of(cluster.slot_of(&format!("{{{}}}", subject(key))));
             all.iter().position(|server| server.port() == owner.port()).expect("a master")
         };
         let owners = (0..KEYS).map(owner).collect();
-        Servers { url: cluster.url(), all, owners }
+        Servers { url: cluster.url(), all, owners, across_slots }
     }
 
     fn cpu_seconds(&self) -> f64 {
@@ -262,7 +264,8 @@ fn zipf() -> impl Fn(&mut Random) -> usize + Send + Sync {
 }
 
 fn store(servers: &Servers<'_>) -> RedisStore {
-    RedisStore::builder(&*servers.url).call_timeout(Duration::from_secs(5)).build().expect("a store")
+    let builder = RedisStore::builder(&*servers.url).call_timeout(Duration::from_secs(5));
+    builder.calls_across_slots(servers.across_slots).build().expect("a store")
 }
 
 /// Returns a limiter with a deadline that is not reached even on a busy machine, so that no decision is made locally.
@@ -385,10 +388,15 @@ async fn main() {
         let limit: Limit = "100/min".parse().expect("a limit");
         let uniform: Keys = Arc::new(|random| random.below(KEYS as u64) as usize);
         let skewed: Keys = Arc::new(zipf());
+        let places = [
+            ("one server", Servers::one(&server)),
+            ("Cluster", Servers::cluster(&cluster, false)),
+            ("Cluster with calls across slots", Servers::cluster(&cluster, true)),
+        ];
         for (name, keys) in [("uniform", uniform), ("zipf", skewed)] {
-            for (place, servers) in [("one server", Servers::one(&server)), ("Cluster", Servers::cluster(&cluster))] {
+            for (place, servers) in &places {
                 println!("{brand}, {place}, {name} keys, {limit}, {CALLERS} callers, {rounds} rounds");
-                speed(&servers, limit, &keys, rounds).await;
+                speed(servers, limit, &keys, rounds).await;
             }
         }
         drop(cluster);
