@@ -15,7 +15,7 @@ fn exchange(stream: &mut std::net::TcpStream, bytes: &[u8], end: &str) -> String
     receive_until(stream, end)
 }
 
-fn receive_until(stream: &mut std::net::TcpStream, end: &str) -> String {
+pub(super) fn receive_until(stream: &mut std::net::TcpStream, end: &str) -> String {
     let (mut received, mut byte) = (Vec::new(), [0]);
     while !received.ends_with(end.as_bytes()) {
         match stream.read(&mut byte) {
@@ -242,7 +242,7 @@ fn the_certificate_of_an_upstream_is_checked() {
     }
 }
 
-/// `TOLLGATE_GATEWAY_BODY_MIB` sets the size of the body; `make long` uses 1 GiB.
+/// `TOLLGATE_GATEWAY_BODY_MIB` sets the size of the body; `make gateway` uses 1 GiB.
 #[test]
 fn large_bodies_are_streamed_in_both_directions_with_flat_memory() {
     let mib: usize = std::env::var("TOLLGATE_GATEWAY_BODY_MIB").ok().and_then(|text| text.parse().ok()).unwrap_or(64);
@@ -286,6 +286,7 @@ fn large_bodies_are_streamed_in_both_directions_with_flat_memory() {
     }
     echo.join().unwrap();
     let grown = most - before;
+    println!("bodies of {mib} MiB in both directions: {} KiB before, {} KiB at most", before >> 10, most >> 10);
     assert!(grown < 16 << 20, "the memory grew by {} MiB for bodies of {mib} MiB", grown >> 20);
 }
 
