@@ -9,6 +9,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tollgate_testkit::server::Server;
@@ -53,10 +54,6 @@ fn gateway(upstream: &Upstream) -> GatewayProcess {
     GatewayProcess::configured(&configuration, &[])
 }
 
-fn median(values: &mut [f64]) -> f64 {
-    percentile(values, 50)
-}
-
 /// Returns the value that `percent` of the values do not exceed.
 fn percentile(values: &mut [f64], percent: usize) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -86,59 +83,103 @@ fn latencies(gateway: &GatewayProcess, path: &str, mut is_wanted: impl FnMut(usi
     latencies
 }
 
-/// Runs the rounds of an attack beside a healthy client, reports the ratio and the memory, and asserts them.
-fn withstand(scenario: &str, gateway: &GatewayProcess, mut attack: impl FnMut(usize) + Send) {
-    let (rounds, count) = (scale(1, 10), scale(20, 300));
-    let _ = latencies(gateway, "/healthy", |sent| sent < count);
-    let before = gateway.resident_bytes();
-    let (mut ratios, mut quiet_us, mut attacked_us) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut most, mut ends) = (before, Vec::new());
-    for round in 0..rounds {
-        let mut quiet = latencies(gateway, "/healthy", |sent| sent < count);
-        let is_over = AtomicBool::new(false);
-        let mut attacked = std::thread::scope(|scope| {
+/// Bounds the rate of an attack.
+struct Pace {
+    began: Instant,
+    /// `None` sends as fast as possible.
+    per_second: Option<f64>,
+}
+
+impl Pace {
+    /// Waits until it is time for the next request or frame after `sent` ones.
+    fn wait(&self, sent: u64) {
+        if let Some(per_second) = self.per_second {
+            let due = Duration::from_secs_f64(sent as f64 / per_second);
+            std::thread::sleep(due.saturating_sub(self.began.elapsed()));
+        }
+    }
+}
+
+/// The latencies of a healthy client in one round, in microseconds.
+struct Round {
+    quiet: Vec<f64>,
+    attacked: Vec<f64>,
+    /// The most memory of the gateway during the attack, and its memory after it, in bytes.
+    most: u64,
+    end: u64,
+}
+
+impl Round {
+    /// Runs a round: the healthy client alone, then beside the attack until the attack ends.
+    fn run(
+        gateway: &GatewayProcess,
+        count: usize,
+        per_second: Option<f64>,
+        attack: &mut (impl FnMut(&Pace) + Send),
+    ) -> Round {
+        let quiet = latencies(gateway, "/healthy", |sent| sent < count);
+        let (is_over, mut most) = (AtomicBool::new(false), 0);
+        let attacked = std::thread::scope(|scope| {
             scope.spawn(|| {
                 let _over = SetAtEnd(&is_over);
-                attack(round);
+                attack(&Pace { began: Instant::now(), per_second });
             });
             latencies(gateway, "/healthy", |sent| {
                 most = if sent % 10 == 0 { most.max(gateway.resident_bytes()) } else { most };
-                !is_over.load(Ordering::SeqCst)
+                sent == 0 || !is_over.load(Ordering::SeqCst)
             })
         });
-        assert!(!attacked.is_empty(), "no healthy request during the attack");
-        ratios.push(median(&mut attacked) / median(&mut quiet));
-        quiet_us.append(&mut quiet);
-        attacked_us.append(&mut attacked);
-        ends.push(gateway.resident_bytes());
+        Round { quiet, attacked, most, end: gateway.resident_bytes() }
     }
-    let ratio = median(&mut ratios);
-    for (what, latencies) in [("quiet", &mut quiet_us), ("attacked", &mut attacked_us)] {
-        let figures = [50, 99, 100].map(|percent| percentile(latencies, percent));
-        let [p50, p99, max] = figures;
-        record(
-            scenario,
-            what,
-            format!("p50 {p50:.0} us, p99 {p99:.0} us, max {max:.0} us, {} requests", latencies.len()),
-        );
+
+    fn ratio(&mut self) -> f64 {
+        percentile(&mut self.attacked, 50) / percentile(&mut self.quiet, 50)
+    }
+}
+
+/// Runs rounds of an attack beside a healthy client, reports the latencies and the memory, and asserts them.
+///
+/// The rounds of the long form send `per_second` requests or frames. If that is set, another round sends them as fast as
+/// possible. It is not compared with the bound: attacker, client and upstream share the cores of the gateway.
+fn withstand(scenario: &str, gateway: &GatewayProcess, per_second: Option<f64>, mut attack: impl FnMut(&Pace) + Send) {
+    let (rounds, count) = (scale(1, 10), scale(20, 300));
+    let _ = latencies(gateway, "/healthy", |sent| sent < count);
+    let before = gateway.resident_bytes();
+    let pace = per_second.filter(|_| is_long());
+    let mut paced: Vec<Round> = (0..rounds).map(|_| Round::run(gateway, count, pace, &mut attack)).collect();
+    let mut ratios: Vec<f64> = paced.iter_mut().map(Round::ratio).collect();
+    let ratio = percentile(&mut ratios, 50);
+    let all = |of: fn(&Round) -> &Vec<f64>| paced.iter().flat_map(of).copied().collect::<Vec<f64>>();
+    for (what, mut latencies) in [("quiet", all(|round| &round.quiet)), ("attacked", all(|round| &round.attacked))] {
+        record(scenario, what, summary(&mut latencies));
     }
     record(scenario, "ratio of medians", format!("{ratio:.2} (rounds: {ratios:.2?})"));
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    let (first, last) = (ends[0], ends[ends.len() - 1]);
+    let most = paced.iter().map(|round| round.most).max().unwrap_or_default();
+    let (first, last) = (paced[0].end, paced[rounds - 1].end);
+    let memory = [before, most, first, last].map(mib);
+    let [at_start, at_most, at_first, at_last] = memory;
     record(
         scenario,
         "memory",
         format!(
-            "{:.1} MiB before, {:.1} MiB at most, {:.1} MiB after round 1, {:.1} MiB after round {rounds}",
-            mib(before),
-            mib(most),
-            mib(first),
-            mib(last)
+            "{at_start:.1} MiB before, {at_most:.1} at most, {at_first:.1} after round 1, {at_last:.1} after round {rounds}"
         ),
     );
     assert!(most.saturating_sub(before) < ATTACK_BYTES_MAX, "the memory grew to {most} bytes");
-    assert!(last.saturating_sub(first) < GROWTH_BYTES_MAX, "the memory grows: {ends:?}");
+    assert!(last.saturating_sub(first) < GROWTH_BYTES_MAX, "the memory grew from {first} to {last} bytes");
+    if let Some(per_second) = pace {
+        record(scenario, "rate", format!("{per_second:.0} per second"));
+        let mut fast = Round::run(gateway, count, None, &mut attack);
+        let figures = format!("ratio of medians {:.2}; {}", fast.ratio(), summary(&mut fast.attacked));
+        record(scenario, "as fast as possible", figures);
+    }
     assert!(!is_long() || ratio < RATIO_MAX, "the median latency of the healthy client is {ratio} times that before");
+}
+
+fn summary(latencies: &mut [f64]) -> String {
+    let [p50, p99, max] = [50, 99, 100].map(|percent| percentile(latencies, percent));
+    format!("p50 {p50:.0} us, p99 {p99:.0} us, max {max:.0} us, {} requests", latencies.len())
 }
 
 /// Sets a flag when it is dropped, even if its thread panics.
@@ -158,7 +199,7 @@ fn slow_connections_do_not_slow_down_a_healthy_client() {
     let upstream = upstream();
     let gateway = gateway(&upstream);
     let opened = AtomicUsize::new(0);
-    withstand("gateway, slow connections", &gateway, |_| {
+    withstand("gateway, slow connections", &gateway, None, |_| {
         let begin = |number: usize| {
             let mut stream = gateway.connect();
             let bytes: &[u8] = match number % 3 {
@@ -226,8 +267,8 @@ fn ping(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// In turn, a connection sends resets without a pause until it is closed, and another one only so many that it is not
-/// closed: each request is at the upstream when it is reset.
+/// In turn, a connection sends resets until the gateway closes it, and another one resets only requests that the gateway
+/// has begun to forward, so that it is not closed.
 #[test]
 fn rapid_resets_do_not_slow_down_a_healthy_client() {
     let per_round = scale(1_000, 10_000);
@@ -235,7 +276,7 @@ fn rapid_resets_do_not_slow_down_a_healthy_client() {
     let gateway = gateway(&upstream);
     let (resets, connections) = (AtomicU64::new(0), AtomicU64::new(0));
     let block = header_block("/held");
-    withstand("gateway, rapid resets", &gateway, |_| {
+    withstand("gateway, rapid resets", &gateway, Some(2_000.0), |pace| {
         let mut remaining: u64 = per_round;
         let mut is_paced = false;
         while remaining > 0 {
@@ -246,23 +287,28 @@ fn rapid_resets_do_not_slow_down_a_healthy_client() {
                 let streams = (number..).step_by(2).take(batch);
                 let opens = streams.clone().map(|stream| frame(1, 5, stream, &block));
                 let ends = streams.map(|stream| frame(3, 0, stream, &8_u32.to_be_bytes()));
+                let (opens, ends): (Vec<_>, Vec<_>) = (opens.collect(), ends.collect());
                 let sent = match is_paced {
                     true => {
-                        let (opens, ends): (Vec<_>, Vec<_>) = (opens.collect(), ends.collect());
                         stream.write_all(&opens.concat()).is_ok()
                             && ping(&mut stream)
                             && stream.write_all(&ends.concat()).is_ok()
                     }
-                    false => stream
-                        .write_all(&opens.zip(ends).flat_map(|(open, end)| [open, end]).collect::<Vec<_>>().concat())
-                        .is_ok(),
+                    false => {
+                        let frames: Vec<Vec<u8>> = opens.into_iter().zip(ends).flat_map(<[_; 2]>::from).collect();
+                        stream.write_all(&frames.concat()).is_ok()
+                    }
                 };
                 number += 2 * u32::try_from(batch).unwrap();
-                if !sent || remaining == 0 {
+                if !sent {
                     break;
                 }
                 resets.fetch_add(batch as u64, Ordering::SeqCst);
                 remaining = remaining.saturating_sub(batch as u64);
+                pace.wait(per_round - remaining);
+                if remaining == 0 || !is_paced && !ping(&mut stream) {
+                    break;
+                }
             }
             is_paced = !is_paced;
         }
@@ -283,17 +329,18 @@ fn continuation_frames_do_not_slow_down_a_healthy_client() {
     let upstream = upstream();
     let gateway = gateway(&upstream);
     let frames = AtomicU64::new(0);
-    withstand("gateway, continuation flood", &gateway, |_| {
+    withstand("gateway, continuation flood", &gateway, Some(50_000.0), |pace| {
         for number in 0..connections {
             let mut stream = http2(&gateway);
             let payload: &[u8] = if number % 2 == 0 { &[0, 1, b'a', 1, b'b'] } else { &[] };
             let _ = stream.write_all(&frame(1, 0, 1, &[]));
             let burst = frame(9, 0, 1, payload).repeat(100);
-            for _ in 0..FRAMES / 100 {
+            for sent in (100..=FRAMES).step_by(100) {
                 frames.fetch_add(100, Ordering::SeqCst);
                 if stream.write_all(&burst).is_err() {
                     break;
                 }
+                pace.wait(number * FRAMES + sent);
             }
             // The gateway closes the connection, or waits for the rest of the header.
             let _ = stream.shutdown(std::net::Shutdown::Write);
@@ -305,12 +352,26 @@ fn continuation_frames_do_not_slow_down_a_healthy_client() {
     assert!(upstream.requests().iter().all(|request| request.path() == "/healthy"));
 }
 
-/// Requests for `/steady` have a limit of their own. The access log has the time that the upstream took for each.
+/// How long the upstream works on a request during the surge.
+const WORK: Duration = Duration::from_millis(2);
+
+/// A steady client has a limit of its own, and sends requests before, during and after the surge. Their times are those
+/// that the upstream measures, and those that the gateway writes to its access log.
 #[test]
 fn surge_of_ten_times_the_quota_leaves_the_upstream_with_exactly_the_quota() {
     const CLIENTS: usize = 6;
     let (quota, count) = (scale(60, 3_000), scale(20, 500));
-    let upstream = upstream();
+    let measured: Arc<Mutex<Vec<(String, f64)>>> = Arc::default();
+    let upstream = Upstream::start({
+        let measured = measured.clone();
+        move |request, stream| {
+            let began = Instant::now();
+            std::thread::sleep(WORK);
+            let is_sent = ok(stream, "", b"hello");
+            measured.lock().unwrap().push((request.path().to_owned(), began.elapsed().as_secs_f64() * 1e6));
+            is_sent
+        }
+    });
     let configuration = format!(
         "[gateway]\naccess_log = 'json'\n[[upstreams]]\nname = 'web'\nservers = ['{}']\n\
          [[rules]]\nname = 'surge'\nmatch = {{ path = '/surge' }}\nby = ['ip']\nlimits = ['{quota}/day']\n\
@@ -339,29 +400,25 @@ fn surge_of_ten_times_the_quota_leaves_the_upstream_with_exactly_the_quota() {
     let received = upstream.requests().iter().filter(|request| request.path() == "/surge").count();
     assert_eq!((admitted.load(Ordering::SeqCst), received), (quota, quota));
 
-    let upstream_us = |path: &str| {
-        let entries = tollgate_testkit::poll::eventually(
-            "all lines of the access log",
-            || gateway.output(),
-            |output| output.matches(r#""path":"/after""#).count() == count,
-        );
-        let entries = entries.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-        let entries = entries.filter(|entry| entry["path"] == path);
-        entries.map(|entry| entry["upstream_ms"].as_f64().unwrap() * 1e3).collect::<Vec<f64>>()
-    };
-    let [before, during, after] = ["/before", "/during", "/after"].map(|path| {
-        let mut times = upstream_us(path);
-        let (p50, p99) = (percentile(&mut times, 50), percentile(&mut times, 99));
-        let figure = format!("p50 {p50:.0} us, p99 {p99:.0} us, {} requests", times.len());
-        record("gateway, surge", &format!("time of the upstream {}", &path[1..]), figure);
-        p50
-    });
-    record("gateway, surge", "requests", format!("{} sent, {received} at the upstream", quota * 10));
-    record(
-        "gateway, surge",
-        "ratio of medians, during to before and after",
-        format!("{:.2}", 2.0 * during / (before + after)),
+    let log = tollgate_testkit::poll::eventually(
+        "all lines of the access log",
+        || gateway.output(),
+        |output| output.matches(r#""path":"/after""#).count() == count,
     );
+    let entries = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let entry =
+        |entry: serde_json::Value| Some((entry["path"].as_str()?.to_owned(), entry["upstream_ms"].as_f64()? * 1e3));
+    let logged: Vec<(String, f64)> = entries.filter_map(entry).collect();
+    for (by, times) in [("the upstream", &*measured.lock().unwrap()), ("the gateway", &logged)] {
+        let [before, during, after] = ["/before", "/during", "/after"].map(|path| {
+            let mut times: Vec<f64> = times.iter().filter(|(other, _)| other == path).map(|(_, us)| *us).collect();
+            record("gateway, surge", &format!("upstream {}, measured by {by}", &path[1..]), summary(&mut times));
+            percentile(&mut times, 50)
+        });
+        let ratio = 2.0 * during / (before + after);
+        record("gateway, surge", &format!("ratio of medians, measured by {by}"), format!("{ratio:.2}"));
+    }
+    record("gateway, surge", "requests", format!("{} sent, {received} at the upstream", quota * 10));
 }
 
 /// Redis stops (SIGSTOP): it accepts connections and answers nothing.
