@@ -104,8 +104,7 @@ impl Pace {
 struct Round {
     quiet: Vec<f64>,
     attacked: Vec<f64>,
-    /// The most memory of the gateway during the attack, and its memory after it, in bytes.
-    most: u64,
+    /// The memory of the gateway after the attack, in bytes.
     end: u64,
 }
 
@@ -118,18 +117,15 @@ impl Round {
         attack: &mut (impl FnMut(&Pace) + Send),
     ) -> Round {
         let quiet = latencies(gateway, "/healthy", |sent| sent < count);
-        let (is_over, mut most) = (AtomicBool::new(false), 0);
+        let is_over = AtomicBool::new(false);
         let attacked = std::thread::scope(|scope| {
             scope.spawn(|| {
                 let _over = SetAtEnd(&is_over);
                 attack(&Pace { began: Instant::now(), per_second });
             });
-            latencies(gateway, "/healthy", |sent| {
-                most = if sent % 10 == 0 { most.max(gateway.resident_bytes()) } else { most };
-                sent == 0 || !is_over.load(Ordering::SeqCst)
-            })
+            latencies(gateway, "/healthy", |sent| sent == 0 || !is_over.load(Ordering::SeqCst))
         });
-        Round { quiet, attacked, most, end: gateway.resident_bytes() }
+        Round { quiet, attacked, end: gateway.resident_bytes() }
     }
 
     fn ratio(&mut self) -> f64 {
@@ -155,7 +151,7 @@ fn withstand(scenario: &str, gateway: &GatewayProcess, per_second: Option<f64>, 
     }
     record(scenario, "ratio of medians", format!("{ratio:.2} (rounds: {ratios:.2?})"));
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    let most = paced.iter().map(|round| round.most).max().unwrap_or_default();
+    let most = gateway.peak_bytes();
     let (first, last) = (paced[0].end, paced[rounds - 1].end);
     let memory = [before, most, first, last].map(mib);
     let [at_start, at_most, at_first, at_last] = memory;
