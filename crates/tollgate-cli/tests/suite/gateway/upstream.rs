@@ -41,7 +41,7 @@ type Respond = dyn Fn(&Recorded, &mut TcpStream) -> bool + Send + Sync;
 
 struct Shared {
     requests: Mutex<Vec<Recorded>>,
-    /// The paths of the requests that were answered.
+    /// The paths of the requests that were answered and whose connections are kept.
     answered: Mutex<HashSet<String>>,
     connections: AtomicUsize,
     /// The open connections, by number.
