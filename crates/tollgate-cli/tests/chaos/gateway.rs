@@ -4,7 +4,7 @@
 //! The quota of the attackers is large, so that their requests are not merely refused. A round of an attack consists of a
 //! quiet part and an attacked part, in each of which the healthy client sends one request after the other. The ratio is
 //! that of the medians of the two parts, and the median of all rounds is reported. `make gateway` runs the long form,
-//! which also asserts the ratio.
+//! which also asserts the ratio, for resets and CONTINUATION frames at a fixed rate.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -136,7 +136,7 @@ impl Round {
 /// Runs rounds of an attack beside a healthy client, reports the latencies and the memory, and asserts them.
 ///
 /// The rounds of the long form send `per_second` requests or frames. If that is set, another round sends them as fast as
-/// possible. It is not compared with the bound: attacker, client and upstream share the cores of the gateway.
+/// possible. It is only reported, because attacker, client and upstream compete with the gateway for the same cores.
 fn withstand(scenario: &str, gateway: &GatewayProcess, per_second: Option<f64>, mut attack: impl FnMut(&Pace) + Send) {
     let (rounds, count) = (scale(1, 10), scale(20, 300));
     let _ = latencies(gateway, "/healthy", |sent| sent < count);
