@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test clients lint doc features bench chaos fuzz long deny package
+.PHONY: help setup run test clients lint doc features bench chaos gateway fuzz long deny package
 
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
@@ -53,6 +53,11 @@ bench: setup ## run the benchmarks of Tollgate and its alternatives
 chaos: setup ## run the chaos scenarios in full and print figures (TOLLGATE_CHAOS_SEED=N replays a run)
 	TOLLGATE_CHAOS=long TOLLGATE_CHAOS_SEED=$${TOLLGATE_CHAOS_SEED:-$$(date +%s)} \
 		$(CARGO_TEST) --test chaos -- --nocapture --test-threads=1
+
+gateway: setup ## attack the gateway beside a healthy client, with large bodies and random endings, and print figures
+	TOLLGATE_CHAOS=long $(CARGO_TEST) --test chaos -- gateway:: --nocapture --test-threads=1
+	TOLLGATE_GATEWAY_BODY_MIB=1024 TOLLGATE_GATEWAY_ENDINGS=10000 $(CARGO_TEST) --test suite -- --nocapture --test-threads=1 \
+		large_bodies_are_streamed requests_are_charged_exactly
 
 fuzz: ## run each fuzz target for FUZZ_SECONDS (default: 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)

@@ -21,6 +21,7 @@ mod traces;
 
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser};
 
 use self::arguments::{Arguments, Command};
@@ -49,11 +50,17 @@ fn main() -> ExitCode {
 }
 
 /// Prints the help or the version and returns exit code 0, or prints why the arguments are invalid and returns exit
-/// code 2.
+/// code 2. In an argument that is repeated in the message, the user and password of a URL are masked.
 ///
 /// # Errors
 /// If the help or the version cannot be written. A closed pipe is not an error.
-fn print_usage(usage: clap::Error) -> Result<ExitCode, Failure> {
+fn print_usage(mut usage: clap::Error) -> Result<ExitCode, Failure> {
+    for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue] {
+        if let Some(ContextValue::String(text)) = usage.get(kind) {
+            let masked = secrets::mask_user(text);
+            usage.insert(kind, ContextValue::String(masked));
+        }
+    }
     let printed = output::ignore_broken_pipe(usage.print());
     if !usage.use_stderr() {
         printed.map_err(Failure::Output)?;

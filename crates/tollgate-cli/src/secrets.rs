@@ -84,6 +84,15 @@ pub(crate) fn receipt_secret(file: Option<&Path>) -> Result<Option<ReceiptSecret
     }
 }
 
+/// Returns an argument with `***@` in place of the user and the password of a URL.
+///
+/// The text may not be a valid URL, so everything from the scheme to the last `@` is masked.
+pub(crate) fn mask_user(argument: &str) -> String {
+    let Some((before, host)) = argument.rsplit_once('@') else { return argument.to_owned() };
+    let scheme = before.find("://").map_or("", |end| &before[..end + 3]);
+    format!("{scheme}***@{host}")
+}
+
 /// Reads a secret from the file, else from the environment variable.
 ///
 /// Returns its place for messages (the name of the file, or `$` and the name of the variable) and its text. Returns
@@ -110,4 +119,24 @@ fn read_file(file: &Path) -> Result<String, Failure> {
     let read = tollgate::config::file::read(file, FILE_BYTES_MAX);
     let text = read.and_then(|(bytes, _)| String::from_utf8(bytes).map_err(std::io::Error::other));
     text.map_err(|error| Failure::Unreadable { file: file.to_owned(), error })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mask_user;
+
+    #[test]
+    fn user_and_password_of_a_url_are_masked() {
+        for (argument, masked) in [
+            ("http://user:planted@host:80/path", "http://***@host:80/path"),
+            ("http://:planted@host", "http://***@host"),
+            ("http://user:planted@planted/planted@host", "http://***@host"),
+            ("user:planted@host", "***@host"),
+            ("planted@", "***@"),
+            ("http://host/path", "http://host/path"),
+            ("", ""),
+        ] {
+            assert_eq!(mask_user(argument), masked);
+        }
+    }
 }

@@ -549,12 +549,16 @@ async fn watch_eviction(store: RedisStore, readiness: Readiness) {
     }
 }
 
+/// The filter of the logs unless `TOLLGATE_LOG` sets one. `h2` warns of each connection that it closes because of too many
+/// resets, so a hostile client could fill the log.
+const LOG_FILTER: &str = "info,h2=error";
+
 /// Starts logging to standard error, as JSON if `format` is `json`, else as text.
 ///
 /// `TOLLGATE_LOG` sets the level or a filter, such as `debug` or `tollgate=debug`. If it is not set or invalid, the
-/// level is `info`. Must be called only once.
+/// filter is [`LOG_FILTER`]. Must be called only once.
 fn start_logs(format: &str) {
-    let filter = EnvFilter::try_from_env("TOLLGATE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_env("TOLLGATE_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // If standard error cannot be written to, log lines are dropped. Reporting that on the same stream would panic.
     let logs = logs.log_internal_errors(false);

@@ -113,7 +113,7 @@ fn client_hello() -> Vec<u8> {
 }
 
 /// Raises the descriptor limit of this process, which holds one end of each connection.
-fn allow_descriptors() {
+pub(crate) fn allow_descriptors() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
 }

@@ -12,6 +12,7 @@ mod serving;
 
 mod bursts;
 mod campaign;
+mod gateway;
 mod headers;
 mod latency;
 mod memory_time;

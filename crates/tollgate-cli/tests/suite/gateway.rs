@@ -9,6 +9,7 @@ mod process;
 mod protocols;
 mod services;
 mod upstream;
+mod websocket;
 
 pub(crate) use process::GatewayProcess;
 pub(crate) use upstream::Upstream;

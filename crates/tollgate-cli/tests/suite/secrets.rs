@@ -233,6 +233,24 @@ fn a_failed_start_prints_no_secret() {
 }
 
 #[test]
+fn password_in_an_invalid_argument_is_masked() {
+    let listen = ["--listen", "127.0.0.1:0", "--admin", "off"];
+    for (arguments, expected) in [
+        (&["gateway", "--upstream", "http://user:planted@host"][..], "'http://***@host' for '--upstream <URL>'"),
+        (&["gateway", "--upstream=https://user:plan/ted@host"], "'https://***@host' for '--upstream <URL>'"),
+        (&["gateway", "--upstream", "user:planted@host:80"], "'***@host:80' for '--upstream <URL>'"),
+        (&["gateway", "http://user:planted@host"], "unexpected argument 'http://***@host'"),
+        (&["redis://:planted@host"], "unrecognized subcommand 'redis://***@host'"),
+    ] {
+        let arguments = if arguments.len() > 1 { [arguments, &listen[..]].concat() } else { arguments.to_vec() };
+        let output = ended(command().args(&arguments));
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(expected) && !said.contains("planted") && !said.contains("plan/ted"), "{said}");
+    }
+}
+
+#[test]
 fn an_empty_password_file_does_not_disable_authentication() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("password");

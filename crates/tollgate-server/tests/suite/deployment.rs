@@ -97,8 +97,12 @@ pub(crate) struct Deployment {
     http: SocketAddr,
     resp: SocketAddr,
     gateway: SocketAddr,
+    clock: Arc<ManualClock>,
     runtime: Runtime,
 }
+
+/// The header of a request with the status that the service behind an endpoint responds with. Defaults to 200.
+pub(crate) const STATUS_HEADER: &str = "x-status";
 
 /// Loads a configuration in TOML. Panics with the report if it is invalid.
 pub(crate) fn load(loader: &Loader, text: &str) -> Loaded {
@@ -126,7 +130,7 @@ impl Deployment {
             StoreKind::Slow => builder.store(Arc::new(SlowStore(MemoryStore::builder().clock(clock.clone()).build()))),
         };
         let limiter: Limiter = builder.clock(clock.clone()).build();
-        let engine = Engine::on_clock(limiter.clone(), loaded.rules, lookups, clock);
+        let engine = Engine::on_clock(limiter.clone(), loaded.rules, lookups, clock.clone());
         let ((http, http_at), (resp, resp_at), (gateway, gateway_at)) = (listen(), listen(), listen());
         let (upstream, upstream_at) = listen();
         tokio::spawn(answer_all(upstream));
@@ -136,13 +140,24 @@ impl Deployment {
         let options = ServerOptions::new(limiter).rules(engine.clone()).threads(std::num::NonZeroUsize::MIN);
         tokio::spawn(run(listeners, options, std::future::pending()));
         drop(context);
-        Deployment { engine, http: http_at, resp: resp_at, gateway: gateway_at, runtime }
+        Deployment { engine, http: http_at, resp: resp_at, gateway: gateway_at, clock, runtime }
+    }
+
+    /// Moves the clock forward.
+    pub(crate) fn advance(&self, by: Duration) {
+        self.clock.advance(by);
     }
 
     /// Sends a request to a service behind the layer.
-    fn ask_layer(&self, asked: &ClientRequest) -> ClientResponse {
+    pub(crate) fn ask_layer(&self, asked: &ClientRequest) -> ClientResponse {
         let layer = RateLimitLayer::new(self.engine.clone(), |extensions| extensions.get::<IpAddr>().copied());
-        let service = service_fn(|_: http::Request<()>| async { Ok::<_, Infallible>(Response::new(Bytes::new())) });
+        let service = service_fn(|request: http::Request<()>| async move {
+            let mut response = Response::new(Bytes::new());
+            if let Some(status) = request.headers().get(STATUS_HEADER) {
+                *response.status_mut() = http::StatusCode::from_bytes(status.as_bytes()).unwrap();
+            }
+            Ok::<_, Infallible>(response)
+        });
         let mut request = http::Request::builder().method(asked.method).uri(&asked.path);
         request = request.extension(asked.peer.parse::<IpAddr>().unwrap());
         for (name, value) in &asked.headers {
@@ -240,7 +255,7 @@ fn connect(address: SocketAddr) -> BufReader<TcpStream> {
     BufReader::new(stream)
 }
 
-/// Answers every request without a body with 200, as the service behind the gateway.
+/// Answers every request without a body, as the service behind the gateway.
 async fn answer_all(socket: tokio::net::TcpListener) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -249,8 +264,10 @@ async fn answer_all(socket: tokio::net::TcpListener) {
             let mut head = Vec::new();
             while stream.read_buf(&mut head).await.is_ok_and(|count| count > 0) {
                 if head.ends_with(b"\r\n\r\n") {
-                    head.clear();
-                    let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+                    let text = String::from_utf8(std::mem::take(&mut head)).unwrap();
+                    let status = text.lines().find_map(|line| line.strip_prefix(&format!("{STATUS_HEADER}: ")));
+                    let response = format!("HTTP/1.1 {} X\r\ncontent-length: 0\r\n\r\n", status.unwrap_or("200"));
+                    let _ = stream.write_all(response.as_bytes()).await;
                 }
             }
         });

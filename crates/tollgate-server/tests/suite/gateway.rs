@@ -48,7 +48,7 @@ fn get(gateway: SocketAddr, path: &str) -> TcpStream {
     stream
 }
 
-/// `TOLLGATE_GATEWAY_ENDINGS` sets the number of requests; `make long` uses 10,000.
+/// `TOLLGATE_GATEWAY_ENDINGS` sets the number of requests; `make gateway` uses 10,000.
 #[test]
 fn requests_are_charged_exactly_whatever_way_they_end() {
     let count = std::env::var("TOLLGATE_GATEWAY_ENDINGS").ok().and_then(|text| text.parse().ok()).unwrap_or(400_u64);
@@ -109,6 +109,7 @@ fn requests_are_charged_exactly_whatever_way_they_end() {
         headers["x-ratelimit-remaining"].parse::<u64>().unwrap()
     };
     let expected = 1_000_000 - failures.load(Ordering::Relaxed);
+    println!("{count} requests, {} failures", failures.load(Ordering::Relaxed));
     tollgate_testkit::poll::eventually("all failures are charged", remaining, |remaining| *remaining == expected);
 }
 

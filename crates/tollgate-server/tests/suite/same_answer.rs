@@ -1,11 +1,13 @@
 //! One request, one answer: every endpoint that decides by rules sends the client the same status, headers and body, for
 //! every body format, plan, failure policy, ban and exemption.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use tollgate::config::Loader;
+use tollgate_testkit::conformance::{Random, traces_from_env};
 
-use crate::deployment::{ClientRequest, Deployment, RULE_ENDPOINTS, StoreKind, load};
+use crate::deployment::{ClientRequest, Deployment, RULE_ENDPOINTS, STATUS_HEADER, StoreKind, load};
 
 /// The body formats, as the value of `body`.
 const FORMATS: [(&str, &str); 4] = [
@@ -143,4 +145,99 @@ fn every_endpoint_that_decides_by_rules_gives_the_same_answer() {
             assert!(seen.contains(&(status, content_type.to_owned())), "{status} {content_type}: {seen:?}");
         }
     }
+}
+
+/// Rules with several algorithms, costs, plans, and charges by outcome, whose quotas a trace uses up and gets back.
+const TRACE_RULES: &str = r#"
+[plans.anonymous]
+limits = ["3/s", "12/min sliding-log"]
+[plans.default]
+limits = ["5/s token-bucket burst=3", "40/min sliding-counter"]
+[plans.pro]
+limits = ["20/s fixed-window"]
+[[keys]]
+key = "planted-default"
+[[keys]]
+key = "planted-pro"
+plan = "pro"
+[[rules]]
+name = "shield"
+match = { path = "/shielded" }
+store = "memory"
+by = ["ip"]
+limits = ["4/s"]
+[[rules]]
+name = "api"
+match = { path = "/api/*" }
+limits = "plan"
+[[rules]]
+name = "export"
+match = { path = "/api/export" }
+by = ["caller"]
+cost = 3
+limits = ["10/10s", "25/min token-bucket burst=7"]
+[[rules]]
+name = "login"
+match = { methods = ["POST"], path = "/login" }
+by = ["ip"]
+limits = ["3/min"]
+charge = "on_failure"
+[[rules]]
+name = "paid"
+match = { path = "/paid" }
+by = ["caller", "path"]
+cost = 2
+limits = ["5/10s sliding-counter"]
+charge = "on_success"
+[[rules]]
+name = "trial"
+match = { path = "/api/*" }
+by = ["ip"]
+limits = ["1/s"]
+mode = "shadow"
+"#;
+
+fn random_request(random: &mut Random) -> ClientRequest {
+    let mut one_of = |choices: &[&'static str]| choices[random.below(choices.len() as u64) as usize];
+    let mut request =
+        ClientRequest::get(one_of(&["/api/items", "/api/export", "/shielded", "/login", "/paid", "/other"]));
+    request.method = one_of(&["GET", "POST"]);
+    request = request.peer(one_of(&["203.0.113.9", "203.0.113.10", "198.51.100.7"]));
+    match one_of(&["", "", "planted-default", "planted-pro", "unknown"]) {
+        "" => {}
+        key => request = request.header(API_KEY, key),
+    }
+    match one_of(&["", "", "404", "500"]) {
+        "" => request,
+        status => request.header(STATUS_HEADER, status),
+    }
+}
+
+/// Each seed is a trace of 300 requests with random pauses. `make long` runs more seeds.
+#[test]
+fn random_trace_through_the_gateway_gets_the_answers_of_the_library() {
+    let mut seen = BTreeMap::<u16, usize>::new();
+    for seed in 0..traces_from_env(300) as u64 / 60 {
+        let library = Deployment::start(load(&Loader::new(), TRACE_RULES), StoreKind::Memory);
+        // The requests come from a proxy that is trusted, which names the clients.
+        let trusting = format!("trusted_proxies = [\"127.0.0.1\"]\n{TRACE_RULES}");
+        let gateway = Deployment::start(load(&Loader::new(), &trusting), StoreKind::Memory);
+        let mut random = Random::new(seed);
+        for number in 0..300 {
+            let pause_ms = match random.below(10) {
+                0..6 => 0,
+                6..9 => random.below(400),
+                _ => random.below(8_000),
+            };
+            for deployment in [&library, &gateway] {
+                deployment.advance(Duration::from_millis(pause_ms));
+            }
+            let request = random_request(&mut random);
+            let (expected, answer) = (library.ask_layer(&request), gateway.ask_gateway(&request));
+            assert_eq!(answer, expected, "seed {seed}, request {number}: {request:?}");
+            *seen.entry(answer.status).or_default() += 1;
+        }
+    }
+    // The trace uses up the quotas, and pauses give them back.
+    assert!([200, 404, 429, 500].iter().all(|status| seen[status] > 100), "{seen:?}");
 }

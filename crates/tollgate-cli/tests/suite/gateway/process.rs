@@ -116,8 +116,17 @@ impl GatewayProcess {
 
     /// Returns the resident memory of the process in bytes.
     pub(crate) fn resident_bytes(&self) -> u64 {
+        self.memory_bytes("VmRSS:")
+    }
+
+    /// Returns the most resident memory that the process has had so far, in bytes.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        self.memory_bytes("VmHWM:")
+    }
+
+    fn memory_bytes(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a resident size");
+        let line = status.lines().find(|line| line.starts_with(field)).expect("a size");
         line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
     }
 

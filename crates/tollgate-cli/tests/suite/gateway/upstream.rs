@@ -1,5 +1,6 @@
 //! An HTTP/1.1 server that records every request byte for byte, and answers as a test wants.
 
+use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -40,8 +41,11 @@ type Respond = dyn Fn(&Recorded, &mut TcpStream) -> bool + Send + Sync;
 
 struct Shared {
     requests: Mutex<Vec<Recorded>>,
+    /// The paths of the requests that were answered and whose connections are kept.
+    answered: Mutex<HashSet<String>>,
     connections: AtomicUsize,
-    open: Mutex<Vec<TcpStream>>,
+    /// The open connections, by number.
+    open: Mutex<HashMap<usize, TcpStream>>,
     is_stopped: AtomicBool,
     respond: Box<Respond>,
 }
@@ -73,6 +77,7 @@ impl Upstream {
         let address = socket.local_addr().unwrap();
         let shared = Arc::new(Shared {
             requests: Mutex::default(),
+            answered: Mutex::default(),
             connections: AtomicUsize::new(0),
             open: Mutex::default(),
             is_stopped: AtomicBool::new(false),
@@ -100,20 +105,28 @@ impl Upstream {
         self.requests().pop().expect("a request was received")
     }
 
+    /// Returns the paths of the requests that were received and not answered. Paths must be unique.
+    pub(crate) fn unanswered(&self) -> HashSet<String> {
+        let received: HashSet<String> = self.requests().iter().map(|request| request.path().to_owned()).collect();
+        received.difference(&self.shared.answered.lock().unwrap()).cloned().collect()
+    }
+
     /// Returns the number of connections so far.
     pub(crate) fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
     }
 
-    /// Closes the socket and all connections, at once.
+    /// Closes the socket, and ends all connections at once.
+    ///
+    /// Requests that the gateway has sent by then are still recorded, but not answered.
     pub(crate) fn stop(&mut self) {
         let Some(accepting) = self.accepting.take() else { return };
         self.shared.is_stopped.store(true, Ordering::SeqCst);
         // Wakes the thread that accepts.
         let _ = TcpStream::connect(self.address);
         accepting.join().unwrap();
-        for stream in self.shared.open.lock().unwrap().drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
+        for stream in self.shared.open.lock().unwrap().values() {
+            let _ = stream.shutdown(Shutdown::Write);
         }
     }
 }
@@ -141,10 +154,26 @@ fn accept(socket: &TcpListener, shared: &Arc<Shared>) {
             return;
         }
         let Ok(stream) = stream else { continue };
-        shared.connections.fetch_add(1, Ordering::SeqCst);
-        shared.open.lock().unwrap().push(stream.try_clone().unwrap());
+        let number = shared.connections.fetch_add(1, Ordering::SeqCst);
+        shared.open.lock().unwrap().insert(number, stream.try_clone().unwrap());
         let shared = shared.clone();
-        std::thread::spawn(move || serve(stream, &shared));
+        std::thread::spawn(move || {
+            let _close = CloseAtEnd { shared: &shared, number };
+            serve(stream, &shared);
+        });
+    }
+}
+
+/// Closes a connection when it is dropped, even if its thread panics.
+struct CloseAtEnd<'s> {
+    shared: &'s Shared,
+    number: usize,
+}
+
+impl Drop for CloseAtEnd<'_> {
+    fn drop(&mut self) {
+        let stream = self.shared.open.lock().unwrap().remove(&self.number);
+        let _ = stream.map(|stream| stream.shutdown(Shutdown::Both));
     }
 }
 
@@ -153,11 +182,15 @@ fn serve(mut stream: TcpStream, shared: &Shared) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     while let Some(request) = receive(&mut reader) {
         shared.requests.lock().unwrap().push(request.clone());
-        if shared.is_stopped.load(Ordering::SeqCst) || !(shared.respond)(&request, &mut stream) {
+        if shared.is_stopped.load(Ordering::SeqCst) {
+            continue;
+        }
+        let is_kept = (shared.respond)(&request, &mut stream);
+        if !is_kept {
             break;
         }
+        shared.answered.lock().unwrap().insert(request.path().to_owned());
     }
-    let _ = stream.shutdown(Shutdown::Both);
 }
 
 /// Reads a request strictly: anything that is not exactly framed panics, which closes the connection.
