@@ -141,6 +141,11 @@ impl Fault {
         Fault::new(Kind::Script, format!("the Lua script failed{place}; this is a bug in Tollgate"))
     }
 
+    /// Creates the fault of work that was not sent because the server is no longer the master.
+    pub(crate) fn left() -> Fault {
+        Fault::new(Kind::Unavailable, "the server is no longer the master")
+    }
+
     /// Changes the kind as [`StoreErrorKind::in_part`](Kind::in_part) does.
     ///
     /// For the fault of a call of which another part may have been executed.

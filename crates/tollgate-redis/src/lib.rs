@@ -54,6 +54,7 @@ mod node;
 mod reply;
 mod request;
 mod router;
+mod sentinel;
 mod server_check;
 mod store;
 mod tls;

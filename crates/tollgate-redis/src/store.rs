@@ -1,4 +1,4 @@
-//! The store on one Redis or Valkey server, or on a cluster.
+//! The store on one Redis or Valkey server, on a cluster, or on the master that Sentinels name.
 
 use std::fmt;
 use std::future::Future;
@@ -26,6 +26,7 @@ use crate::node::Node;
 use crate::reply::Reply;
 use crate::request::{Step, push_command};
 use crate::router::{Refused, Router, Servers, Width};
+use crate::sentinel::Sentinels;
 use crate::tls::{Tls, TlsError};
 use crate::url::{StoreUrl, UrlError};
 use crate::worker::{CallScope, Counters, STEPS_MAX, ServerKind, Work, WorkerSettings};
@@ -42,8 +43,8 @@ const PROBE_SUBJECTS_MAX: u32 = 200_000;
 /// If more callers wait, the server does not keep up, and waiting would not help.
 const QUEUE_LENGTH_DEFAULT: usize = 16_384;
 
-/// A store of counters on Redis or Valkey: on one server, or on the masters of a cluster. Cloning is cheap, and clones
-/// share the connections.
+/// A store of counters on Redis or Valkey: on one server, on the masters of a cluster, or on the master that Sentinels
+/// name. Cloning is cheap, and clones share the connections.
 ///
 /// Any number of tasks may use it at once. Checks that wait at the same moment are sent in one call, and the next call
 /// is sent before the reply to the previous one arrives. So a check takes its own round trip and about two milliseconds
@@ -70,6 +71,8 @@ pub struct RedisStoreBuilder {
     queue_length: usize,
     reads_bans: bool,
     call_scope: CallScope,
+    sentinel_user: Option<String>,
+    sentinel_password: Option<String>,
     trusted_pem: Option<Vec<u8>>,
     connector: Option<Connector>,
     clock: Option<Arc<dyn Clock>>,
@@ -109,8 +112,11 @@ pub struct RedisStats {
     /// The number of calls that the server rejected because it did not have the script cached. They were resent.
     pub scripts_sent: u64,
     /// The number of requests that a node of a cluster did not execute because it does not own the slot, or does not
-    /// serve it at the moment. They were sent again, unless their callers gave up.
+    /// serve it at the moment, and of requests that the old master did not execute during a failover. They were sent
+    /// again, unless their callers gave up.
     pub redirections: u64,
+    /// The number of times that the Sentinels named another master than before.
+    pub failovers: u64,
     /// The number of panics of the store's background tasks, which are restarted. Any panic is a bug in Tollgate.
     pub panics: u64,
 }
@@ -177,6 +183,17 @@ impl RedisStoreBuilder {
         self
     }
 
+    /// Sets the credentials of the Sentinels of a `redis+sentinel://` URL. Defaults to none.
+    ///
+    /// The user and the password in the URL are those of the master, which often differ. `user` is `None` for the
+    /// default user of the Sentinels. Ignored for other URLs.
+    #[must_use]
+    pub fn sentinel_credentials(mut self, user: Option<&str>, password: impl Into<String>) -> Self {
+        self.sentinel_user = user.map(Into::into);
+        self.sentinel_password = Some(password.into());
+        self
+    }
+
     /// Sets certificate authorities to trust in addition to the system's, in PEM form. Defaults to none.
     ///
     /// A second call replaces the first. Ignored for `redis://` URLs.
@@ -190,7 +207,7 @@ impl RedisStoreBuilder {
     ///
     /// The store calls the function for every attempt to connect. It then authenticates and selects the database as the
     /// URL says, but it does not encrypt: the function must do that if needed. For tests in virtual time, and for
-    /// tunnels to one server. For a cluster, use [`connector_to`](RedisStoreBuilder::connector_to).
+    /// tunnels to one server. For a cluster and for Sentinels, use [`connector_to`](RedisStoreBuilder::connector_to).
     #[must_use]
     pub fn connector<S, F>(self, connect: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
@@ -202,7 +219,8 @@ impl RedisStoreBuilder {
 
     /// Sets the function that opens connections, given the host and the port of the server.
     ///
-    /// Like [`connector`](RedisStoreBuilder::connector), for a cluster, whose nodes announce their addresses.
+    /// Like [`connector`](RedisStoreBuilder::connector), for a cluster, whose nodes announce their addresses, and for
+    /// Sentinels and the master that they name.
     #[must_use]
     pub fn connector_to<S, F>(mut self, connect: impl Fn(&str, u16) -> F + Send + Sync + 'static) -> Self
     where
@@ -226,8 +244,8 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Builds the store, and spawns its background tasks in the current tokio runtime: one per server, and for a cluster
-    /// one that keeps up with its topology.
+    /// Builds the store, and spawns its background tasks in the current tokio runtime: one per server and Sentinel, and
+    /// for a cluster one that keeps up with its topology.
     ///
     /// They connect now and reconnect whenever a connection is lost. They end after the store and all its clones are
     /// dropped. This method does not wait for the connection, and the server need not be up. For a `rediss://` URL,
@@ -239,15 +257,13 @@ impl RedisStoreBuilder {
     pub fn build(self) -> Result<RedisStore, BuildError> {
         let url = StoreUrl::parse(&self.url)?;
         let prefix = Prefix::new(&self.prefix)?;
-        let is_tls = match &url {
-            StoreUrl::Server(endpoint) => endpoint.is_tls,
-            StoreUrl::Cluster(seeds) => seeds.iter().any(|seed| seed.is_tls),
-        };
-        let tls = is_tls.then(|| Tls::new(self.trusted_pem.as_deref())).transpose()?;
+        let tls = url.is_tls().then(|| Tls::new(self.trusted_pem.as_deref())).transpose()?;
         let runtime = Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
         let (call_scope, server_kind) = match (&url, self.call_scope) {
-            (StoreUrl::Server(_), CallScope::Server) => (CallScope::Server, ServerKind::Standalone),
-            (StoreUrl::Server(_), CallScope::Slot) => (CallScope::Slot, ServerKind::Master),
+            (StoreUrl::Server(_) | StoreUrl::Sentinel(_), CallScope::Server) => {
+                (CallScope::Server, ServerKind::Standalone)
+            }
+            (StoreUrl::Server(_) | StoreUrl::Sentinel(_), CallScope::Slot) => (CallScope::Slot, ServerKind::Master),
             (StoreUrl::Cluster(_), _) => (CallScope::Slot, ServerKind::ClusterNode),
         };
         let settings = Arc::new(WorkerSettings {
@@ -268,6 +284,14 @@ impl RedisStoreBuilder {
             StoreUrl::Cluster(seeds) => {
                 Servers::Cluster(Cluster::spawn(seeds.clone(), settings.clone(), self.queue_length, runtime))
             }
+            StoreUrl::Sentinel(url) => {
+                let mut url = url.clone();
+                for sentinel in &mut url.sentinels {
+                    sentinel.user.clone_from(&self.sentinel_user);
+                    sentinel.password.clone_from(&self.sentinel_password);
+                }
+                Servers::Sentinel(Sentinels::spawn(url, settings.clone(), self.queue_length, runtime))
+            }
         };
         let router = Router { url, call_scope, servers, settings };
         Ok(RedisStore(Arc::new(Inner { router, prefix, reads_bans: self.reads_bans })))
@@ -275,12 +299,15 @@ impl RedisStoreBuilder {
 }
 
 impl RedisStore {
-    /// Creates a builder with the default settings for the server or the cluster at `url`.
+    /// Creates a builder with the default settings for the server, the cluster or the Sentinels at `url`.
     ///
     /// The form is `redis://[user:password@]host[:port][/database]` for one server. For a cluster it is
     /// `redis+cluster://[user:password@]host[:port],host[:port],…` with some of its nodes; the others are found through
-    /// them. `rediss://` and `rediss+cluster://` use TLS. The port defaults to 6379, the database to 0. The URL is
-    /// validated by [`RedisStoreBuilder::build`].
+    /// them. For a master that Sentinels watch under a name it is
+    /// `redis+sentinel://[user:password@]host[:port],host[:port],…/NAME[/database]` with some of the Sentinels; user and
+    /// password are those of the master. `rediss://`, `rediss+cluster://` and `rediss+sentinel://` use TLS. The port
+    /// defaults to 6379, that of a Sentinel to 26379, and the database to 0. The URL is validated by
+    /// [`RedisStoreBuilder::build`].
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
         RedisStoreBuilder {
             url: url.into(),
@@ -289,6 +316,8 @@ impl RedisStore {
             queue_length: QUEUE_LENGTH_DEFAULT,
             reads_bans: false,
             call_scope: CallScope::default(),
+            sentinel_user: None,
+            sentinel_password: None,
             trusted_pem: None,
             connector: None,
             clock: None,
@@ -313,6 +342,7 @@ impl RedisStore {
             connects: counters.connects.load(Ordering::Relaxed),
             scripts_sent: counters.scripts_sent.load(Ordering::Relaxed),
             redirections: counters.redirections.load(Ordering::Relaxed),
+            failovers: counters.failovers.load(Ordering::Relaxed),
             panics: counters.panics.load(Ordering::Relaxed),
         }
     }
@@ -562,12 +592,21 @@ impl Store for RedisStore {
     }
 
     /// Probes a server with a subject whose slot it owns. For the shard 0 of a cluster, to which slots without a known
-    /// owner belong, reads the topology instead.
+    /// owner belong, reads the topology instead. Likewise, asks the Sentinels while the master is not known.
     fn probe(&self, shard: ShardId) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            let Servers::Cluster(cluster) = &self.0.router.servers else {
-                let demand = Demand::probe();
-                return self.decide_all(&[Check::one(&demand)]).await.map(drop);
+            let cluster = match &self.0.router.servers {
+                Servers::Cluster(cluster) => cluster,
+                Servers::Sentinel(sentinels) if shard == ShardId::default() => {
+                    return sentinels.refreshed().await.map_err(|fault| self.error(fault));
+                }
+                Servers::Sentinel(sentinels) if sentinels.known_master().is_none_or(|master| master.id != shard) => {
+                    return Ok(());
+                }
+                Servers::One(_) | Servers::Sentinel(_) => {
+                    let demand = Demand::probe();
+                    return self.decide_all(&[Check::one(&demand)]).await.map(drop);
+                }
             };
             if shard == ShardId::default() {
                 return cluster.refreshed().await.map_err(|fault| self.error(fault));
@@ -669,7 +708,7 @@ impl Store for RedisStore {
         })
     }
 
-    /// Returns the URL of the server or the cluster, without user and password.
+    /// Returns the URL of the server, the cluster or the Sentinels, without user and password.
     fn address(&self) -> Option<String> {
         Some(self.0.router.url.to_string())
     }

@@ -38,6 +38,8 @@
 //! doubt. So nothing more is sent, and the calls in flight get their own replies, which usually say that they were not
 //! executed. Then the session ends.
 //!
+//! **A server that is left**, because the Sentinels have named another master, is treated in the same way.
+//!
 //! **The timeout of a call** starts when the call is put into the outbox, so it includes the time that earlier calls
 //! take.
 //!
@@ -165,7 +167,7 @@ impl<'a> Session<'a> {
                 continue;
             }
             let outcome = if self.in_flight.is_empty() {
-                if let Some(fault) = self.draining.take() {
+                if let Some(fault) = self.draining.take().or_else(|| self.worker.is_left().then(Fault::left)) {
                     self.give_up(&fault);
                     return QueueState::Open;
                 }
@@ -184,7 +186,8 @@ impl<'a> Session<'a> {
                 // would wake the worker for nothing.
                 let may_fill_a_batch = self.batches_in_flight < EAGER_BATCHES_MAX
                     && self.callers_answered + backlog.len() >= worth_a_batch
-                    && self.draining.is_none();
+                    && self.draining.is_none()
+                    && !self.worker.is_left();
                 tokio::select! {
                     biased;
                     reply = self.connection.receive() => self.receive(reply),
@@ -206,9 +209,9 @@ impl<'a> Session<'a> {
 
     /// Returns whether another batch may be sent.
     ///
-    /// `false` if [`BATCHES_MAX`] are in flight, or the session is draining.
+    /// `false` if [`BATCHES_MAX`] are in flight, the session is draining, or the server is left.
     fn has_room(&self) -> bool {
-        self.batches_in_flight < BATCHES_MAX && self.draining.is_none()
+        self.batches_in_flight < BATCHES_MAX && self.draining.is_none() && !self.worker.is_left()
     }
 
     /// Moves work from the queue to the backlog, until it has [`STEPS_MAX`] callers.
