@@ -82,9 +82,7 @@ impl Router {
                 cluster.refreshed().await.map_err(|fault| self.error(fault))?;
                 Ok(cluster.masters())
             }
-            Servers::Sentinel(sentinels) => {
-                Ok(vec![sentinels.master().await.map_err(|fault| self.error(fault))?])
-            }
+            Servers::Sentinel(sentinels) => Ok(vec![sentinels.master().await.map_err(|fault| self.error(fault))?]),
         }
     }
 

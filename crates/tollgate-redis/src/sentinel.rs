@@ -191,9 +191,8 @@ impl Sentinels {
     /// answered within the timeout of a call.
     async fn wait_for(&self, request: u64) -> bool {
         let mut outcomes = self.outcomes.subscribe();
-        let is_answered = |sentinel: &Sentinel| {
-            sentinel.request >= request && sentinel.answer.is_some() && sentinel.fault.is_none()
-        };
+        let is_answered =
+            |sentinel: &Sentinel| sentinel.request >= request && sentinel.answer.is_some() && sentinel.fault.is_none();
         let wait = async {
             loop {
                 outcomes.mark_unchanged();

@@ -42,12 +42,14 @@ pub use brand::Brand;
 pub use cluster::{Cluster, SLOTS, SharedCluster};
 pub use port::free as free_port;
 pub use resp::{Connection, Reply};
+pub use sentinel::{MASTER_NAME, SentinelGroup, SharedSentinelGroup};
 
 mod brand;
 mod cluster;
 mod port;
 mod process;
 mod resp;
+mod sentinel;
 #[cfg(test)]
 mod tests;
 
@@ -60,14 +62,24 @@ const LOG_LINES_SHOWN: usize = 40;
 #[derive(Clone, Debug)]
 pub struct Config {
     brand: Brand,
+    mode: Mode,
     settings: Vec<(String, String)>,
     environment: Vec<(String, String)>,
+}
+
+/// What the server's binary is started as.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mode {
+    /// A server with keys.
+    Server,
+    /// A Sentinel, which writes what it learns into its configuration file.
+    Sentinel,
 }
 
 impl Config {
     /// Creates a configuration without persistence and with the DEBUG command enabled.
     pub fn new(brand: Brand) -> Config {
-        let config = Config { brand, settings: Vec::new(), environment: Vec::new() };
+        let config = Config { brand, mode: Mode::Server, settings: Vec::new(), environment: Vec::new() };
         config
             .set("save", "\"\"")
             .set("appendonly", "no")
@@ -282,24 +294,35 @@ impl Server {
         assert!(poll(|| self.launch()), "port {} is in use by another process\n{}", self.port, self.log_end());
     }
 
-    /// Starts the process and waits until its log says that it listens. Returns `true` then, and `false` if its port is
+    /// Starts the process and waits until its log says that it listens. A Sentinel is started with the configuration that
+    /// it has written itself, if any. Returns `true` then, and `false` if its port is
     /// in use.
     ///
     /// # Panics
     /// If the process exits for another reason, or does not listen within about 30 seconds.
     fn launch(&self) -> bool {
         let config_path = self.dir.path().join("server.conf");
-        fs::write(&config_path, self.config.file(self.port, self.dir.path())).expect("a writable temporary directory");
+        let (mode, ready) = match self.config.mode {
+            Mode::Server => (None, "Server initialized"),
+            Mode::Sentinel => (Some("--sentinel"), "Sentinel ID is"),
+        };
+        let file = self.config.file(self.port, self.dir.path());
+        let has_own_file =
+            mode.is_some() && fs::read_to_string(&config_path).is_ok_and(|own| own.contains(&self.line()));
+        if !has_own_file {
+            fs::write(&config_path, file).expect("a writable temporary directory");
+        }
         let log =
             OpenOptions::new().create(true).append(true).open(self.log_path()).expect("a writable temporary directory");
         let logged_before = self.log().len();
-        let mut process = Process::start(&self.binary, &config_path, &self.config.environment, log, self.dir.path());
+        let mut process =
+            Process::start(&self.binary, (&config_path, mode), &self.config.environment, log, self.dir.path());
 
         let mut exited = None;
         let settled = poll(|| {
             // Check for the exit first: the log is then complete.
             exited = process.child.try_wait().expect("a child of ours");
-            exited.is_some() || self.log()[logged_before..].contains("Server initialized")
+            exited.is_some() || self.log()[logged_before..].contains(ready)
         });
         let log = self.log()[logged_before..].to_owned();
         match exited {
@@ -309,6 +332,11 @@ impl Server {
             None => panic!("{} does not listen on port {}\n{log}", self.binary.display(), self.port),
         }
         true
+    }
+
+    /// Returns the line of the configuration file that has the port.
+    fn line(&self) -> String {
+        format!("port {}\n", self.port)
     }
 
     /// Waits until the server answers PING with anything but LOADING, such as PONG or an error.

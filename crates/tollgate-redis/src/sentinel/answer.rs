@@ -68,7 +68,10 @@ pub(super) fn rejected(message: &str) -> Fault {
         return Fault::new(Kind::Unsupported, NOT_A_SENTINEL);
     }
     if message.starts_with("NOPERM") {
-        return Fault::new(Kind::Forbidden, "the user lacks permission to run SENTINEL and to subscribe to +switch-master");
+        return Fault::new(
+            Kind::Forbidden,
+            "the user lacks permission to run SENTINEL and to subscribe to +switch-master",
+        );
     }
     Fault::of_reply(message)
 }

@@ -134,9 +134,10 @@ fn check_url(url: &str) -> Result<(), String> {
 /// URL.
 #[cfg(not(feature = "redis"))]
 fn check_url(url: &str) -> Result<(), String> {
-    let is_url = |scheme: &str| url.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty());
-    let schemes = ["redis://", "rediss://", "redis+cluster://", "rediss+cluster://"];
-    let is_known = url == MEMORY || schemes.into_iter().any(is_url);
+    let is_url = |scheme: &String| url.strip_prefix(scheme.as_str()).is_some_and(|rest| !rest.is_empty());
+    let kinds = ["", "+cluster", "+sentinel"];
+    let schemes = kinds.map(|kind| [format!("redis{kind}://"), format!("rediss{kind}://")]).concat();
+    let is_known = url == MEMORY || schemes.iter().any(is_url);
     if is_known { Ok(()) } else { Err(format!("expected a URL that begins with {}", schemes.join(", "))) }
 }
 
