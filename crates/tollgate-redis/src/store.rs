@@ -20,13 +20,14 @@ use tollgate_core::{
 use crate::cluster::Cluster;
 use crate::cluster::slot::slot_of_key;
 use crate::connection::{ConnectFuture, Connector, Stream};
+use crate::credentials::{Credentials, CredentialsError, SecretSource};
 use crate::fault::Fault;
 use crate::key::{Prefix, PrefixError};
 use crate::node::Node;
 use crate::reply::Reply;
 use crate::request::{Step, push_command};
 use crate::router::{Refused, Router, Servers, Width};
-use crate::tls::{Tls, TlsError};
+use crate::tls::{Tls, TlsError, TlsOptions};
 use crate::url::{StoreUrl, UrlError};
 use crate::worker::{CallScope, Counters, STEPS_MAX, ServerKind, Work, WorkerSettings};
 use crate::{SCRIPT, server_check};
@@ -71,6 +72,8 @@ pub struct RedisStoreBuilder {
     reads_bans: bool,
     call_scope: CallScope,
     trusted_pem: Option<Vec<u8>>,
+    tls: TlsOptions,
+    credentials: Credentials,
     connector: Option<Connector>,
     clock: Option<Arc<dyn Clock>>,
 }
@@ -87,9 +90,13 @@ pub enum BuildError {
     /// The key prefix is invalid.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
-    /// The URL is `rediss://`, and the certificates given to [`RedisStoreBuilder::trust`] cannot be used.
+    /// The URL requires TLS, and the options given to [`RedisStoreBuilder::tls`] or the certificates given to
+    /// [`RedisStoreBuilder::trust`] cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// The user or the password cannot be read from its file or variable, or there is a user without a password.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
     /// The store was built outside a tokio runtime, which it needs for its background task.
     #[error("a Redis store must be built inside a tokio runtime")]
     NoRuntime,
@@ -177,9 +184,35 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets certificate authorities to trust in addition to the system's, in PEM form. Defaults to none.
+    /// Sets how the store uses TLS. Defaults to the system's certificate authorities and no client certificate.
     ///
-    /// A second call replaces the first. Ignored for `redis://` URLs.
+    /// A second call replaces the first. Ignored for URLs without TLS.
+    #[must_use]
+    pub fn tls(mut self, options: TlsOptions) -> Self {
+        self.tls = options;
+        self
+    }
+
+    /// Sets the place from which the user name is read, at each connect. Defaults to the user in the URL.
+    #[must_use]
+    pub fn username_from(mut self, source: SecretSource) -> Self {
+        self.credentials.username = Some(source);
+        self
+    }
+
+    /// Sets the place from which the password is read, at each connect. Defaults to the password in the URL.
+    ///
+    /// The store needs no restart when a password in a file changes: the next connection uses the new one.
+    #[must_use]
+    pub fn password_from(mut self, source: SecretSource) -> Self {
+        self.credentials.password = Some(source);
+        self
+    }
+
+    /// Sets certificate authorities to trust, in PEM form, besides the system's or those of
+    /// [`TlsOptions::ca_file`]. Defaults to none.
+    ///
+    /// A second call replaces the first. Ignored for URLs without TLS.
     #[must_use]
     pub fn trust(mut self, certificates_pem: impl Into<Vec<u8>>) -> Self {
         self.trusted_pem = Some(certificates_pem.into());
@@ -231,19 +264,20 @@ impl RedisStoreBuilder {
     ///
     /// They connect now and reconnect whenever a connection is lost. They end after the store and all its clones are
     /// dropped. This method does not wait for the connection, and the server need not be up. For a `rediss://` URL,
-    /// it reads the system's trusted certificates from disk.
+    /// it reads the trusted certificates and the client certificate from disk. It also reads the user and the password if
+    /// they are in files.
     ///
     /// # Errors
-    /// Returns an error if the URL or the prefix is invalid, if the URL is `rediss://` and a certificate given to
-    /// [`trust`](RedisStoreBuilder::trust) cannot be used, or if no tokio runtime is running.
+    /// Returns an error if the URL or the prefix is invalid, if the URL is `rediss://` and its
+    /// [options](RedisStoreBuilder::tls) or a certificate given to [`trust`](RedisStoreBuilder::trust) cannot be used, if
+    /// the user or the password cannot be read, or if no tokio runtime is running.
     pub fn build(self) -> Result<RedisStore, BuildError> {
         let url = StoreUrl::parse(&self.url)?;
         let prefix = Prefix::new(&self.prefix)?;
-        let is_tls = match &url {
-            StoreUrl::Server(endpoint) => endpoint.is_tls,
-            StoreUrl::Cluster(seeds) => seeds.iter().any(|seed| seed.is_tls),
-        };
-        let tls = is_tls.then(|| Tls::new(self.trusted_pem.as_deref())).transpose()?;
+        let first = url.first();
+        let tls = first.is_tls.then(|| Tls::new(self.tls, self.trusted_pem)).transpose()?;
+        // Read again at each connect. An error now is clearer than one of every decision.
+        self.credentials.read(first)?;
         let runtime = Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
         let (call_scope, server_kind) = match (&url, self.call_scope) {
             (StoreUrl::Server(_), CallScope::Server) => (CallScope::Server, ServerKind::Standalone),
@@ -252,6 +286,7 @@ impl RedisStoreBuilder {
         };
         let settings = Arc::new(WorkerSettings {
             tls,
+            credentials: Arc::new(self.credentials),
             connector: self.connector,
             script: SCRIPT,
             server_kind,
@@ -290,6 +325,8 @@ impl RedisStore {
             reads_bans: false,
             call_scope: CallScope::default(),
             trusted_pem: None,
+            tls: TlsOptions::default(),
+            credentials: Credentials::default(),
             connector: None,
             clock: None,
         }

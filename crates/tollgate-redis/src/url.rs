@@ -110,6 +110,16 @@ impl StoreUrl {
     }
 }
 
+impl StoreUrl {
+    /// Returns the server, or the first node. All nodes of a cluster have the same credentials and use of TLS.
+    pub(crate) fn first(&self) -> &Endpoint {
+        match self {
+            StoreUrl::Server(endpoint) => endpoint,
+            StoreUrl::Cluster(seeds) => &seeds[0],
+        }
+    }
+}
+
 /// Parses a database number from 0 to 65,535; an empty text is 0.
 fn parse_database(text: &str) -> Result<u32, UrlError> {
     if text.is_empty() {
