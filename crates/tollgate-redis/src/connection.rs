@@ -23,11 +23,12 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{Instant, sleep};
 use tollgate_core::{__io_reason as reason, StoreErrorKind as Kind};
 
+use crate::credentials::Login;
 use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::push_command;
 use crate::sentinel::answer::NOT_A_SENTINEL;
-use crate::tls::Tls;
+use crate::tls::{self, Tls};
 use crate::url::Endpoint;
 use crate::worker::{ServerKind, WorkerSettings};
 
@@ -86,7 +87,12 @@ impl Connection {
         };
         let (inbox, outbox, script_sha) = (Vec::new(), Vec::new(), String::new());
         let mut connection = Connection { stream, inbox, outbox, sent: 0, is_flushed: true, script_sha };
-        connection.prepare(endpoint, settings.script, kind).await.map_err(|fault| {
+        let credentials = match kind {
+            ServerKind::Sentinel => &settings.sentinel_credentials,
+            ServerKind::Standalone | ServerKind::Master | ServerKind::ClusterNode => &settings.credentials,
+        };
+        let login = credentials.login(endpoint).await?;
+        connection.prepare(endpoint, login.as_ref(), settings, kind).await.map_err(|fault| {
             match fault.kind {
                 // No check has been sent yet, so nothing was executed.
                 Kind::Interrupted | Kind::TimedOut => Fault::new(Kind::Unreachable, fault.message),
@@ -105,17 +111,24 @@ impl Connection {
     /// Returns the fault of the first command that fails, or whose reply shows that the server is not of this kind: it is
     /// a replica, a node of a cluster, or a Sentinel. Also returns a fault if `SCRIPT LOAD` returns no SHA-1. `HELLO`, `CLIENT SETNAME` and `ROLE` may fail, unless the reply shows that the server is
     /// unavailable or requires a password.
-    async fn prepare(&mut self, endpoint: &Endpoint, script: &str, kind: ServerKind) -> Result<(), Fault> {
+    async fn prepare(
+        &mut self,
+        endpoint: &Endpoint,
+        login: Option<&Login>,
+        settings: &WorkerSettings,
+        kind: ServerKind,
+    ) -> Result<(), Fault> {
+        let script = settings.script;
         let mut request = Vec::with_capacity(script.len() + 512);
         let mut steps = Vec::new();
         let mut push = |step: GreetingStep, parts: &[&str]| {
             push_command(&mut request, parts);
             steps.push(step);
         };
-        match (&endpoint.user, &endpoint.password) {
-            (Some(user), Some(password)) => push(GreetingStep::Required, &["AUTH", user, password]),
-            (None, Some(password)) => push(GreetingStep::Required, &["AUTH", password]),
-            (_, None) => {}
+        match login {
+            Some(Login { user: Some(user), password }) => push(GreetingStep::Required, &["AUTH", user, password]),
+            Some(Login { user: None, password }) => push(GreetingStep::Required, &["AUTH", password]),
+            None => {}
         }
         // Before SELECT, which a node of a cluster rejects.
         push(GreetingStep::Mode, &["HELLO"]);
@@ -131,8 +144,11 @@ impl Connection {
             push(GreetingStep::Script, &["SCRIPT", "LOAD", script]);
         }
         self.queue(&request);
-        for step in steps {
-            let reply = self.receive().await?;
+        for (index, step) in steps.into_iter().enumerate() {
+            let reply = match self.receive().await {
+                Err(fault) if index == 0 => return Err(self.explain_no_reply(fault, settings)),
+                reply => reply?,
+            };
             if let Reply::Error(message) = &reply {
                 let fault = Fault::of_reply(message);
                 // A server without free connections, or one that requires a password, returns this to any command.
@@ -165,6 +181,25 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// Adds the probable reason to the fault of a connection that fails before the first reply: one side uses TLS and the
+    /// other does not, or a client certificate is missing.
+    fn explain_no_reply(&self, fault: Fault, settings: &WorkerSettings) -> Fault {
+        let hint = match &settings.tls {
+            _ if settings.connector.is_some() => return fault,
+            // The first bytes of a TLS alert.
+            None if self.inbox.starts_with(&[0x15, 0x03]) => {
+                return Fault::new(Kind::Unreachable, "the server expects TLS; use rediss:// or rediss+cluster://");
+            }
+            None => "if the port expects TLS, use rediss:// or rediss+cluster://",
+            Some(tls) if !tls.has_client_certificate() => "it may require a client certificate",
+            Some(_) => "it may reject the client certificate",
+        };
+        match fault.kind {
+            Kind::Interrupted => Fault::new(fault.kind, format!("{} before the first reply; {hint}", fault.message)),
+            _ => fault,
+        }
     }
 
     /// Returns the SHA-1 under which the server has cached the script: 40 hex digits.
@@ -307,7 +342,7 @@ async fn connect_tcp(endpoint: &Endpoint, tls: Option<&Tls>, until: Instant) -> 
     let tcp = connect_to_any(addresses.collect(), until).await.map_err(unreachable)?;
     tcp.set_nodelay(true).map_err(unreachable)?;
     match tls {
-        Some(tls) => tls.wrap(tcp, &endpoint.host).await,
+        Some(tls) => tls.wrap(tcp, &endpoint.host, until).await,
         None => Ok(Box::new(tcp)),
     }
 }
@@ -341,7 +376,7 @@ async fn connect_to_any(addresses: Vec<SocketAddr>, until: Instant) -> io::Resul
 
 /// Converts an I/O error during a call to a fault of the kind `Interrupted`: the call may have been executed.
 fn interrupted(error: io::Error) -> Fault {
-    Fault::new(Kind::Interrupted, format!("the connection was lost: {}", reason(&error)))
+    Fault::new(Kind::Interrupted, format!("the connection was lost: {}", tls::reason(&error)))
 }
 
 #[cfg(test)]

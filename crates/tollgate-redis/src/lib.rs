@@ -48,6 +48,7 @@
 mod answer;
 mod cluster;
 mod connection;
+mod credentials;
 mod fault;
 mod key;
 mod node;
@@ -61,11 +62,12 @@ mod tls;
 mod url;
 mod worker;
 
+pub use credentials::{CredentialsError, SecretSource};
 pub use key::PrefixError;
 pub use reply::Reply;
 pub use server_check::{Eviction, ServerCheckError, ServerReport};
 pub use store::{BuildError, RedisStats, RedisStore, RedisStoreBuilder};
-pub use tls::TlsError;
+pub use tls::{TlsError, TlsOptions, TlsVersion};
 pub use url::UrlError;
 
 /// The source of the Lua script that decides. Its opening comment documents keys, arguments and replies.

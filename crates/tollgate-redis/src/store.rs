@@ -20,6 +20,7 @@ use tollgate_core::{
 use crate::cluster::Cluster;
 use crate::cluster::slot::slot_of_key;
 use crate::connection::{ConnectFuture, Connector, Stream};
+use crate::credentials::{Credentials, CredentialsError, SecretSource};
 use crate::fault::Fault;
 use crate::key::{Prefix, PrefixError};
 use crate::node::Node;
@@ -27,7 +28,7 @@ use crate::reply::Reply;
 use crate::request::{Step, push_command};
 use crate::router::{Refused, Router, Servers, Width};
 use crate::sentinel::Sentinels;
-use crate::tls::{Tls, TlsError};
+use crate::tls::{Tls, TlsError, TlsOptions};
 use crate::url::{StoreUrl, UrlError};
 use crate::worker::{CallScope, Counters, STEPS_MAX, ServerKind, Work, WorkerSettings};
 use crate::{SCRIPT, server_check};
@@ -71,9 +72,10 @@ pub struct RedisStoreBuilder {
     queue_length: usize,
     reads_bans: bool,
     call_scope: CallScope,
-    sentinel_user: Option<String>,
-    sentinel_password: Option<String>,
     trusted_pem: Option<Vec<u8>>,
+    tls: TlsOptions,
+    credentials: Credentials,
+    sentinel_credentials: Credentials,
     connector: Option<Connector>,
     clock: Option<Arc<dyn Clock>>,
 }
@@ -90,9 +92,13 @@ pub enum BuildError {
     /// The key prefix is invalid.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
-    /// The URL is `rediss://`, and the certificates given to [`RedisStoreBuilder::trust`] cannot be used.
+    /// The URL requires TLS, and the options given to [`RedisStoreBuilder::tls`] or the certificates given to
+    /// [`RedisStoreBuilder::trust`] cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// The user or the password cannot be read from its file or variable, or there is a user without a password.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
     /// The store was built outside a tokio runtime, which it needs for its background task.
     #[error("a Redis store must be built inside a tokio runtime")]
     NoRuntime,
@@ -183,20 +189,54 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets the credentials of the Sentinels of a `redis+sentinel://` URL. Defaults to none.
+    /// Sets the place from which the user name for the Sentinels is read, at each connect. Defaults to none: the default
+    /// user of the Sentinels.
     ///
-    /// The user and the password in the URL are those of the master, which often differ. `user` is `None` for the
-    /// default user of the Sentinels. Ignored for other URLs.
+    /// The user and the password in a `redis+sentinel://` URL are those of the master. Ignored for other URLs.
     #[must_use]
-    pub fn sentinel_credentials(mut self, user: Option<&str>, password: impl Into<String>) -> Self {
-        self.sentinel_user = user.map(Into::into);
-        self.sentinel_password = Some(password.into());
+    pub fn sentinel_username_from(mut self, source: SecretSource) -> Self {
+        self.sentinel_credentials.username = Some(source);
         self
     }
 
-    /// Sets certificate authorities to trust in addition to the system's, in PEM form. Defaults to none.
+    /// Sets the place from which the password for the Sentinels is read, at each connect. Defaults to none.
     ///
-    /// A second call replaces the first. Ignored for `redis://` URLs.
+    /// The user and the password in a `redis+sentinel://` URL are those of the master. Ignored for other URLs.
+    #[must_use]
+    pub fn sentinel_password_from(mut self, source: SecretSource) -> Self {
+        self.sentinel_credentials.password = Some(source);
+        self
+    }
+
+    /// Sets how the store uses TLS. Defaults to the system's certificate authorities and no client certificate.
+    ///
+    /// A second call replaces the first. Ignored for URLs without TLS.
+    #[must_use]
+    pub fn tls(mut self, options: TlsOptions) -> Self {
+        self.tls = options;
+        self
+    }
+
+    /// Sets the place from which the user name is read, at each connect. Defaults to the user in the URL.
+    #[must_use]
+    pub fn username_from(mut self, source: SecretSource) -> Self {
+        self.credentials.username = Some(source);
+        self
+    }
+
+    /// Sets the place from which the password is read, at each connect. Defaults to the password in the URL.
+    ///
+    /// The store needs no restart when a password in a file changes: the next connection uses the new one.
+    #[must_use]
+    pub fn password_from(mut self, source: SecretSource) -> Self {
+        self.credentials.password = Some(source);
+        self
+    }
+
+    /// Sets certificate authorities to trust, in PEM form, besides the system's or those of
+    /// [`TlsOptions::ca_file`]. Defaults to none.
+    ///
+    /// A second call replaces the first. Ignored for URLs without TLS.
     #[must_use]
     pub fn trust(mut self, certificates_pem: impl Into<Vec<u8>>) -> Self {
         self.trusted_pem = Some(certificates_pem.into());
@@ -249,15 +289,23 @@ impl RedisStoreBuilder {
     ///
     /// They connect now and reconnect whenever a connection is lost. They end after the store and all its clones are
     /// dropped. This method does not wait for the connection, and the server need not be up. For a `rediss://` URL,
-    /// it reads the system's trusted certificates from disk.
+    /// it reads the trusted certificates and the client certificate from disk. It also reads the user and the password if
+    /// they are in files.
     ///
     /// # Errors
-    /// Returns an error if the URL or the prefix is invalid, if the URL is `rediss://` and a certificate given to
-    /// [`trust`](RedisStoreBuilder::trust) cannot be used, or if no tokio runtime is running.
+    /// Returns an error if the URL or the prefix is invalid, if the URL is `rediss://` and its
+    /// [options](RedisStoreBuilder::tls) or a certificate given to [`trust`](RedisStoreBuilder::trust) cannot be used, if
+    /// the user or the password cannot be read, or if no tokio runtime is running.
     pub fn build(self) -> Result<RedisStore, BuildError> {
         let url = StoreUrl::parse(&self.url)?;
         let prefix = Prefix::new(&self.prefix)?;
-        let tls = url.is_tls().then(|| Tls::new(self.trusted_pem.as_deref())).transpose()?;
+        let first = url.first();
+        let tls = first.is_tls.then(|| Tls::new(self.tls, self.trusted_pem)).transpose()?;
+        // Read again at each connect. An error now is clearer than one of every decision.
+        self.credentials.read(first)?;
+        if let StoreUrl::Sentinel(url) = &url {
+            self.sentinel_credentials.read(&url.sentinels[0])?;
+        }
         let runtime = Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
         let (call_scope, server_kind) = match (&url, self.call_scope) {
             (StoreUrl::Server(_) | StoreUrl::Sentinel(_), CallScope::Server) => {
@@ -268,6 +316,8 @@ impl RedisStoreBuilder {
         };
         let settings = Arc::new(WorkerSettings {
             tls,
+            credentials: Arc::new(self.credentials),
+            sentinel_credentials: Arc::new(self.sentinel_credentials),
             connector: self.connector,
             script: SCRIPT,
             server_kind,
@@ -285,12 +335,7 @@ impl RedisStoreBuilder {
                 Servers::Cluster(Cluster::spawn(seeds.clone(), settings.clone(), self.queue_length, runtime))
             }
             StoreUrl::Sentinel(url) => {
-                let mut url = url.clone();
-                for sentinel in &mut url.sentinels {
-                    sentinel.user.clone_from(&self.sentinel_user);
-                    sentinel.password.clone_from(&self.sentinel_password);
-                }
-                Servers::Sentinel(Sentinels::spawn(url, settings.clone(), self.queue_length, runtime))
+                Servers::Sentinel(Sentinels::spawn(url.clone(), settings.clone(), self.queue_length, runtime))
             }
         };
         let router = Router { url, call_scope, servers, settings };
@@ -316,9 +361,10 @@ impl RedisStore {
             queue_length: QUEUE_LENGTH_DEFAULT,
             reads_bans: false,
             call_scope: CallScope::default(),
-            sentinel_user: None,
-            sentinel_password: None,
             trusted_pem: None,
+            tls: TlsOptions::default(),
+            credentials: Credentials::default(),
+            sentinel_credentials: Credentials::default(),
             connector: None,
             clock: None,
         }

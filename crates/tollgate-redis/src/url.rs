@@ -151,23 +151,14 @@ impl StoreUrl {
         }
     }
 
-    /// Returns whether connections are encrypted.
-    pub(crate) fn is_tls(&self) -> bool {
+    /// Returns the server, or the first node. All nodes of a cluster have the same credentials and use of TLS. For
+    /// Sentinels, returns the credentials of the master; its address is not known.
+    pub(crate) fn first(&self) -> &Endpoint {
         match self {
-            StoreUrl::Server(endpoint) => endpoint.is_tls,
-            StoreUrl::Cluster(seeds) => seeds.iter().any(|seed| seed.is_tls),
-            StoreUrl::Sentinel(url) => url.server.is_tls,
+            StoreUrl::Server(endpoint) => endpoint,
+            StoreUrl::Cluster(seeds) => &seeds[0],
+            StoreUrl::Sentinel(url) => &url.server,
         }
-    }
-
-    /// Returns whether the URL has a password.
-    fn has_password(&self) -> bool {
-        let endpoint = match self {
-            StoreUrl::Server(endpoint) => Some(endpoint),
-            StoreUrl::Cluster(seeds) => seeds.first(),
-            StoreUrl::Sentinel(url) => Some(&url.server),
-        };
-        endpoint.is_some_and(|endpoint| endpoint.password.is_some())
     }
 }
 
@@ -268,7 +259,7 @@ impl fmt::Display for StoreUrl {
             StoreUrl::Cluster(seeds) => ("cluster", seeds),
             StoreUrl::Sentinel(url) => ("sentinel", &url.sentinels),
         };
-        write!(f, "{}+{kind}://", if self.is_tls() { "rediss" } else { "redis" })?;
+        write!(f, "{}+{kind}://", if self.first().is_tls { "rediss" } else { "redis" })?;
         for (index, host) in hosts.iter().enumerate() {
             write!(f, "{}{}", if index == 0 { "" } else { "," }, host.address())?;
         }
@@ -285,7 +276,7 @@ impl fmt::Display for StoreUrl {
 /// Formats the URL as [`fmt::Display`] does, with `***@` in place of the user and the password.
 impl fmt::Debug for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt_masked(f, &self.to_string(), self.has_password())
+        fmt_masked(f, &self.to_string(), self.first().password.is_some())
     }
 }
 

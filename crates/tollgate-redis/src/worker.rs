@@ -32,6 +32,7 @@ use tollgate_core::{Clock, Decision, Redeemed, StoreErrorKind as Kind};
 
 use self::session::Session;
 use crate::connection::{Connection, Connector};
+use crate::credentials::Credentials;
 use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::Step;
@@ -117,6 +118,10 @@ pub(crate) struct Worker {
 pub(crate) struct WorkerSettings {
     /// The TLS configuration; `None` for connections without TLS.
     pub(crate) tls: Option<Tls>,
+    /// The user and the password, where they are not those of the URL.
+    pub(crate) credentials: Arc<Credentials>,
+    /// The credentials of Sentinels.
+    pub(crate) sentinel_credentials: Arc<Credentials>,
     /// Opens the stream to a server; `None` for TCP to the endpoint.
     pub(crate) connector: Option<Connector>,
     /// The source of the script.

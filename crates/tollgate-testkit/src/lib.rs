@@ -1,5 +1,6 @@
 //! Test tools of Tollgate: oracle, conformance suite, history checker, real and simulated servers, fault injection.
 
+pub mod certificates;
 pub mod conformance;
 pub mod fault;
 pub mod fuzz;

@@ -35,6 +35,7 @@ use std::thread;
 use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 use tempfile::TempDir;
 
+use crate::certificates::{Authority, Identity};
 use crate::poll::poll;
 use process::Process;
 
@@ -65,6 +66,7 @@ pub struct Config {
     mode: Mode,
     settings: Vec<(String, String)>,
     environment: Vec<(String, String)>,
+    has_tls: bool,
 }
 
 /// What the server's binary is started as.
@@ -79,7 +81,8 @@ enum Mode {
 impl Config {
     /// Creates a configuration without persistence and with the DEBUG command enabled.
     pub fn new(brand: Brand) -> Config {
-        let config = Config { brand, mode: Mode::Server, settings: Vec::new(), environment: Vec::new() };
+        let (settings, environment) = (Vec::new(), Vec::new());
+        let config = Config { brand, mode: Mode::Server, settings, environment, has_tls: false };
         config
             .set("save", "\"\"")
             .set("appendonly", "no")
@@ -104,6 +107,31 @@ impl Config {
         self
     }
 
+    /// Makes the server listen for TLS on a port of its own too, as `identity`. Clients need a certificate of `authority`.
+    ///
+    /// `tls-auth-clients` can be [set](Config::set) to `no` afterwards. Only Redis is built with TLS here, not Valkey.
+    #[must_use]
+    pub fn tls(mut self, authority: &Authority, identity: &Identity) -> Config {
+        self.has_tls = true;
+        let path = |path: &Path| path.display().to_string();
+        self.set("tls-cert-file", &path(&identity.cert_file))
+            .set("tls-key-file", &path(&identity.key_file))
+            .set("tls-ca-cert-file", &path(authority.file()))
+            .set("tls-auth-clients", "yes")
+    }
+
+    /// Adds a user with these rules, such as `~* +@all`, and disables the default user.
+    ///
+    /// The commands of the harness and the replication of a cluster use another user, which may do everything.
+    #[must_use]
+    pub fn only_user(self, name: &str, password: &str, rules: &str) -> Config {
+        self.set("user", "harness on >harness ~* &* +@all")
+            .set("user", "default off")
+            .set("user", &format!("{name} on >{password} {rules}"))
+            .set("masteruser", "harness")
+            .set("masterauth", "harness")
+    }
+
     /// Enables persistence: acknowledged writes survive [`Server::kill9`] and [`Server::restart`].
     ///
     /// The append-only file is written before the reply is sent, and the kernel keeps what a killed process has
@@ -121,9 +149,10 @@ impl Config {
     pub fn start(self) -> Server {
         let binary = self.brand.binary().unwrap_or_else(|problem| panic!("{problem}"));
         let dir = TempDir::with_prefix("tollgate-").expect("a temporary directory");
-        let mut server = Server { config: self, binary, dir, port: 0, process: Mutex::default() };
+        let mut server = Server { config: self, binary, dir, port: 0, tls_port: None, process: Mutex::default() };
         for _ in 0..PORTS_TRIED_MAX {
             server.port = port::free();
+            server.tls_port = server.config.has_tls.then(port::free);
             if server.launch() {
                 server.wait_until_serving();
                 return server;
@@ -133,8 +162,11 @@ impl Config {
     }
 
     /// Returns the text of the configuration file: the port and directory, then the lines of [`set`](Config::set).
-    fn file(&self, port: u16, dir: &Path) -> String {
+    fn file(&self, port: u16, tls_port: Option<u16>, dir: &Path) -> String {
         let mut file = format!("bind 127.0.0.1\nport {port}\ndir {}\n", dir.display());
+        if let Some(tls_port) = tls_port {
+            file.push_str(&format!("tls-port {tls_port}\n"));
+        }
         for (name, value) in &self.settings {
             file.push_str(&format!("{name} {value}\n"));
         }
@@ -158,6 +190,7 @@ pub struct Server {
     binary: PathBuf,
     dir: TempDir,
     port: u16,
+    tls_port: Option<u16>,
     process: Mutex<Option<Process>>,
 }
 
@@ -188,6 +221,14 @@ impl Server {
         self.port
     }
 
+    /// Returns the port on 127.0.0.1 that requires TLS.
+    ///
+    /// # Panics
+    /// If the server was configured without [`Config::tls`].
+    pub fn tls_port(&self) -> u16 {
+        self.tls_port.expect("a server with TLS")
+    }
+
     /// Returns the address: 127.0.0.1 and the port.
     pub fn addr(&self) -> SocketAddr {
         ([127, 0, 0, 1], self.port).into()
@@ -211,7 +252,8 @@ impl Server {
         String::from_utf8_lossy(&fs::read(self.log_path()).unwrap_or_default()).into_owned()
     }
 
-    /// Opens a new connection, authenticated if `requirepass` is set.
+    /// Opens a new connection, authenticated if `requirepass` is set or the default user is
+    /// [disabled](Config::only_user).
     ///
     /// # Errors
     /// If the server does not accept the connection or does not reply to AUTH. An error reply to AUTH is ignored.
@@ -219,6 +261,9 @@ impl Server {
         let mut connection = Connection::open(self.addr())?;
         if let Some(password) = self.config.setting("requirepass") {
             connection.call(&["AUTH", password])?;
+        }
+        if let (Some(user), Some(password)) = (self.config.setting("masteruser"), self.config.setting("masterauth")) {
+            connection.call(&["AUTH", user, password])?;
         }
         Ok(connection)
     }
@@ -306,7 +351,7 @@ impl Server {
             Mode::Server => (None, "Server initialized"),
             Mode::Sentinel => (Some("--sentinel"), "Sentinel ID is"),
         };
-        let file = self.config.file(self.port, self.dir.path());
+        let file = self.config.file(self.port, self.tls_port, self.dir.path());
         let has_own_file =
             mode.is_some() && fs::read_to_string(&config_path).is_ok_and(|own| own.contains(&self.line()));
         if !has_own_file {

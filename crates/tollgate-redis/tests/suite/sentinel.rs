@@ -1,11 +1,12 @@
 //! A master with a replica and three Sentinels: failovers, Sentinels that come and go, passwords.
 
+use std::fs;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tollgate_core::{Atomicity, Check, Decision, Demand, Key, ShardId, Store, StoreError, StoreErrorKind as Kind};
-use tollgate_redis::{RedisStore, RedisStoreBuilder, Reply, ServerCheckError};
+use tollgate_redis::{RedisStore, RedisStoreBuilder, Reply, SecretSource, ServerCheckError};
 use tollgate_testkit::poll;
 use tollgate_testkit::server::{Brand, Config, MASTER_NAME, SentinelGroup, Server};
 
@@ -256,15 +257,22 @@ async fn passwords_of_the_sentinels_and_of_the_master_are_separate() {
         let config = Config::new(brand).set("requirepass", "data-pass");
         let group = SentinelGroup::with(&config, 1, Some("watch-pass"));
         let url = group.url().replace("://", "://:data-pass@");
-        let store = builder(&url).sentinel_credentials(None, "watch-pass").build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = |text: &str| {
+            let file = dir.path().join(text);
+            fs::write(&file, text).unwrap();
+            SecretSource::File(file)
+        };
+        let right = || file("watch-pass");
+        let store = builder(&url).sentinel_password_from(right()).build().unwrap();
         assert_eq!(charge(&store, "ann").await, Ok(1), "{brand}");
         group.fail_over();
         until_master(&store, &group.servers()[1]).await;
         assert_eq!(charge_eventually(&store, "ann").await, 2, "{brand}");
 
         let missing = builder(&url);
-        let wrong = builder(&url).sentinel_credentials(None, "hunter2");
-        let wrong_user = builder(&url).sentinel_credentials(Some("ann"), "watch-pass");
+        let wrong = builder(&url).sentinel_password_from(file("hunter2"));
+        let wrong_user = builder(&url).sentinel_username_from(file("ann")).sentinel_password_from(right());
         for (builder, reason) in [
             (missing, "the server requires a password"),
             (wrong, "the server rejects the user or the password"),
@@ -280,7 +288,7 @@ async fn passwords_of_the_sentinels_and_of_the_master_are_separate() {
             }
         }
         // The master's password: it is the master that rejects it.
-        let store = builder(&group.url()).sentinel_credentials(None, "watch-pass").build().unwrap();
+        let store = builder(&group.url()).sentinel_password_from(right()).build().unwrap();
         let error = decide(&store, "ann").await.unwrap_err();
         let expected = format!("store {}: the server requires a password", group.master().url());
         assert_eq!((error.kind(), error.to_string()), (Kind::Forbidden, expected), "{brand}");
