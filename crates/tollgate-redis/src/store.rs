@@ -30,7 +30,7 @@ use crate::router::{Refused, Router, Servers, Width};
 use crate::sentinel::Sentinels;
 use crate::tls::{Tls, TlsError, TlsOptions};
 use crate::url::{StoreUrl, UrlError};
-use crate::worker::{CallScope, Counters, STEPS_MAX, ServerKind, Work, WorkerSettings};
+use crate::worker::{CallScope, Counters, Replicas, STEPS_MAX, ServerKind, Work, WorkerSettings};
 use crate::{SCRIPT, server_check};
 
 /// Larger timeouts are reduced to this one, so that adding one to a time cannot overflow.
@@ -76,6 +76,7 @@ pub struct RedisStoreBuilder {
     tls: TlsOptions,
     credentials: Credentials,
     sentinel_credentials: Credentials,
+    replicas: Option<Replicas>,
     connector: Option<Connector>,
     clock: Option<Arc<dyn Clock>>,
 }
@@ -186,6 +187,22 @@ impl RedisStoreBuilder {
     #[must_use]
     pub fn one_subject_per_call(mut self, is_required: bool) -> Self {
         self.call_scope = if is_required { CallScope::Slot } else { CallScope::Server };
+        self
+    }
+
+    /// Sets the number of replicas that must have acknowledged a check, refund or redemption before its result is
+    /// returned. Defaults to 0: results are returned as soon as the master has them.
+    ///
+    /// Replication is asynchronous. What the master has not sent to the promoted replica is lost in a failover, so up to
+    /// that many units may be admitted again. With this setting, an answered check is on `count` replicas, too. It costs
+    /// a round trip between the master and its replicas, during which the connection executes nothing else. If too few
+    /// replicas have acknowledged within `timeout`, the check fails with
+    /// [`StoreErrorKind::TimedOut`](tollgate_core::StoreErrorKind::TimedOut), although it was charged on the master.
+    /// `timeout` is rounded down to whole milliseconds, and is at least one. It should be shorter than the caller's
+    /// deadline. Bans, resets and [commands](RedisStore::command) do not wait.
+    #[must_use]
+    pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
+        self.replicas = Replicas::new(count, timeout);
         self
     }
 
@@ -322,6 +339,7 @@ impl RedisStoreBuilder {
             script: SCRIPT,
             server_kind,
             call_timeout: self.call_timeout,
+            replicas: self.replicas,
             clock: self.clock,
             counters: Counters::default(),
             refresh_wanted: Notify::new(),
@@ -365,6 +383,7 @@ impl RedisStore {
             tls: TlsOptions::default(),
             credentials: Credentials::default(),
             sentinel_credentials: Credentials::default(),
+            replicas: None,
             connector: None,
             clock: None,
         }

@@ -40,7 +40,10 @@ use crate::tls::Tls;
 use crate::url::Endpoint;
 
 mod batch;
+mod replicas;
 mod session;
+
+pub(crate) use replicas::Replicas;
 
 /// The maximum number of checks, or of refunds, in one call. A larger call delays others and saves nothing more.
 pub(crate) const STEPS_MAX: usize = 128;
@@ -130,6 +133,8 @@ pub(crate) struct WorkerSettings {
     pub(crate) server_kind: ServerKind,
     /// The timeout of one call, and of one attempt to connect.
     pub(crate) call_timeout: Duration,
+    /// How many replicas must acknowledge a call; `None` if none must.
+    pub(crate) replicas: Option<Replicas>,
     /// The clock by which calls are decided; `None` for the server's.
     pub(crate) clock: Option<Arc<dyn Clock>>,
     pub(crate) counters: Counters,

@@ -1,12 +1,14 @@
 //! A master with a replica and three Sentinels: failovers, Sentinels that come and go, passwords.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tollgate_core::{Atomicity, Check, Decision, Demand, Key, ShardId, Store, StoreError, StoreErrorKind as Kind};
 use tollgate_redis::{RedisStore, RedisStoreBuilder, Reply, SecretSource, ServerCheckError};
+use tollgate_testkit::fault::{Fault, Proxy};
+use tollgate_testkit::history::{Bounds, History};
 use tollgate_testkit::poll;
 use tollgate_testkit::server::{Brand, Config, MASTER_NAME, SentinelGroup, Server};
 
@@ -209,6 +211,106 @@ async fn answer_with_the_highest_epoch_wins_and_an_announcement_is_not_needed() 
     poll::until("the store has connected again", || store.stats().connects > connects).await;
     assert_eq!(charge_eventually(&store, "ann").await, 1);
     assert_eq!((store.shards()[0].address.clone(), store.stats().failovers), (Some(second.url()), 1));
+}
+
+/// A master, a replica behind a proxy that can hold it back, and a Sentinel that names the master.
+struct HeldBack {
+    master: Server,
+    replica: Server,
+    link: Proxy,
+    sentinel: FakeSentinel,
+}
+
+impl HeldBack {
+    async fn start(brand: Brand) -> HeldBack {
+        let master = Config::new(brand).set("repl-diskless-sync", "no").start();
+        let link = Proxy::start(master.addr());
+        let replica = Config::new(brand).set("replicaof", &format!("127.0.0.1 {}", link.port())).start();
+        let says = Says::Master { port: master.port(), epoch: 1, announces: true };
+        let in_sync = || replica.command(&["INFO", "replication"]).text().contains("master_link_status:up");
+        poll::until("the replica is in sync", in_sync).await;
+        HeldBack { master, replica, link, sentinel: FakeSentinel::start(says).await }
+    }
+
+    fn builder(&self) -> RedisStoreBuilder {
+        builder(&format!("redis+sentinel://{}/main", self.sentinel.addr()))
+    }
+
+    /// Kills the master, and promotes the replica with what it has received.
+    async fn fail_over(&self, store: &RedisStore) {
+        self.master.kill9();
+        assert_eq!(self.replica.command(&["REPLICAOF", "NO", "ONE"]).text(), "OK");
+        self.sentinel.say(Says::Master { port: self.replica.port(), epoch: 2, announces: true });
+        until_master(store, &self.replica).await;
+    }
+}
+
+/// Makes checks of a limit of 100 units, and records the answered ones. Returns how many were admitted.
+async fn admit(store: &RedisStore, checks: usize, history: &mut History, since: Instant) -> usize {
+    let mut admitted = 0;
+    for _ in 0..checks {
+        let demand = Demand::new("100/h".parse().unwrap(), Key::new("ann").unwrap());
+        let sent_us = since.elapsed().as_micros() as u64;
+        if let Ok(decisions) = store.decide(&[Check::one(&demand)]).await {
+            history.note(&[0], sent_us, since.elapsed().as_micros() as u64, &decisions[0]);
+            admitted += usize::from(decisions[0].allowed());
+        }
+    }
+    admitted
+}
+
+/// What a failover loses: the writes that the replica had not received. The promoted replica admits that much again.
+#[tokio::test]
+async fn failover_loses_the_writes_that_the_replica_had_not_received_and_no_more() {
+    for brand in Brand::ALL {
+        let servers = HeldBack::start(brand).await;
+        let store = servers.builder().build().unwrap();
+        let (mut history, since) = (History::new(["100/h".parse().unwrap()]), Instant::now());
+        assert_eq!(admit(&store, 40, &mut history, since).await, 40, "{brand}");
+        assert_eq!(store.command(&["WAIT", "1", "9000"]).await.unwrap(), Reply::Integer(1));
+        servers.link.set(Fault::Blackhole);
+        assert_eq!(admit(&store, 30, &mut history, since).await, 30, "{brand}");
+        servers.fail_over(&store).await;
+        // The counter continues with 40 charged units. The 30 lost ones are admitted again.
+        assert_eq!(admit(&store, 100, &mut history, since).await, 60, "{brand}");
+        let bounds = |lost| Bounds { lost: Some(lost), ..Bounds::default() };
+        history.clone().verify(bounds(30)).expect_clean();
+        assert!(history.verify(bounds(29)).violations_total > 0, "{brand}");
+    }
+}
+
+#[tokio::test]
+async fn check_that_no_replica_has_acknowledged_is_an_error_and_an_answered_one_survives_a_failover() {
+    for brand in Brand::ALL {
+        let servers = HeldBack::start(brand).await;
+        let store = servers.builder().replicas(1, Duration::from_millis(200)).build().unwrap();
+        let (mut history, since) = (History::new(["100/h".parse().unwrap()]), Instant::now());
+        // A busy machine may make some of them late.
+        poll::until("the replica acknowledges", || servers.replica.command(&["PING"]).text() == "PONG").await;
+        let before = admit(&store, 40, &mut history, since).await;
+        assert!(before > 0, "{brand}");
+        servers.link.set(Fault::Blackhole);
+        let demand = Demand::new("100/h".parse().unwrap(), Key::new("ann").unwrap());
+        let error = store.decide(&[Check::one(&demand)]).await.unwrap_err();
+        let message = "0 of 1 replicas have acknowledged the write within 200 ms";
+        let expected = format!("store {}: {message}", servers.master.url());
+        assert_eq!((error.kind(), error.to_string()), (Kind::TimedOut, expected), "{brand}");
+        // It was charged on the master, and the connection is still in use. Reading the counter needs no replica, but a
+        // refund does.
+        assert_eq!(store.stats().connects, 1, "{brand}");
+        // Many callers share a call, and get its error.
+        let checks = (0..50).map(|_| decide(&store, "bob"));
+        let failed = futures_util::future::join_all(checks).await.into_iter().filter(Result::is_err).count();
+        assert_eq!(failed, 50, "{brand}");
+
+        servers.fail_over(&store).await;
+        let plain = servers.builder().build().unwrap();
+        let after = admit(&plain, 100, &mut history, since).await;
+        // The replica may have received a check whose acknowledgement was late, but it has all that were answered.
+        assert!(before + after <= 100, "{brand}: {before} and {after}");
+        let charged_late = (40 - before) as u64;
+        history.verify(Bounds { lost: Some(charged_late), ..Bounds::default() }).expect_clean();
+    }
 }
 
 #[tokio::test]
