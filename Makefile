@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test clients lint doc features bench chaos fuzz long deny package
+.PHONY: help setup run test clients lint doc features bench chaos failover fuzz long deny package
 
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
@@ -53,6 +53,9 @@ bench: setup ## run the benchmarks of Tollgate and its alternatives
 chaos: setup ## run the chaos scenarios in full and print figures (TOLLGATE_CHAOS_SEED=N replays a run)
 	TOLLGATE_CHAOS=long TOLLGATE_CHAOS_SEED=$${TOLLGATE_CHAOS_SEED:-$$(date +%s)} \
 		$(CARGO_TEST) --test chaos -- --nocapture --test-threads=1
+
+failover: setup ## repeat failovers with Sentinels and print how soon they heal
+	TOLLGATE_FAILOVERS=$${TOLLGATE_FAILOVERS:-20} $(CARGO_TEST) --test suite -- sentinel:: --nocapture --test-threads=1
 
 fuzz: ## run each fuzz target for FUZZ_SECONDS (default: 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)

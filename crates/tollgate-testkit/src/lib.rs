@@ -2,6 +2,7 @@
 
 pub mod certificates;
 pub mod conformance;
+pub mod fake_sentinel;
 pub mod fault;
 pub mod fuzz;
 pub mod history;

@@ -7,7 +7,6 @@ mod cluster;
 mod commands;
 mod conformance;
 mod encrypted;
-mod fake_sentinel;
 mod fast_paths;
 mod faults;
 mod lifetime;

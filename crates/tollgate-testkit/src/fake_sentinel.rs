@@ -1,4 +1,7 @@
-//! A Sentinel whose answers the test chooses: outdated ones, wrong ones, or none.
+//! A Sentinel whose answers the test chooses: outdated ones, or nonsense.
+//!
+//! Real Sentinels agree with each other sooner or later, and announce every failover. How a store behaves before that can
+//! be tested only with one that does as it is told.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,23 +11,36 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 /// What a fake Sentinel answers.
-#[derive(Clone)]
-pub(crate) enum Says {
-    /// The master has this port, as of this epoch. A change is announced if `announces` is set.
-    Master { port: u16, epoch: u64, announces: bool },
+#[derive(Clone, Debug)]
+pub enum Says {
+    /// The address of the master.
+    Master {
+        /// The port of the master on 127.0.0.1.
+        port: u16,
+        /// The configuration epoch.
+        epoch: u64,
+        /// Whether subscribers get a `+switch-master` message when this answer replaces another one.
+        announces: bool,
+    },
     /// These bytes, whatever the command.
     Bytes(&'static [u8]),
 }
 
-pub(crate) struct FakeSentinel {
+/// A Sentinel on a free port of 127.0.0.1, which watches a master named `main`.
+#[derive(Debug)]
+pub struct FakeSentinel {
     addr: SocketAddr,
     says: Arc<watch::Sender<Says>>,
 }
 
 impl FakeSentinel {
-    pub(crate) async fn start(says: Says) -> FakeSentinel {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (addr, says) = (listener.local_addr().unwrap(), Arc::new(watch::Sender::new(says)));
+    /// Starts a Sentinel in the current tokio runtime.
+    ///
+    /// # Panics
+    /// If no socket can be created.
+    pub async fn start(says: Says) -> FakeSentinel {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port on 127.0.0.1");
+        let (addr, says) = (listener.local_addr().expect("a bound socket"), Arc::new(watch::Sender::new(says)));
         let shared = says.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -34,11 +50,13 @@ impl FakeSentinel {
         FakeSentinel { addr, says }
     }
 
-    pub(crate) fn addr(&self) -> SocketAddr {
+    /// Returns the address on which it listens.
+    pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    pub(crate) fn say(&self, says: Says) {
+    /// Changes its answers.
+    pub fn say(&self, says: Says) {
         self.says.send_replace(says);
     }
 }
@@ -98,14 +116,14 @@ fn list(items: &[&str]) -> Vec<u8> {
 
 /// Takes a command from the front of the buffer. Returns `None` while it is incomplete.
 fn next_command(inbox: &mut Vec<u8>) -> Option<Vec<String>> {
-    let text = String::from_utf8(inbox.clone()).unwrap();
+    let text = String::from_utf8(inbox.clone()).ok()?;
     let mut lines = text.split_inclusive("\r\n");
     let count: usize = lines.next()?.trim_end().strip_prefix('*')?.parse().ok()?;
     let lines: Vec<&str> = lines.take(2 * count).collect();
     if lines.len() < 2 * count || lines.last().is_some_and(|line| !line.ends_with("\r\n")) {
         return None;
     }
-    let length = text.find("\r\n").unwrap() + 2 + lines.iter().map(|line| line.len()).sum::<usize>();
+    let length = text.find("\r\n")? + 2 + lines.iter().map(|line| line.len()).sum::<usize>();
     inbox.drain(..length);
     Some(lines.chunks(2).map(|pair| pair[1].trim_end().to_owned()).collect())
 }
