@@ -102,7 +102,7 @@ fn store_help(purpose: &str, accepts_memory: bool, fallback: &str) -> String {
     let memory = if accepts_memory { "memory, " } else { "" };
     format!(
         "{purpose}: {memory}redis://[user:password@]host[:port][/database], redis+cluster://[user:password@]host[:port],… for a \
-         Redis Cluster, or rediss://… for TLS [default: $TOLLGATE_STORE, else $REDIS_URL, else {fallback}]"
+         Redis Cluster, redis+sentinel://[user:password@]host[:port],…/NAME for Sentinels, or rediss://… for TLS [default: $TOLLGATE_STORE, else $REDIS_URL, else {fallback}]"
     )
 }
 
@@ -110,7 +110,7 @@ fn store_help(purpose: &str, accepts_memory: bool, fallback: &str) -> String {
 #[derive(Args, Debug)]
 pub(crate) struct StoreChoice {
     /// Store with the counters: redis://[user:password@]host[:port][/database], redis+cluster://[user:password@]host[:port],…
-    /// for a Redis Cluster, or rediss://… for TLS [default: $TOLLGATE_STORE, else $REDIS_URL, else `store` in the
+    /// for a Redis Cluster, redis+sentinel://[user:password@]host[:port],…/NAME for Sentinels, or rediss://… for TLS [default: $TOLLGATE_STORE, else $REDIS_URL, else `store` in the
     /// configuration file]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,

@@ -62,6 +62,10 @@ impl FakeSentinel {
 }
 
 async fn serve(mut stream: TcpStream, mut says: watch::Receiver<Says>) {
+    // Otherwise each reply would wait until the one before it is acknowledged.
+    if stream.set_nodelay(true).is_err() {
+        return;
+    }
     let (mut inbox, mut is_subscribed) = (Vec::new(), false);
     loop {
         while let Some(command) = next_command(&mut inbox) {

@@ -150,8 +150,10 @@ impl LimiterBuilder {
         LimiterBuilder { store: Some(store), ..self }
     }
 
-    /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` for one server, or
-    /// `redis+cluster://[user:password@]host[:port],…` for a cluster; with `rediss` for TLS.
+    /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` for one server,
+    /// `redis+cluster://[user:password@]host[:port],…` for a cluster, or
+    /// `redis+sentinel://[user:password@]host[:port],…/NAME[/database]` for the master that Sentinels name; with `rediss`
+    /// for TLS.
     ///
     /// A Redis store connects in a background task on the current tokio runtime. This does not wait for it, and the
     /// server may be down. Checks read the bans on their subjects. `memory` removes a shared store that was set before.
@@ -555,9 +557,10 @@ impl Limiter {
         }
     }
 
-    /// Returns the servers that hold the counters of the shared store: one, or the masters of a cluster.
+    /// Returns the servers that hold the counters of the shared store: one, the masters of a cluster, or the master that
+    /// Sentinels name.
     ///
-    /// Empty without a shared store, and while the nodes of a cluster are not known.
+    /// Empty without a shared store, and while the nodes of a cluster, or the master, are not known.
     pub fn servers(&self) -> Vec<StoreServer> {
         match &self.0.backend {
             Backend::Memory(_) => Vec::new(),

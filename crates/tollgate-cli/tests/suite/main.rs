@@ -24,6 +24,7 @@ mod reload;
 mod runbooks;
 mod schemathesis;
 mod secrets;
+mod sentinel;
 mod serving;
 mod shell;
 mod tls;

@@ -194,7 +194,8 @@ impl Loader {
         Loader::default()
     }
 
-    /// Sets the store: `memory`, or a `redis://`, `rediss://`, `redis+cluster://` or `rediss+cluster://` URL. Overrides the `store` of the file.
+    /// Sets the store: `memory`, or a `redis://`, `redis+cluster://` or `redis+sentinel://` URL, with `rediss` for TLS.
+    /// Overrides the `store` of the file.
     ///
     /// The URL is not checked here: an invalid one is an error of `Loaded::engine`, `Settings::limiter` and
     /// `Settings::redis`.

@@ -28,7 +28,8 @@ pub struct Config {
     /// The expected number of rules and keys. A file with a different number, for example because it was truncated, is
     /// rejected.
     pub(crate) expect: Option<Spanned<Expect>>,
-    /// The store for the counters: `memory`, or a `redis://`, `rediss://`, `redis+cluster://` or `rediss+cluster://` URL.
+    /// The store for the counters: `memory`, or a `redis://`, `redis+cluster://` or `redis+sentinel://` URL, with `rediss`
+    /// for TLS.
     pub(crate) store: Option<Spanned<StoreUrl>>,
     /// The prefix of every key in the store. Defaults to `tollgate`.
     pub(crate) prefix: Option<Spanned<String>>,
