@@ -45,6 +45,7 @@
 //! - No timer per check or per call, and no check that waits for the reply to another one.
 //! - No further call on a connection on which a call was abandoned, so a late reply cannot be taken for another one.
 
+mod acl;
 mod answer;
 mod cluster;
 mod connection;
@@ -61,6 +62,7 @@ mod tls;
 mod url;
 mod worker;
 
+pub use acl::acl_rules;
 pub use credentials::{CredentialsError, SecretSource};
 pub use key::PrefixError;
 pub use reply::Reply;

@@ -78,6 +78,15 @@ impl TlsOptions {
         self
     }
 
+    /// Checks that the files can be read and used, and that the server name is valid. Does not connect.
+    ///
+    /// # Errors
+    /// Returns the error with which a store with these options could not be built. In a build without the feature `tls`,
+    /// always returns an error.
+    pub fn check(&self) -> Result<(), TlsError> {
+        Tls::new(self.clone(), None).map(drop)
+    }
+
     /// Sets the minimum version. Defaults to TLS 1.2.
     #[must_use]
     pub fn min_version(mut self, version: TlsVersion) -> TlsOptions {

@@ -120,7 +120,7 @@ pub struct StoreServer {
 /// The error returned if a URL names no store, or if a Redis store cannot be built.
 #[cfg(feature = "redis")]
 #[derive(Debug, thiserror::Error)]
-#[error("{0}, or `memory`")]
+#[error("{0}{or_memory}", or_memory = if matches!(.0, tollgate_redis::BuildError::Url(_)) { ", or `memory`" } else { "" })]
 pub struct StoreUrlError(tollgate_redis::BuildError);
 
 #[cfg(feature = "redis")]

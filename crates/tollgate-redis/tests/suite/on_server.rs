@@ -1,4 +1,4 @@
-//! A store on a server of its own, with a clock that the test sets.
+//! A store on a server of its own, with a clock that the test sets, as a user with the least permissions.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 use tollgate_core::{Check, Decision, Demand, ManualClock, Redeemed, Redemption, Store, Timestamp};
-use tollgate_redis::RedisStore;
+use tollgate_redis::{RedisStore, acl_rules};
 use tollgate_testkit::conformance::{Redeem, Subject};
 use tollgate_testkit::server::{Brand, Config, Server};
 
@@ -24,12 +24,14 @@ pub(crate) struct OnServer {
 
 impl OnServer {
     pub(crate) fn new(brand: Brand) -> OnServer {
-        let server = Config::new(brand).start();
+        let rules = acl_rules("tollgate", &[]).unwrap();
+        let server = Config::new(brand).only_user("tollgate", "sesame", &rules).start();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let clock = Arc::new(ManualClock::default());
         let _context = runtime.enter();
         // A timeout that does not pass on a busy machine.
-        let builder = RedisStore::builder(server.url()).call_timeout(Duration::from_secs(5));
+        let url = format!("redis://tollgate:sesame@{}", server.addr());
+        let builder = RedisStore::builder(url).call_timeout(Duration::from_secs(5));
         let store = builder.clock_override(clock.clone()).build().unwrap();
         drop(_context);
         OnServer { server, store, clock, chunks_seen: Cell::default(), runtime }
