@@ -24,6 +24,7 @@
 //!        │ queue                                                                 node.rs
 //!        ▼
 //!   worker                batches waiting checks into calls; (re)connects       worker.rs, worker/, connection.rs
+//!        │                with credentials and certificates as they are now     credentials.rs, tls.rs
 //!        │ EVALSHA
 //!        ▼
 //!   lua/tollgate.lua      decides the whole batch by the server's clock

@@ -78,6 +78,13 @@ impl TlsOptions {
         self
     }
 
+    /// Sets the minimum version. Defaults to TLS 1.2.
+    #[must_use]
+    pub fn min_version(mut self, version: TlsVersion) -> TlsOptions {
+        self.min_version = version;
+        self
+    }
+
     /// Checks that the files can be read and used, and that the server name is valid. Does not connect.
     ///
     /// # Errors
@@ -85,13 +92,6 @@ impl TlsOptions {
     /// always returns an error.
     pub fn check(&self) -> Result<(), TlsError> {
         Tls::new(self.clone(), None).map(drop)
-    }
-
-    /// Sets the minimum version. Defaults to TLS 1.2.
-    #[must_use]
-    pub fn min_version(mut self, version: TlsVersion) -> TlsOptions {
-        self.min_version = version;
-        self
     }
 }
 

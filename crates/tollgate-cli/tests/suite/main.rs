@@ -26,6 +26,7 @@ mod schemathesis;
 mod secrets;
 mod serving;
 mod shell;
+mod store_access;
 mod tls;
 mod traces;
 mod unwritable_output;

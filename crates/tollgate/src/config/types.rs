@@ -159,11 +159,6 @@ impl StoreKind {
     pub(crate) fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
     }
-
-    /// Returns the kind with this name.
-    pub(crate) fn named(name: &str) -> Option<StoreKind> {
-        Self::NAMES.iter().find(|(other, _)| *other == name).map(|(_, kind)| *kind)
-    }
 }
 
 /// The minimum version of TLS.

@@ -171,7 +171,7 @@ impl Compiler<'_> {
             is_valid = false;
             compiler.note(Finding::new(Code::InvalidStore, message).help(help).at(url.span()));
         };
-        let kind = table.kind.as_deref().copied();
+        let kind = table.kind.as_deref().map(|kind| kind.name());
         let mut parts: Vec<UrlParts<'_>> = Vec::new();
         for url in urls.iter() {
             let text = url.0.reveal();
@@ -199,18 +199,16 @@ impl Compiler<'_> {
                 }
                 _ => {}
             }
-            match (kind, part.kind) {
-                (Some(kind), Some(other)) if kind != other => {
-                    let message =
-                        format!("`kind` is {:?}, but the scheme of the URL is that of a {}", kind.name(), other.name());
-                    fail(self, message, "write redis:// or rediss://, and the kind in `kind`", url);
-                }
-                _ => {}
+            if let (Some(kind), Some(other)) = (kind, part.kind)
+                && kind != other
+            {
+                let message = format!("`kind` is {kind:?}, but the scheme of the URL is that of a {other}");
+                fail(self, message, "write redis:// or rediss://, and the kind in `kind`", url);
             }
             parts.push(part);
         }
-        let kind = kind.or_else(|| parts.iter().find_map(|part| part.kind)).unwrap_or_default();
-        if kind == StoreKind::Server
+        let kind = kind.or_else(|| parts.iter().find_map(|part| part.kind)).unwrap_or(StoreKind::Server.name());
+        if kind == StoreKind::Server.name()
             && let Some(second) = urls.get(1)
         {
             fail(self, "a server has one URL".into(), "for a Redis Cluster, add kind = \"cluster\"", second);
@@ -337,7 +335,7 @@ impl Compiler<'_> {
 struct UrlParts<'u> {
     is_tls: bool,
     /// The kind that the scheme names; `None` for `redis` and `rediss`.
-    kind: Option<StoreKind>,
+    kind: Option<&'u str>,
     /// The part before the last `@`, which may be a user and a password.
     login: Option<&'u str>,
     /// The hosts, the ports and the database.
@@ -349,7 +347,7 @@ impl UrlParts<'_> {
     fn of(url: &str) -> Option<UrlParts<'_>> {
         let (scheme, rest) = url.split_once("://")?;
         let (base, kind) = match scheme.split_once('+') {
-            Some((base, kind)) => (base, StoreKind::named(kind)),
+            Some((base, kind)) => (base, Some(kind)),
             None => (scheme, None),
         };
         let (login, place) = match rest.rsplit_once('@') {
@@ -366,12 +364,12 @@ fn has_login(url: &str) -> bool {
 }
 
 /// Returns one URL with the servers of all. `None` without any.
-fn combine(kind: StoreKind, parts: &[UrlParts<'_>]) -> Option<String> {
+fn combine(kind: &str, parts: &[UrlParts<'_>]) -> Option<String> {
     let first = parts.first()?;
     let mut url = if first.is_tls { "rediss" } else { "redis" }.to_owned();
-    if kind != StoreKind::Server {
+    if kind != StoreKind::Server.name() {
         url.push('+');
-        url.push_str(kind.name());
+        url.push_str(kind);
     }
     url.push_str("://");
     if let Some(login) = first.login {
