@@ -21,9 +21,11 @@ const FILE_BYTES_MAX: u64 = 64 << 10;
 ///
 /// For [`RedisStoreBuilder::username_from`](crate::RedisStoreBuilder::username_from) and
 /// [`RedisStoreBuilder::password_from`](crate::RedisStoreBuilder::password_from).
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SecretSource {
+    /// The secret itself.
+    Text(String),
     /// A file, of which line breaks at the end are not part of the secret. It is read at each connect.
     File(PathBuf),
     /// An environment variable, by its name.
@@ -58,6 +60,16 @@ impl fmt::Debug for Login {
     }
 }
 
+impl fmt::Debug for SecretSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SecretSource::Text(_) => f.write_str("Text(***)"),
+            SecretSource::File(file) => f.debug_tuple("File").field(file).finish(),
+            SecretSource::Env(name) => f.debug_tuple("Env").field(name).finish(),
+        }
+    }
+}
+
 impl SecretSource {
     /// Reads the secret: the text of the file without line breaks at its end, or the value of the variable.
     ///
@@ -66,6 +78,7 @@ impl SecretSource {
     /// file has more than 64 KiB.
     fn read(&self, what: &str) -> Result<String, CredentialsError> {
         let (place, text) = match self {
+            SecretSource::Text(text) => return Ok(text.clone()),
             SecretSource::File(file) => {
                 let bytes = read_bounded(file, FILE_BYTES_MAX);
                 (file.display().to_string(), bytes.and_then(|bytes| String::from_utf8(bytes).map_err(not_text)))

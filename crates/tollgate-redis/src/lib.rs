@@ -24,6 +24,7 @@
 //!        │ queue                                                                 node.rs
 //!        ▼
 //!   worker                batches waiting checks into calls; (re)connects       worker.rs, worker/, connection.rs
+//!        │                with credentials and certificates as they are now     credentials.rs, tls.rs
 //!        │ EVALSHA
 //!        ▼
 //!   lua/tollgate.lua      decides the whole batch by the server's clock
@@ -45,6 +46,7 @@
 //! - No timer per check or per call, and no check that waits for the reply to another one.
 //! - No further call on a connection on which a call was abandoned, so a late reply cannot be taken for another one.
 
+mod acl;
 mod answer;
 mod cluster;
 mod connection;
@@ -62,6 +64,7 @@ mod tls;
 mod url;
 mod worker;
 
+pub use acl::acl_rules;
 pub use credentials::{CredentialsError, SecretSource};
 pub use key::PrefixError;
 pub use reply::Reply;

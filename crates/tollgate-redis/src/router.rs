@@ -21,6 +21,8 @@ pub(crate) struct Router {
     pub(crate) call_scope: CallScope,
     pub(crate) servers: Servers,
     pub(crate) settings: Arc<WorkerSettings>,
+    /// The pattern of the store's keys, such as `tollgate:tg2:*`, for errors.
+    pub(crate) key_pattern: String,
 }
 
 /// One server, the nodes of a cluster, or the master that Sentinels name.
@@ -130,7 +132,7 @@ impl Router {
             };
             attempts += 1;
             if attempts == ATTEMPTS_MAX {
-                return Err(Refused::Failed(fault.into_error(&node.endpoint)));
+                return Err(self.failed(fault, &node));
             }
             if let Servers::Sentinel(sentinels) = &self.servers
                 && let Some(master) = new_master(sentinels, &node, &fault).await
@@ -140,7 +142,7 @@ impl Router {
                 continue;
             }
             let (Servers::Cluster(cluster), Some(redirect)) = (&self.servers, &fault.redirect) else {
-                return Err(Refused::Failed(fault.into_error(&node.endpoint)));
+                return Err(self.failed(fault, &node));
             };
             self.settings.counters.redirections.fetch_add(1, Ordering::Relaxed);
             (node, sharing) = match redirect {
@@ -149,7 +151,7 @@ impl Router {
                 Redirect::Ask(target) => (cluster.node_at(target, &node), Sharing::Asking),
                 Redirect::TryAgain | Redirect::Later => {
                     let Some(pause) = pauses.next() else {
-                        return Err(Refused::Failed(fault.into_error(&node.endpoint)));
+                        return Err(self.failed(fault, &node));
                     };
                     sleep(pause).await;
                     (self.owner(slot).await?, usual)
@@ -200,9 +202,13 @@ impl Router {
         }
     }
 
+    fn failed(&self, fault: Fault, node: &Node) -> Refused {
+        Refused::Failed(fault.naming_keys(&self.key_pattern).into_error(&node.endpoint))
+    }
+
     /// Converts a fault to an error that names the store.
     pub(crate) fn error(&self, fault: Fault) -> StoreError {
-        fault.into_error(&self.url)
+        fault.naming_keys(&self.key_pattern).into_error(&self.url)
     }
 }
 

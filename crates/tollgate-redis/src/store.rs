@@ -356,7 +356,7 @@ impl RedisStoreBuilder {
                 Servers::Sentinel(Sentinels::spawn(url.clone(), settings.clone(), self.queue_length, runtime))
             }
         };
-        let router = Router { url, call_scope, servers, settings };
+        let router = Router { url, call_scope, servers, settings, key_pattern: prefix.key_pattern() };
         Ok(RedisStore(Arc::new(Inner { router, prefix, reads_bans: self.reads_bans })))
     }
 }
@@ -425,10 +425,9 @@ impl RedisStore {
     pub async fn check_server(&self) -> Result<server_check::ServerReport, server_check::ServerCheckError> {
         let masters = self.0.router.masters().await?;
         let reports = join_all(masters.iter().map(|node| async {
-            let info = node.command(&["INFO", "server"]).await.map_err(|fault| fault.into_error(&node.endpoint))?;
-            // A restricted user may not be allowed to run this. The report then has a warning.
-            let policy = node.command(&["CONFIG", "GET", "maxmemory-policy"]).await.ok();
-            server_check::report(&info, policy.as_ref())
+            // All sections, because Redis before 7.0 takes only one name, and must be recognised as too old.
+            let info = node.command(&["INFO"]).await.map_err(|fault| fault.into_error(&node.endpoint))?;
+            server_check::report(&info)
         }));
         let named = masters.iter().map(|node| node.endpoint.to_string()).zip(reports.await);
         server_check::combine(named.collect())

@@ -84,6 +84,15 @@ impl TlsOptions {
         self.min_version = version;
         self
     }
+
+    /// Checks that the files can be read and used, and that the server name is valid. Does not connect.
+    ///
+    /// # Errors
+    /// Returns the error with which a store with these options could not be built. In a build without the feature `tls`,
+    /// always returns an error.
+    pub fn check(&self) -> Result<(), TlsError> {
+        Tls::new(self.clone(), None).map(drop)
+    }
 }
 
 /// The error of TLS options that a `rediss://` store cannot use.

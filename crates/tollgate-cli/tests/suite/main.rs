@@ -27,6 +27,7 @@ mod secrets;
 mod sentinel;
 mod serving;
 mod shell;
+mod store_access;
 mod tls;
 mod traces;
 mod unwritable_output;

@@ -13,6 +13,7 @@ mod lifetime;
 mod log_format;
 mod on_cluster;
 mod on_server;
+mod privileges;
 mod redemptions;
 mod script;
 mod sentinel;

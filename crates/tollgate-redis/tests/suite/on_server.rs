@@ -1,4 +1,5 @@
-//! A store on a server of its own, or on the master of a group with Sentinels, with a clock that the test sets.
+//! A store on a server of its own, or on the master of a group with Sentinels, with a clock that the test sets, as a user
+//! with the least permissions.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 use tollgate_core::{Check, Decision, Demand, ManualClock, Redeemed, Redemption, Store, Timestamp};
-use tollgate_redis::RedisStore;
+use tollgate_redis::{RedisStore, acl_rules};
 use tollgate_testkit::conformance::{Redeem, Subject};
 use tollgate_testkit::server::{Brand, Config, SentinelGroup, Server};
 
@@ -29,11 +30,13 @@ enum Place {
 
 impl OnServer {
     pub(crate) fn new(brand: Brand) -> OnServer {
-        let server = Config::new(brand).start();
-        let url = server.url();
+        let rules = acl_rules("tollgate", &[]).unwrap();
+        let server = Config::new(brand).only_user("tollgate", "sesame", &rules).start();
+        let url = format!("redis://tollgate:sesame@{}", server.addr());
         OnServer::at(Place::Server(Box::new(server)), url)
     }
 
+    /// The user is the default one: a restricted one is tested without Sentinels.
     pub(crate) fn through_sentinels(brand: Brand) -> OnServer {
         let group = SentinelGroup::start(brand);
         let url = group.url();

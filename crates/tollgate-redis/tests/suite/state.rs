@@ -322,7 +322,7 @@ fn many_callers_of_a_bad_log_cost_few_calls() {
     let redis = OnServer::new(Brand::Redis);
     let now_us: u64 = 1_760_000_000_000_000;
     redis.clock.set(Timestamp::from_micros(now_us));
-    redis.wait(redis.store.command(&["PING"])).unwrap();
+    redis.wait(redis.store.command(&["TIME"])).unwrap();
     redis.server().command(&["SET", "tollgate:tg2:{foreign}:sliding:60000000", "hello"]);
     spoil(&redis, now_us, "spoilt");
     let calls_for = |subjects: &[String]| {
@@ -351,7 +351,7 @@ fn steps_written_before_the_error_are_not_resent() {
     let redis = OnServer::new(Brand::Redis);
     let now_us: u64 = 1_760_000_000_000_000;
     redis.clock.set(Timestamp::from_micros(now_us));
-    redis.wait(redis.store.command(&["PING"])).unwrap();
+    redis.wait(redis.store.command(&["TIME"])).unwrap();
     spoil(&redis, now_us, "z");
     let connects_before = redis.store.stats().connects;
 

@@ -7,9 +7,10 @@ use tollgate_core::Limit;
 
 use super::Compiler;
 use super::callers::SecretFields;
+use super::store::StoreAccess;
 use crate::answer::{Style, Styles};
 use crate::config::finding::{Code, Finding};
-use crate::config::forms::{Secret, StoreUrl};
+use crate::config::forms::Secret;
 use crate::config::source::Source;
 use crate::config::span::{Span, Spanned};
 use crate::config::types::Config;
@@ -41,6 +42,8 @@ pub struct Settings {
     /// The store: `memory`, or a URL, which may contain a password. `None` if no store is configured; the counters are
     /// then in memory.
     pub store: Option<Secret>,
+    /// How to connect to the store: credentials and TLS.
+    pub(crate) access: StoreAccess,
     /// The prefix of every key in the store.
     pub prefix: String,
     /// The number of instances that share the quotas while the store is unavailable. `None` means 1.
@@ -84,7 +87,8 @@ impl Settings {
     ///
     /// # Errors
     /// Only if the store is shared: if its URL or the prefix is invalid, if the URL is `rediss://` and `tollgate-redis`
-    /// is built without its feature `tls`, or if there is no tokio runtime.
+    /// is built without its feature `tls`, if a file with a certificate or a password cannot be used, or if there is no
+    /// tokio runtime.
     #[cfg(feature = "redis")]
     pub fn redis(&self) -> Result<Option<RedisStore>, StoreUrlError> {
         let Some(url) = self.store.as_ref().filter(|_| self.is_shared()) else { return Ok(None) };
@@ -98,7 +102,7 @@ impl Settings {
         if let Some(password) = source(SENTINEL_PASSWORD) {
             builder = builder.sentinel_password_from(password);
         }
-        Ok(Some(builder.call_timeout(call_timeout).build()?))
+        Ok(Some(self.access.apply(builder).call_timeout(call_timeout).build()?))
     }
 
     /// Returns a builder for a limiter on this store, or in memory if it is `None`, with the other settings.
@@ -139,14 +143,14 @@ impl Settings {
 /// Checks the URL of a store, or `memory`, without connecting. The error is a message that does not contain the
 /// password.
 #[cfg(feature = "redis")]
-fn check_url(url: &str) -> Result<(), String> {
+pub(super) fn check_url(url: &str) -> Result<(), String> {
     if url == MEMORY { Ok(()) } else { RedisStore::check_url(url).map_err(|error| error.to_string()) }
 }
 
 /// Checks that a store is `memory` or begins with a known scheme. A program without Redis cannot check the rest of the
 /// URL.
 #[cfg(not(feature = "redis"))]
-fn check_url(url: &str) -> Result<(), String> {
+pub(super) fn check_url(url: &str) -> Result<(), String> {
     let is_url = |scheme: &String| url.strip_prefix(scheme.as_str()).is_some_and(|rest| !rest.is_empty());
     let kinds = ["", "+cluster", "+sentinel"];
     let schemes = kinds.map(|kind| [format!("redis{kind}://"), format!("rediss{kind}://")]).concat();
@@ -159,18 +163,12 @@ impl Compiler<'_> {
     ///
     /// Adds an error for each invalid value of the file, even if it is overridden. The loader's values are not checked.
     pub(super) fn settings(&mut self, config: &Config) -> Settings {
-        let store = match (self.loader.store_override(), &config.store) {
-            (Some(given), _) => Some(given.clone()),
-            (None, Some(written)) => Some(written.0.clone()),
-            (None, None) => None,
-        };
-        if let Some(store) = &config.store {
-            self.check_store(store);
-        }
+        let (store, access) = self.store(config.store.as_ref());
         let deadline = config.deadline.as_ref().and_then(|text| self.time(text));
         let instances = config.instances.as_ref().and_then(|instances| self.instances(instances));
         Settings {
             store,
+            access,
             prefix: config.prefix.as_ref().map_or("tollgate".to_owned(), |prefix| self.prefix(prefix)),
             instances: self.loader.instances_override().or(instances),
             deadline: deadline.unwrap_or(Duration::from_millis(25)),
@@ -204,12 +202,6 @@ impl Compiler<'_> {
             return None;
         }
         Some(secret)
-    }
-
-    fn check_store(&mut self, store: &Spanned<StoreUrl>) {
-        let Err(problem) = check_url(store.0.reveal()) else { return };
-        let finding = Finding::new(Code::InvalidStore, problem).help("or `memory`, for counters in this process only");
-        self.note(finding.at(store.span()));
     }
 
     fn prefix(&mut self, prefix: &Spanned<String>) -> String {
