@@ -331,18 +331,18 @@ impl Follower {
         let mut pause = PAUSE_FIRST;
         loop {
             let mut request = *self.requests.borrow_and_update();
-            let before = request;
+            let began = Instant::now();
             let Err(fault) = self.follow(&mut request).await else { return };
             let Some(sentinels) = self.sentinels.upgrade() else { return };
             if !sentinels.failed(&self.endpoint, request, fault) {
                 return;
             }
             drop(sentinels);
-            if request > before {
+            let now = Instant::now();
+            if now.duration_since(began) > PAUSE_LAST {
                 pause = PAUSE_FIRST;
             }
             // A request ends the pause, but a Sentinel that is down is not tried all the time.
-            let now = Instant::now();
             sleep_until(now + PAUSE_FIRST.mul_f64(1.0 + fastrand::f64() / 2.0)).await;
             match timeout_at(now + pause, self.requests.changed()).await {
                 Ok(Err(_)) => return,

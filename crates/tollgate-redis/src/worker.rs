@@ -184,10 +184,7 @@ impl Worker {
         loop {
             if self.is_left() {
                 queue.close();
-                backlog.drain(..).for_each(|work| fail(work, &Fault::left()));
-                while let Some(work) = queue.recv().await {
-                    fail(work, &Fault::left());
-                }
+                fail_unsent(queue, &mut backlog);
                 return;
             }
             let fault = match self.connect().await {
@@ -257,6 +254,14 @@ enum QueueState {
 impl QueueState {
     fn is_closed(&self) -> bool {
         matches!(self, QueueState::Closed)
+    }
+}
+
+/// Fails the work of a server that is left, in `backlog` and in `queue`.
+fn fail_unsent(queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) {
+    backlog.drain(..).for_each(|work| fail(work, &Fault::left()));
+    while let Ok(work) = queue.try_recv() {
+        fail(work, &Fault::left());
     }
 }
 

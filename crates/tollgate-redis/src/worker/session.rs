@@ -44,7 +44,8 @@
 //! doubt. So nothing more is sent, and the calls in flight get their own replies, which usually say that they were not
 //! executed. Then the session ends.
 //!
-//! **A server that is left**, because the Sentinels have named another master, is treated in the same way.
+//! **A server that is left**, because the Sentinels have named another master, is treated in the same way. Work that was
+//! not sent fails at once, so that it can be sent to the other server.
 //!
 //! **The timeout of a call** starts when the call is put into the outbox, so it includes the time that earlier calls
 //! take.
@@ -63,7 +64,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 use tollgate_core::StoreErrorKind as Kind;
 
 use super::batch::Batch;
-use super::{QueueState, STEPS_MAX, Work, Worker};
+use super::{QueueState, STEPS_MAX, Work, Worker, fail_unsent};
 use crate::connection::Connection;
 use crate::fault::Fault;
 use crate::reply::Reply;
@@ -246,9 +247,14 @@ impl<'a> Session<'a> {
 
     /// Moves work from the queue to the backlog, until it has [`STEPS_MAX`] callers.
     ///
-    /// Moves nothing if no batch may be sent. Also updates `collected_at` and `waiting_since`.
+    /// Moves nothing if no batch may be sent. If the server is left, fails all work that was not sent. Also updates
+    /// `collected_at` and `waiting_since`.
     fn collect(&mut self, queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) {
         let collected_before = std::mem::replace(&mut self.collected_at, Instant::now());
+        if self.worker.is_left() {
+            fail_unsent(queue, backlog);
+            self.to_resend.drain(..).for_each(|call| call.batch.fail(&Fault::left()));
+        }
         while self.has_room()
             && backlog.len() < STEPS_MAX
             && let Ok(work) = queue.try_recv()

@@ -112,13 +112,12 @@ fn valkey_redeems_as_the_oracle() {
 /// A short form: the script is the same as on a single server.
 fn decides_as_the_oracle_through_sentinels(brand: Brand) {
     let redis = OnServer::through_sentinels(brand);
-    assert!(cases::run_all(|| redis.verified().emptied()).expect_clean() > 80);
+    assert!(cases::run_all(|| redis.emptied()).expect_clean() > 80);
     for algorithm in Algorithm::ALL {
-        if let Err(failure) = random_traces_of(algorithm, traces_from_env(20), SEED, || redis.verified().emptied()) {
+        if let Err(failure) = random_traces_of(algorithm, traces_from_env(5), SEED, || redis.emptied()) {
             panic!("{algorithm:?}: {failure}");
         }
     }
-    assert!(cases::run_all(|| Redeeming::new(redis.verified().emptied())).expect_clean() > 80);
     let stats = redis.store.stats();
     assert_eq!((stats.redirections, stats.failovers, stats.panics), (0, 0, 0), "{stats:?}");
 }
