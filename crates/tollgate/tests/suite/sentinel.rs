@@ -327,12 +327,9 @@ async fn waiting_for_a_replica_decides_the_same_and_its_cost_is_printed() {
             }
             latencies.sort_unstable();
             let (began, cpu_before) = (Instant::now(), cpu_of(group.master()));
-            let callers = (0..64).map(|caller| {
-                let check = check.clone();
-                async move {
-                    for round in 0..decisions / 64 {
-                        check(caller * 100 + round % 100).await;
-                    }
+            let callers = (0..64).map(|caller| async move {
+                for round in 0..decisions / 64 {
+                    check(caller * 100 + round % 100).await;
                 }
             });
             futures_util::future::join_all(callers).await;
