@@ -1,44 +1,70 @@
-//! The CPU time per response of `tollgate gateway`, of a bare proxy on hyper, and of nginx, in front of the same upstream.
+//! The CPU time per response, and the responses per second, of `tollgate gateway`, of bare proxies on hyper, and of nginx,
+//! in front of the same upstream.
 //!
 //! ```text
 //! cargo bench -p tollgate-bench --bench gateway
 //! ```
 //!
-//! `TOLLGATE_BENCH_ROUNDS` sets the number of rounds, `TOLLGATE_BENCH_ANSWERS` the number of responses in a round.
+//! Needs `wrk`, and two cores: each server under test has the first one for itself, wrk and the upstream share the second.
+//! The servers take turns. `TOLLGATE_BENCH_ROUNDS` sets the number of rounds, `TOLLGATE_BENCH_SECONDS` the length of a turn.
 //!
-//! The bare proxy forwards every request with its headers, or refuses every request with an empty 429. It has no limiter,
-//! no timeouts and no validation: it is what a proxy on hyper costs at least. It and the upstream are this program, started
-//! again. Each server has one thread that serves connections.
+//! The bare proxies forward every request with its headers, or refuse every request with a constant 429. They have no
+//! limiter, no timeouts and no validation. Of those that forward, one uses the pooling client of hyper-util. The other one
+//! has a list of connections and relies on short responses: it is what a proxy on hyper costs at least. They and the
+//! upstream are this program, started again. Each server has one thread that serves connections.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use http::{Request, Response, StatusCode};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode, Uri};
 use http_body_util::Either;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::SendRequest;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::{TcpListener, TcpStream};
-use tollgate_bench::endpoint::{Load, Process, Protocol, RequestSource, free_addr, tollgate_binary};
+use tollgate_bench::endpoint::{Process, free_addr, tollgate_binary};
 use tollgate_bench::measure::{median, print_table, setting};
 
-const CONNECTIONS: usize = 8;
+const CONNECTIONS: usize = 16;
 
-/// A request as a browser sends it.
-const REQUEST: &[u8] =
-    b"GET /api/items?page=2 HTTP/1.1\r\nhost: www.example.com\r\nuser-agent: Mozilla/5.0 (X11; Linux x86_64)\r\n\
-    accept: text/html,application/json\r\naccept-language: en-US,en;q=0.5\r\naccept-encoding: gzip, deflate, br\r\n\
-    cookie: session=0123456789abcdef\r\n\r\n";
+/// The core of the servers under test, and that of wrk and the upstream.
+const CORES: [&str; 2] = ["0", "1"];
+
+/// The path and the headers of a request as a browser sends it.
+const PATH: &str = "/api/items?page=2";
+const HEADERS: [&str; 6] = [
+    "Host: www.example.com",
+    "user-agent: Mozilla/5.0 (X11; Linux x86_64)",
+    "accept: text/html,application/json",
+    "accept-language: en-US,en;q=0.5",
+    "accept-encoding: gzip, deflate, br",
+    "cookie: session=0123456789abcdef",
+];
 
 type Body = Either<Incoming, Full<Bytes>>;
 
 /// Idle connections of the bare proxy.
 type Pool = Arc<Mutex<Vec<SendRequest<Incoming>>>>;
 
+/// Forwards a request with the client of hyper-util.
+async fn forward_by_client(
+    mut request: Request<Incoming>,
+    upstream: SocketAddr,
+    client: Client<HttpConnector, Incoming>,
+) -> Result<Response<Body>, hyper_util::client::legacy::Error> {
+    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+    let uri = Uri::builder().scheme("http").authority(upstream.to_string()).path_and_query(path);
+    *request.uri_mut() = uri.build().expect("a URI");
+    Ok(client.request(request).await?.map(Either::Left))
+}
+
+/// Forwards a request on a connection of a list.
 async fn forward(request: Request<Incoming>, upstream: SocketAddr, pool: Pool) -> Result<Response<Body>, hyper::Error> {
     let idle = pool.lock().expect("no panic").pop();
     let mut sender = match idle {
@@ -58,9 +84,27 @@ async fn forward(request: Request<Incoming>, upstream: SocketAddr, pool: Pool) -
     Ok(response.map(Either::Left))
 }
 
-fn refuse() -> Response<Body> {
-    let mut response = Response::new(Either::Right(Full::new(Bytes::from_static(b"{\"error\":\"rate_limited\"}"))));
+/// The headers and the body of a refusal by `tollgate gateway`.
+const REFUSAL_HEADERS: [(&str, &str); 8] = [
+    ("content-type", "application/json"),
+    ("cache-control", "no-store"),
+    ("retry-after", "86400"),
+    ("x-ratelimit-limit", "1"),
+    ("x-ratelimit-remaining", "0"),
+    ("x-ratelimit-reset", "1795030417"),
+    ("ratelimit", "\"per-day\";r=0;t=86400"),
+    ("ratelimit-policy", "\"per-day\";q=1;w=86400"),
+];
+const REFUSAL_BODY: &str = "{\"error\":\"rate_limited\",\"message\":\"the limit of 1 per day has been reached; try again in \
+    86400 seconds\",\"limit\":1,\"retry_after\":86400,\"retry_after_ms\":86399988,\"policy\":\"per-day\",\"rule\":\"per-ip\"}";
+
+fn refuse(headers: &[(&'static str, &'static str)], body: &'static str) -> Response<Body> {
+    let mut response = Response::new(Either::Right(Full::new(Bytes::from_static(body.as_bytes()))));
     *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    response.headers_mut().reserve(headers.len());
+    for (name, value) in headers {
+        response.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
     response
 }
 
@@ -71,9 +115,12 @@ fn run(role: &str, address: &str, upstream: Option<SocketAddr>) {
     runtime.block_on(async move {
         let socket = TcpListener::bind(address).await.expect("a free port");
         let pool = Pool::default();
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        let client: Client<_, Incoming> = Client::builder(TokioExecutor::new()).build(connector);
         while let Ok((stream, _)) = socket.accept().await {
             let _ = stream.set_nodelay(true);
-            let (pool, role) = (pool.clone(), role.clone());
+            let (pool, client, role) = (pool.clone(), client.clone(), role.clone());
             tokio::spawn(async move {
                 let io = TokioIo::new(stream);
                 let builder = hyper::server::conn::http1::Builder::new();
@@ -82,8 +129,17 @@ fn run(role: &str, address: &str, upstream: Option<SocketAddr>) {
                         let service = service_fn(move |request| forward(request, upstream, pool.clone()));
                         builder.serve_connection(io, service).await
                     }
+                    ("client", Some(upstream)) => {
+                        let service = service_fn(move |request| forward_by_client(request, upstream, client.clone()));
+                        builder.serve_connection(io, service).await
+                    }
                     ("refuse", _) => {
-                        let service = service_fn(|_| async { Ok::<_, Infallible>(refuse()) });
+                        let service = service_fn(|_| async { Ok::<_, Infallible>(refuse(&[], "")) });
+                        builder.serve_connection(io, service).await
+                    }
+                    ("refuse-alike", _) => {
+                        let refuse = || refuse(&REFUSAL_HEADERS, REFUSAL_BODY);
+                        let service = service_fn(move |_| async move { Ok::<_, Infallible>(refuse()) });
                         builder.serve_connection(io, service).await
                     }
                     _ => {
@@ -97,17 +153,25 @@ fn run(role: &str, address: &str, upstream: Option<SocketAddr>) {
     });
 }
 
+/// Returns the command for a program that runs on one core.
+fn on_core(core: &str, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("taskset");
+    command.args(["-c", core]).arg(program);
+    command
+}
+
 /// Starts this program in a role.
 fn start(role: &str, upstream: Option<SocketAddr>) -> Process {
     let address = free_addr();
-    let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
+    let core = CORES[usize::from(role == "upstream")];
+    let mut command = on_core(core, std::env::current_exe().expect("the path of this program"));
     command.args(["role", role, &address.to_string()]).args(upstream.map(|upstream| upstream.to_string()));
     Process::start(&mut command, address)
 }
 
 fn gateway(upstream: SocketAddr, limit: &str) -> Process {
     let address = free_addr();
-    let mut command = Command::new(tollgate_binary());
+    let mut command = on_core(CORES[0], tollgate_binary());
     command.args(["gateway", "--admin", "off", "--threads", "1", "--upstream", &format!("http://{upstream}")]);
     command.args(["--listen", &address.to_string(), "--limit", limit]);
     Process::start(&mut command, address)
@@ -133,42 +197,52 @@ fn nginx(upstream: SocketAddr, rate: &str, dir: &std::path::Path) -> Option<Proc
     command.arg("-p").arg(dir).args(["-c", "nginx.conf", "-e", "/dev/null"]);
     command.current_dir(dir);
     command.arg("-t").output().ok().filter(|output| output.status.success())?;
-    let mut command = Command::new(command.get_program());
+    let mut command = on_core(CORES[0], command.get_program());
     command.arg("-p").arg(dir).args(["-c", "nginx.conf", "-e", "/dev/null"]).current_dir(dir);
     Some(Process::start(&mut command, address))
 }
 
+/// Sends requests with wrk for some seconds. Returns the number of responses.
+fn send(address: SocketAddr, seconds: usize) -> u64 {
+    let mut command = on_core(CORES[1], "wrk");
+    command.args(["-t1", &format!("-c{CONNECTIONS}"), &format!("-d{seconds}s")]);
+    for header in HEADERS {
+        command.args(["-H", header]);
+    }
+    let output = command.arg(format!("http://{address}{PATH}")).output().expect("wrk, from the package wrk");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let count = text.split(" requests in").next().and_then(|before| before.split_whitespace().last()?.parse().ok());
+    count.unwrap_or_else(|| {
+        panic!("wrk printed no number of requests: {text}{}", String::from_utf8_lossy(&output.stderr))
+    })
+}
+
 /// Measures the processes, one after the other in each round, and prints a table.
 fn measure(title: &str, processes: &[(&str, Process)]) {
-    let (rounds, count) = (setting("TOLLGATE_BENCH_ROUNDS", 9), setting("TOLLGATE_BENCH_ANSWERS", 40_000));
-    let write = |_: u64, buffer: &mut Vec<u8>| buffer.extend_from_slice(REQUEST);
-    let mut source = RequestSource { protocol: Protocol::Http, write: Box::new(write) };
-    let mut samples = vec![(Vec::new(), Vec::new()); processes.len()];
+    let (rounds, seconds) = (setting("TOLLGATE_BENCH_ROUNDS", 9), setting("TOLLGATE_BENCH_SECONDS", 2));
+    let mut samples = vec![(Vec::new(), Vec::new(), Vec::new()); processes.len()];
     for round in 0..=rounds {
         let mut first = 0.0;
-        for ((_, process), (times, ratios)) in processes.iter().zip(&mut samples) {
-            let mut load = Load::new(process.addr, CONNECTIONS, 0);
-            load.run(&mut source, 1, 100);
+        for ((_, process), (times, rates, ratios)) in processes.iter().zip(&mut samples) {
             let before = process.cpu_seconds();
-            let responses = load.run(&mut source, 1, count);
-            let us = (process.cpu_seconds() - before) * 1e6 / responses as f64;
+            let responses = send(process.addr, seconds) as f64;
+            let us = (process.cpu_seconds() - before) * 1e6 / responses;
             first = if first == 0.0 { us } else { first };
             // Round 0 is for warming up.
             if round > 0 {
                 times.push(us);
+                rates.push(responses / seconds as f64);
                 ratios.push(first / us);
             }
         }
     }
     println!("\n{title}, median of {rounds} rounds");
-    let rows: Vec<Vec<String>> = processes
-        .iter()
-        .zip(samples)
-        .map(|((name, _), (times, ratios))| {
-            vec![(*name).to_owned(), format!("{:.1} µs", median(times)), format!("{:.2}×", median(ratios))]
-        })
-        .collect();
-    print_table(&["", "CPU per response", "speed"], &rows);
+    let row = |((name, _), (times, rates, ratios)): (&(&str, Process), (Vec<f64>, Vec<f64>, Vec<f64>))| {
+        let [us, rate, ratio] = [times, rates, ratios].map(median);
+        vec![(*name).to_owned(), format!("{us:.1} µs"), format!("{rate:.0}"), format!("{ratio:.2}×")]
+    };
+    let rows: Vec<Vec<String>> = processes.iter().zip(samples).map(row).collect();
+    print_table(&["", "CPU per response", "responses per second", "by CPU"], &rows);
 }
 
 fn main() {
@@ -181,11 +255,13 @@ fn main() {
     let upstream = start("upstream", None);
     let dir = std::env::temp_dir().join(format!("tollgate-bench-gateway-{}", std::process::id()));
     let mut admitting = vec![
-        ("bare proxy on hyper", start("proxy", Some(upstream.addr))),
+        ("bare proxy on hyper-util's client", start("client", Some(upstream.addr))),
+        ("bare proxy on a list of connections", start("proxy", Some(upstream.addr))),
         ("tollgate gateway", gateway(upstream.addr, "10000000/s token-bucket")),
     ];
     let mut refusing = vec![
-        ("bare refusal on hyper", start("refuse", None)),
+        ("bare refusal with the same headers and body", start("refuse-alike", None)),
+        ("bare refusal without them", start("refuse", None)),
         ("tollgate gateway", gateway(upstream.addr, "1/day token-bucket")),
     ];
     admitting

@@ -1,11 +1,11 @@
-//! Exact sliding windows on Redis and Valkey: Tollgate, and a common design with a sorted set per key and one script call
-//! per request.
+//! Exact sliding windows on Redis and Valkey, and on a Cluster of three masters: Tollgate, and a common design with a sorted
+//! set per key and one script call per request.
 //!
-//! All contestants use the same server with the same number of concurrent callers, each of which waits for its decision
+//! All contestants use the same servers with the same number of concurrent callers, each of which waits for its decision
 //! before it makes the next check. They run one after the other in each of several rounds, and medians are printed. The
 //! sorted set is measured twice: with a connection for each caller, as with a pool, and with the requests of all callers
-//! pipelined on one connection. The important results are the ratios of decisions per second, of the server's CPU time
-//! per decision, and of its memory per admitted request.
+//! pipelined on one connection (to each master). The important results are the ratios of decisions per second, of the CPU
+//! time of the server or the masters per decision, and of the memory per admitted request.
 //!
 //! Tollgate is measured as a service uses it, through the limiter, which caches denials; and through the store alone.
 //!
@@ -26,7 +26,7 @@ use tollgate_bench::measure::{median, setting};
 use tollgate_core::{Check, Demand, Key, Limit, Store};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::conformance::Random;
-use tollgate_testkit::server::{Brand, Config, Server};
+use tollgate_testkit::server::{Brand, Cluster, Config, Server};
 
 const CALLERS: usize = 64;
 const KEYS: usize = 10_000;
@@ -41,35 +41,77 @@ redis.call('ZADD', KEYS[1], now, ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[2] / 1000)
 return 1";
 
+/// One server, or the masters of a Cluster.
+struct Servers<'s> {
+    url: String,
+    all: Vec<&'s Server>,
+    /// The index in `all` of the server that has a key, by the number of the key.
+    owners: Arc<[usize]>,
+    /// Whether the calls of Tollgate have keys of several slots.
+    across_slots: bool,
+}
+
+impl<'s> Servers<'s> {
+    fn one(server: &'s Server) -> Servers<'s> {
+        Servers { url: server.url(), all: vec![server], owners: vec![0; KEYS].into(), across_slots: false }
+    }
+
+    fn cluster(cluster: &'s Cluster, across_slots: bool) -> Servers<'s> {
+        let all = cluster.masters();
+        let owner = |key: usize| {
+            let owner = cluster.owner_of(cluster.slot_of(&format!("{{{}}}", subject(key))));
+            all.iter().position(|server| server.port() == owner.port()).expect("a master")
+        };
+        let owners = (0..KEYS).map(owner).collect();
+        Servers { url: cluster.url(), all, owners, across_slots }
+    }
+
+    fn cpu_seconds(&self) -> f64 {
+        self.all.iter().map(|server| info(server, "cpu", "used_cpu_user") + info(server, "cpu", "used_cpu_sys")).sum()
+    }
+}
+
+/// Returns the subject of the key with this number.
+fn subject(key: usize) -> String {
+    format!("user:{key}")
+}
+
 /// An encoded request, and the channel for its verdict.
 type PendingRequest = (Vec<u8>, oneshot::Sender<bool>);
 
 /// A sorted set per key and one EVALSHA per request, pipelined on each connection.
 #[derive(Clone)]
 struct SortedSet {
-    connections: Vec<mpsc::Sender<PendingRequest>>,
+    /// The connections to each server.
+    connections: Vec<Vec<mpsc::Sender<PendingRequest>>>,
+    owners: Arc<[usize]>,
     sha: String,
 }
 
 impl SortedSet {
-    async fn new(server: &Server, connection_count: usize) -> SortedSet {
-        let sha = server.command(&["SCRIPT", "LOAD", SORTED_SET]).text();
-        let mut connections = Vec::new();
-        for _ in 0..connection_count {
-            connections.push(pipelined(server).await);
+    async fn new(servers: &Servers<'_>, connection_count: usize) -> SortedSet {
+        let (mut connections, mut sha) = (Vec::new(), String::new());
+        for server in &servers.all {
+            sha = server.command(&["SCRIPT", "LOAD", SORTED_SET]).text();
+            let mut of_server = Vec::new();
+            for _ in 0..connection_count {
+                of_server.push(pipelined(server).await);
+            }
+            connections.push(of_server);
         }
-        SortedSet { connections, sha }
+        SortedSet { connections, owners: servers.owners.clone(), sha }
     }
 
-    async fn check(&self, caller: usize, subject: &str, limit: &Limit, member: &str) -> bool {
+    async fn check(&self, caller: usize, key: usize, limit: &Limit, member: &str) -> bool {
         let (quota, window) = (limit.quota().to_string(), limit.window_us().to_string());
-        let key = format!("sorted:{{{subject}}}:{window}");
+        let connections = &self.connections[self.owners[key]];
+        let key = format!("sorted:{{{}}}:{window}", subject(key));
         let mut request = b"*7\r\n".to_vec();
         for part in ["EVALSHA", &self.sha, "1", &key, &quota, &window, member] {
             request.extend(format!("${}\r\n{part}\r\n", part.len()).into_bytes());
         }
         let (sender, verdict) = oneshot::channel();
-        let connection = &self.connections[caller % self.connections.len()];
+        let connection = &connections[caller % connections.len()];
         connection.send((request, sender)).await.expect("a running writer");
         verdict.await.expect("a verdict")
     }
@@ -112,15 +154,17 @@ enum Contestant {
 }
 
 impl Contestant {
-    async fn check(&self, caller: usize, subject: &str, limit: Limit, member: &str) -> bool {
+    async fn check(&self, caller: usize, key: usize, limit: Limit, member: &str) -> bool {
         match self {
-            Contestant::SortedSet(set) => set.check(caller, subject, &limit, member).await,
+            Contestant::SortedSet(set) => set.check(caller, key, &limit, member).await,
             Contestant::Store(store) => {
-                let demand = Demand::new(limit, Key::new(subject).expect("a valid key"));
+                let subject = subject(key);
+                let demand = Demand::new(limit, Key::new(&subject).expect("a valid key"));
                 store.decide(&[Check::one(&demand)]).await.expect("a decision")[0].allowed()
             }
             Contestant::Limiter(limiter) => {
-                let demand = Demand::new(limit, Key::new(subject).expect("a valid key"));
+                let subject = subject(key);
+                let demand = Demand::new(limit, Key::new(&subject).expect("a valid key"));
                 limiter.check(&Check::one(&demand)).await.expect("a decision").allowed()
             }
         }
@@ -154,8 +198,14 @@ impl StopCondition {
 
 /// Runs all callers concurrently until each of them has reached the stop condition.
 #[allow(clippy::disallowed_methods)] // a benchmark measures real time
-async fn run(server: &Server, contestant: &Contestant, limit: Limit, keys: Keys, stop: StopCondition) -> Measured {
-    let (cpu_before, start) = (cpu_seconds(server), Instant::now());
+async fn run(
+    servers: &Servers<'_>,
+    contestant: &Contestant,
+    limit: Limit,
+    keys: Keys,
+    stop: StopCondition,
+) -> Measured {
+    let (cpu_before, start) = (servers.cpu_seconds(), Instant::now());
     let callers: Vec<_> = (0..CALLERS)
         .map(|caller| {
             let (contestant, keys) = (contestant.clone(), keys.clone());
@@ -163,9 +213,9 @@ async fn run(server: &Server, contestant: &Contestant, limit: Limit, keys: Keys,
                 let mut random = Random::new(caller as u64);
                 let (mut decisions, mut admitted) = (0, 0);
                 while !stop.is_reached(start, decisions) {
-                    let subject = format!("user:{}", keys(&mut random));
+                    let key = keys(&mut random);
                     let member = format!("{caller}-{:016x}", random.next_u64());
-                    admitted += u64::from(contestant.check(caller, &subject, limit, &member).await);
+                    admitted += u64::from(contestant.check(caller, key, limit, &member).await);
                     decisions += 1;
                 }
                 (decisions, admitted)
@@ -182,7 +232,7 @@ async fn run(server: &Server, contestant: &Contestant, limit: Limit, keys: Keys,
         decisions,
         admitted,
         seconds: start.elapsed().as_secs_f64(),
-        cpu_seconds: cpu_seconds(server) - cpu_before,
+        cpu_seconds: servers.cpu_seconds() - cpu_before,
     }
 }
 
@@ -191,10 +241,6 @@ fn info(server: &Server, section: &str, field: &str) -> f64 {
     let info = server.command(&["INFO", section]).text();
     let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).expect("the field");
     value.trim().parse().expect("a number")
-}
-
-fn cpu_seconds(server: &Server) -> f64 {
-    info(server, "cpu", "used_cpu_user") + info(server, "cpu", "used_cpu_sys")
 }
 
 /// Returns the memory of all keys and their values in bytes, by `MEMORY USAGE`.
@@ -217,13 +263,14 @@ fn zipf() -> impl Fn(&mut Random) -> usize + Send + Sync {
     move |random| cumulated.partition_point(|&at| at < random.unit() * sum)
 }
 
-fn store(server: &Server) -> RedisStore {
-    RedisStore::builder(server.url()).call_timeout(Duration::from_secs(5)).build().expect("a store")
+fn store(servers: &Servers<'_>) -> RedisStore {
+    let builder = RedisStore::builder(&*servers.url).call_timeout(Duration::from_secs(5));
+    builder.calls_across_slots(servers.across_slots).build().expect("a store")
 }
 
 /// Returns a limiter with a deadline that is not reached even on a busy machine, so that no decision is made locally.
-fn limiter(server: &Server) -> Limiter {
-    let store = Arc::new(store(server));
+fn limiter(servers: &Servers<'_>) -> Limiter {
+    let store = Arc::new(store(servers));
     Limiter::builder().store(store).deadline(Duration::from_secs(5)).on_failure(OnFailure::Deny).build()
 }
 
@@ -252,14 +299,16 @@ impl ContestantKind {
         }
     }
 
-    /// Deletes all keys of the server and returns a new contestant, with an empty cache.
-    async fn start(self, server: &Server) -> Contestant {
-        server.command(&["FLUSHALL", "SYNC"]);
+    /// Deletes all keys and returns a new contestant, with an empty cache.
+    async fn start(self, servers: &Servers<'_>) -> Contestant {
+        for server in &servers.all {
+            server.command(&["FLUSHALL", "SYNC"]);
+        }
         match self {
-            ContestantKind::SortedSetPerCaller => Contestant::SortedSet(SortedSet::new(server, CALLERS).await),
-            ContestantKind::SortedSetPipelined => Contestant::SortedSet(SortedSet::new(server, 1).await),
-            ContestantKind::Store => Contestant::Store(store(server)),
-            ContestantKind::Limiter => Contestant::Limiter(limiter(server)),
+            ContestantKind::SortedSetPerCaller => Contestant::SortedSet(SortedSet::new(servers, CALLERS).await),
+            ContestantKind::SortedSetPipelined => Contestant::SortedSet(SortedSet::new(servers, 1).await),
+            ContestantKind::Store => Contestant::Store(store(servers)),
+            ContestantKind::Limiter => Contestant::Limiter(limiter(servers)),
         }
     }
 }
@@ -283,12 +332,12 @@ fn ratio(values: &[f64], first: &[f64]) -> f64 {
 }
 
 /// Measures all contestants in each round and prints rates, CPU time and the share of admitted requests.
-async fn speed(server: &Server, limit: Limit, keys: &Keys, rounds: usize) {
+async fn speed(servers: &Servers<'_>, limit: Limit, keys: &Keys, rounds: usize) {
     let mut all: [Rounds; ContestantKind::ALL.len()] = Default::default();
     for _ in 0..rounds {
         for (kind, rounds) in ContestantKind::ALL.into_iter().zip(&mut all) {
-            let contestant = kind.start(server).await;
-            let measured = run(server, &contestant, limit, keys.clone(), StopCondition::RunElapsed).await;
+            let contestant = kind.start(servers).await;
+            let measured = run(servers, &contestant, limit, keys.clone(), StopCondition::RunElapsed).await;
             rounds.rates.push(measured.decisions as f64 / measured.seconds);
             rounds.cpu_us.push(measured.cpu_seconds * 1e6 / measured.decisions as f64);
             rounds.admitted.push(100.0 * measured.admitted as f64 / measured.decisions as f64);
@@ -317,14 +366,14 @@ async fn speed(server: &Server, limit: Limit, keys: &Keys, rounds: usize) {
 
 /// Measures the memory per admitted request and prints it. Keys are visited in turn, so that all reach the quota.
 async fn memory(server: &Server, limit: Limit) {
-    let mut first = None;
+    let (servers, mut first) = (Servers::one(server), None);
     for kind in ContestantKind::ALL {
-        let contestant = kind.start(server).await;
+        let contestant = kind.start(&servers).await;
         let subjects = 200_000 / limit.quota() as usize;
         let next = std::sync::atomic::AtomicUsize::new(0);
         let keys_in_turn: Keys = Arc::new(move |_| next.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % subjects);
         let measured =
-            run(server, &contestant, limit, keys_in_turn, StopCondition::Decisions(200_000 / CALLERS as u64)).await;
+            run(&servers, &contestant, limit, keys_in_turn, StopCondition::Decisions(200_000 / CALLERS as u64)).await;
         let bytes = memory_bytes(server) / measured.admitted as f64;
         let first_bytes = *first.get_or_insert(bytes);
         println!("  {:29}  {bytes:6.1} bytes per admitted request ({:.3}x)", kind.name(), bytes / first_bytes);
@@ -335,14 +384,22 @@ async fn memory(server: &Server, limit: Limit) {
 async fn main() {
     let rounds = setting("TOLLGATE_BENCH_ROUNDS", 9);
     for brand in Brand::ALL {
-        let server = Config::new(brand).start();
+        let (server, cluster) = (Config::new(brand).start(), Cluster::start(brand));
         let limit: Limit = "100/min".parse().expect("a limit");
         let uniform: Keys = Arc::new(|random| random.below(KEYS as u64) as usize);
         let skewed: Keys = Arc::new(zipf());
+        let places = [
+            ("one server", Servers::one(&server)),
+            ("Cluster", Servers::cluster(&cluster, false)),
+            ("Cluster with calls across slots", Servers::cluster(&cluster, true)),
+        ];
         for (name, keys) in [("uniform", uniform), ("zipf", skewed)] {
-            println!("{brand}, {name} keys, {limit}, {CALLERS} callers, {rounds} rounds");
-            speed(&server, limit, &keys, rounds).await;
+            for (place, servers) in &places {
+                println!("{brand}, {place}, {name} keys, {limit}, {CALLERS} callers, {rounds} rounds");
+                speed(servers, limit, &keys, rounds).await;
+            }
         }
+        drop(cluster);
         for limit in ["100/h", "1000/h"] {
             println!("{brand}, memory at {limit}");
             memory(&server, limit.parse().expect("a limit")).await;

@@ -17,7 +17,10 @@ call as a whole.
 
 KEYS
     for each step its ban keys or its receipt key, then one key per limit, in the order of the steps. In a Cluster all of
-    them must be in one slot.
+    them must be in one slot. A call of checks may instead have no KEYS, and `keys N` and N keys before ARGV[1]: these may
+    be in any slots that the node owns. If it does not own one, or a key has left with a slot that is being moved, the
+    call fails with an error of the server that contains `access a non local key`. Nothing was written then, because all
+    keys are read before the first write.
 
 ARGV
     [1]  the time in microseconds since the epoch, for tests; empty for the server's clock. With a time, keys live for
@@ -86,6 +89,18 @@ of them below 2^53, which a Lua number holds exactly. Change both or neither.
 local USES_FAST_PATHS = true
 
 local call, try, format, match, floor = redis.call, redis.pcall, string.format, string.match, math.floor
+
+-- Keys before the arguments become KEYS.
+local KEYS, ARGV = KEYS, ARGV
+if #KEYS == 0 and ARGV[1] then
+    local count = tonumber(match(ARGV[1], '^keys (%d+)$'))
+    if count and count < #ARGV then
+        local keys, arguments = {}, {}
+        for i = 1, count do keys[i] = ARGV[i + 1] end
+        for i = count + 2, #ARGV do arguments[i - count - 1] = ARGV[i] end
+        KEYS, ARGV = keys, arguments
+    end
+end
 
 -- Redis runs this chunk anew for every call, so each function and each captured local is created again. What few checks
 -- need is created by the function that needs it.

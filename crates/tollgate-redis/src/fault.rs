@@ -40,6 +40,8 @@ pub(crate) enum Redirect {
     TryAgain,
     /// `CLUSTERDOWN` or `LOADING`: the node does not serve the slot at the moment.
     Later,
+    /// A key that the call has as an argument is not on the node. The call must be made again with declared keys.
+    NotLocal,
 }
 
 /// The address of a node, as another node announces it.
@@ -123,6 +125,9 @@ impl Fault {
             Fault::new(Kind::Forbidden, REJECTED_PASSWORD)
         } else if reply.contains("cluster support disabled") {
             Fault::new(Kind::Unsupported, NO_CLUSTER)
+        } else if reply.contains("access a non local key") || reply.contains("do not hash to the same slot") {
+            let fault = Fault::new(Kind::Unavailable, "a key of the call is on another node of the cluster");
+            Fault { redirect: Some(Redirect::NotLocal), ..fault }
         } else if reply.contains("DB index") || reply.contains("SELECT is not allowed") {
             Fault::new(Kind::Forbidden, "the server does not have this database")
         } else if reply.contains("ACL failure in script") || reply.contains("The user executing the script can't") {
@@ -226,6 +231,8 @@ mod tests {
             ("TRYAGAIN Multiple keys request during rehashing of slot", Some(Redirect::TryAgain)),
             ("CLUSTERDOWN Hash slot not served", Some(Redirect::Later)),
             ("LOADING Redis is loading the dataset in memory", Some(Redirect::Later)),
+            ("ERR Script attempted to access a non local key in a cluster node", Some(Redirect::NotLocal)),
+            ("TOLLGATE_PARTLY ERR Script attempted to access a non local key in a cluster node", None),
             ("MOVED 3999", None),
             ("MOVED 3999 10.0.0.1:0", None),
             ("MOVED 3999 10.0.0.1:99999", None),

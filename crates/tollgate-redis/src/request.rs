@@ -209,11 +209,26 @@ pub(crate) enum Script<'a> {
     Source(&'a str),
 }
 
+/// How a call passes its keys to the script.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum KeyPlace {
+    /// As keys. In a cluster, all of them must be in one slot, and the node redirects the call if it does not own the slot.
+    Keys,
+    /// As arguments, before the others. They may be in any slots that the node owns.
+    Arguments,
+}
+
 /// Encodes a call of the script, an `EVALSHA` or `EVAL` command, that runs each step the given number of times.
 ///
 /// `verb` is `check` or `refund`, and must be that of all steps. A refund always runs once. The script decides at the
 /// time `now`, or by the server's clock if `None`.
-pub(crate) fn encode_call(script: Script<'_>, now: Option<Timestamp>, verb: &str, steps: &[(&Step, usize)]) -> Vec<u8> {
+pub(crate) fn encode_call(
+    script: Script<'_>,
+    now: Option<Timestamp>,
+    verb: &str,
+    steps: &[(&Step, usize)],
+    place: KeyPlace,
+) -> Vec<u8> {
     let key_count: usize = steps.iter().map(|(step, _)| step.key_count).sum();
     let argument_count: usize =
         steps.iter().map(|(step, repeat)| usize::from(step.needs_head(verb, *repeat)) + step.argument_count).sum();
@@ -223,10 +238,16 @@ pub(crate) fn encode_call(script: Script<'_>, now: Option<Timestamp>, verb: &str
         Script::Source(text) => ("EVAL", text),
     };
     let mut out = Vec::with_capacity(bytes + script.len() + 96);
-    push_length(&mut out, b'*', 3 + key_count + 1 + argument_count);
+    push_length(&mut out, b'*', 3 + usize::from(place == KeyPlace::Arguments) + key_count + 1 + argument_count);
     push_bulk(&mut out, command.as_bytes());
     push_bulk(&mut out, script.as_bytes());
-    push_bulk(&mut out, itoa::Buffer::new().format(key_count).as_bytes());
+    match place {
+        KeyPlace::Keys => push_bulk(&mut out, itoa::Buffer::new().format(key_count).as_bytes()),
+        KeyPlace::Arguments => {
+            push_bulk(&mut out, b"0");
+            push_bulk(&mut out, format!("keys {key_count}").as_bytes());
+        }
+    }
     for (step, _) in steps {
         out.extend_from_slice(&step.keys);
     }
@@ -289,13 +310,18 @@ mod tests {
     fn call_is_one_command_with_all_keys_first() {
         let demand = Demand::new("2/s".parse().unwrap(), Key::new("k").unwrap());
         let step = Step::check(&Check::one(&demand), &Prefix::new("p").unwrap(), true);
-        let call = encode_call(Script::Sha("sha"), Some(Timestamp::from_micros(7)), "check", &[(&step, 3)]);
+        let (sha, now) = (Script::Sha("sha"), Some(Timestamp::from_micros(7)));
+        let call = encode_call(sha, now, "check", &[(&step, 3)], KeyPlace::Keys);
         let words: Vec<&str> = std::str::from_utf8(&call).unwrap().split("\r\n").skip(2).step_by(2).collect();
         let keys = ["p:tg2:{k}:ban", "p:tg2:{k}:sliding:1000000"];
         let expected =
             ["EVALSHA", "sha", "2", keys[0], keys[1], "7", "check 1 1 3", "sliding 2 1000000 1 window=fixed"];
         assert_eq!(words, expected);
         assert!(call.starts_with(b"*8\r\n"));
+        let call = encode_call(sha, now, "check", &[(&step, 3)], KeyPlace::Arguments);
+        let words: Vec<&str> = std::str::from_utf8(&call).unwrap().split("\r\n").skip(2).step_by(2).collect();
+        assert_eq!(words, [&["EVALSHA", "sha", "0", "keys 2"], &expected[3..]].concat());
+        assert!(call.starts_with(b"*9\r\n"));
     }
 
     #[test]
@@ -319,7 +345,7 @@ mod tests {
         let marks = Redemption::new(id, b"k", Timestamp::from_micros(77));
         let both = Step::redemption(&marks.refund(refund, &decision).charge(charge), &prefix);
         let only_marks = Step::redemption(&marks, &prefix);
-        let call = encode_call(Script::Sha("sha"), None, "refund", &[(&both, 1), (&only_marks, 1)]);
+        let call = encode_call(Script::Sha("sha"), None, "refund", &[(&both, 1), (&only_marks, 1)], KeyPlace::Keys);
         let words: Vec<&str> = std::str::from_utf8(&call).unwrap().split("\r\n").skip(2).step_by(2).collect();
         let receipt = "p:tg2:{k}:receipt:abababababababababababababababab";
         let keys = [receipt, "p:tg2:{k}:sliding:1000000", "p:tg2:{k}:token-bucket:1000000", receipt];

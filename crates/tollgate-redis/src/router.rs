@@ -44,6 +44,9 @@ pub(crate) enum Refused {
 /// Which requests may share a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Width {
+    /// All checks for the node that are waiting at the same time, if calls may have keys of several slots; otherwise as
+    /// `Wide`.
+    Widest,
     /// All requests for the slot that are waiting at the same time.
     Wide,
     /// Only this request.
@@ -55,7 +58,7 @@ impl Router {
     pub(crate) fn slot(&self, subject: &[u8]) -> u16 {
         match self.call_scope {
             CallScope::Server => 0,
-            CallScope::Slot => Prefix::slot(subject),
+            CallScope::Slot | CallScope::Node => Prefix::slot(subject),
         }
     }
 
@@ -112,21 +115,23 @@ impl Router {
     /// most [`ATTEMPTS_MAX`] times.
     ///
     /// # Errors
-    /// Returns the last failure. Returns [`Refused::SlotIsMoving`] only for a wide call.
+    /// Returns the last failure. Returns [`Refused::SlotIsMoving`] only for a call that is not narrow.
     pub(crate) async fn run<T>(
         &self,
         slot: u16,
         width: Width,
         work: impl Fn(Delivery, Waiter<T>) -> Work,
     ) -> Result<T, Refused> {
-        let usual = match width {
-            Width::Wide => Sharing::Slot,
+        let mut usual = match width {
+            Width::Widest if self.call_scope == CallScope::Node => Sharing::Node,
+            Width::Widest | Width::Wide => Sharing::Slot,
             Width::Narrow => Sharing::Alone,
         };
         let mut node = self.owner(slot).await?;
         let (mut sharing, mut pauses, mut attempts) = (usual, PAUSES.into_iter(), 0);
         loop {
-            let fault = match node.submit(|waiter| work(Delivery { slot, sharing }, waiter)).await {
+            let delivery = Delivery { slot: if sharing == Sharing::Node { 0 } else { slot }, sharing };
+            let fault = match node.submit(|waiter| work(delivery, waiter)).await {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };
@@ -147,8 +152,12 @@ impl Router {
             self.settings.counters.redirections.fetch_add(1, Ordering::Relaxed);
             (node, sharing) = match redirect {
                 Redirect::Moved(target) => (cluster.moved(slot, target, &node), usual),
-                Redirect::Ask(_) | Redirect::TryAgain if width == Width::Wide => return Err(Refused::SlotIsMoving),
+                Redirect::Ask(_) | Redirect::TryAgain if width != Width::Narrow => return Err(Refused::SlotIsMoving),
                 Redirect::Ask(target) => (cluster.node_at(target, &node), Sharing::Asking),
+                Redirect::NotLocal => {
+                    usual = Sharing::Slot;
+                    (node, usual)
+                }
                 Redirect::TryAgain | Redirect::Later => {
                     let Some(pause) = pauses.next() else {
                         return Err(self.failed(fault, &node));

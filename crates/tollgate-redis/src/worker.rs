@@ -69,7 +69,7 @@ pub(crate) type Waiter<T> = oneshot::Sender<Result<T, Fault>>;
 /// Which slot the keys of some work are in, and with which other work it may share a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Delivery {
-    /// The hash slot of all keys; 0 if one call may name keys of any slots, because one server holds all of them.
+    /// The hash slot of all keys; 0 if one call may name keys of several slots.
     pub(crate) slot: u16,
     pub(crate) sharing: Sharing,
 }
@@ -77,6 +77,8 @@ pub(crate) struct Delivery {
 /// With which other work some work may share a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Sharing {
+    /// With all checks for the same server. The call passes its keys as arguments, so they may be in any of its slots.
+    Node,
     /// With all work of the same slot.
     Slot,
     /// With none. For a slot that is being moved, where a call must name as few keys as possible.
@@ -93,6 +95,8 @@ pub(crate) enum CallScope {
     Server,
     /// The keys of one hash slot.
     Slot,
+    /// The keys of all hash slots of one node of a cluster, in a call of checks. Other calls name keys of one slot.
+    Node,
 }
 
 /// The counters of all workers of a store since it was built. See [`RedisStats`](crate::RedisStats).

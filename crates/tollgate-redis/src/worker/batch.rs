@@ -8,7 +8,7 @@ use super::{Delivery, STEPS_MAX, Sharing, Waiter, Work};
 use crate::answer::{self, StepDecisions};
 use crate::fault::Fault;
 use crate::reply::Reply;
-use crate::request::{Script, Step, encode_call};
+use crate::request::{KeyPlace, Script, Step, encode_call};
 
 /// Work that is sent together: checks, refunds, or one command.
 pub(super) enum Batch {
@@ -101,16 +101,16 @@ impl Batch {
     /// command, both arguments are ignored.
     pub(super) fn request(&self, script: Script<'_>, now: Option<Timestamp>) -> Vec<u8> {
         match self {
-            Batch::Checks(checks) => encode_call(script, now, "check", &checks.distinct()),
-            Batch::Refunds(refunds) => encode_call(script, now, "refund", &refunds.steps()),
+            Batch::Checks(checks) => encode_call(script, now, "check", &checks.distinct(), checks.key_place()),
+            Batch::Refunds(refunds) => encode_call(script, now, "refund", &refunds.steps(), KeyPlace::Keys),
             Batch::Command(request, ..) => request.clone(),
         }
     }
 
     /// Splits the batch into the calls in which it is sent. Returns each with whether it must follow `ASKING`.
     ///
-    /// There is one call for all work that may [share](Sharing) the call of its slot, and one for each other caller, in
-    /// the order in which they first occur. Work of one slot keeps its order. A command is a call of its own.
+    /// There is one call for all work that may [share](Sharing) the call of its node or slot, and one for each other
+    /// caller, in the order in which they first occur. Work of one slot keeps its order. A command is a call of its own.
     pub(super) fn into_calls(self) -> Vec<(Batch, bool)> {
         match self {
             Batch::Command(request, delivery, waiter) => {
@@ -227,6 +227,14 @@ impl Checks {
         self.waiters.len()
     }
 
+    /// Returns how the call passes its keys to the script. All its callers share it in the same way.
+    fn key_place(&self) -> KeyPlace {
+        match self.waiters.iter().any(|caller| caller.delivery.sharing == Sharing::Node) {
+            true => KeyPlace::Arguments,
+            false => KeyPlace::Keys,
+        }
+    }
+
     /// Splits the callers, sorted by their checks, in the middle or as near to it as possible.
     ///
     /// Callers with equal checks stay together, so that a check that the server cannot decide is alone after a few
@@ -315,11 +323,18 @@ fn fits_into_call(steps: &[Step], work: &Work) -> bool {
     }
 }
 
-/// Returns whether the checks of these callers are sent in one call: there is one caller, or all share a slot.
+/// Returns whether the checks of these callers are sent in one call: there is one caller, or all share a call.
 fn is_one_call(callers: &[ChecksWaiter]) -> bool {
     let [first, others @ ..] = callers else { return true };
-    others.is_empty()
-        || first.delivery.sharing == Sharing::Slot && others.iter().all(|other| other.delivery == first.delivery)
+    others.is_empty() || is_shared(first.delivery) && others.iter().all(|other| other.delivery == first.delivery)
+}
+
+/// Returns whether work with this delivery shares a call with other work that has the same delivery.
+fn is_shared(delivery: Delivery) -> bool {
+    match delivery.sharing {
+        Sharing::Node | Sharing::Slot => true,
+        Sharing::Alone | Sharing::Asking => false,
+    }
 }
 
 /// Groups values that are sent in one call. Returns each group with whether it must follow `ASKING`.
@@ -328,8 +343,7 @@ fn is_one_call(callers: &[ChecksWaiter]) -> bool {
 fn group_by_call<V>(values: impl Iterator<Item = (Delivery, V)>) -> Vec<(Vec<V>, bool)> {
     let mut calls: Vec<(Delivery, Vec<V>)> = Vec::new();
     for (delivery, value) in values {
-        let is_shared = delivery.sharing == Sharing::Slot;
-        match calls.iter_mut().find(|(call, _)| is_shared && *call == delivery) {
+        match calls.iter_mut().find(|(call, _)| is_shared(delivery) && *call == delivery) {
             Some((_, values)) => values.push(value),
             None => calls.push((delivery, vec![value])),
         }

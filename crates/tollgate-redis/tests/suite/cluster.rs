@@ -79,9 +79,10 @@ fn subjects_by_master(cluster: &Cluster, store: &RedisStore, count: usize) -> Ve
 
 #[tokio::test]
 async fn checks_of_many_subjects_are_decided_in_order_by_all_masters() {
-    for brand in Brand::ALL {
+    for (brand, across_slots) in Brand::ALL.into_iter().flat_map(|brand| [(brand, false), (brand, true)]) {
         let cluster = Cluster::shared(brand);
-        let store = builder(&cluster.url()).prefix("many").build().unwrap();
+        let builder = builder(&cluster.url()).prefix(format!("many-{across_slots}"));
+        let store = builder.calls_across_slots(across_slots).build().unwrap();
         assert_eq!(store.atomicity(), Atomicity::Subject);
         let report = store.check_server().await.unwrap();
         assert_eq!((report.name, report.warnings.len()), (if brand == Brand::Redis { "Redis" } else { "Valkey" }, 0));
@@ -96,6 +97,8 @@ async fn checks_of_many_subjects_are_decided_in_order_by_all_masters() {
         };
         let remaining: Vec<u32> = join_all(demands.iter().chain(&demands).chain(&demands).map(one)).await;
         assert_eq!(remaining, [[99; 60], [98; 60], [97; 60]].concat(), "{brand}");
+        let calls = store.stats().calls;
+        assert_eq!(calls < 60, across_slots, "{brand}: {calls} calls for 180 checks of 60 subjects");
 
         // One caller with many checks.
         let checks: Vec<Check<'_>> = demands.iter().chain(&demands).map(Check::one).collect();
@@ -117,8 +120,8 @@ async fn checks_of_many_subjects_are_decided_in_order_by_all_masters() {
             assert_eq!(decide(&store, Check::one(demand)).await.unwrap().ban, Some(Wait::NEVER));
             assert!(store.unban(subject.as_bytes()).await.unwrap());
         }
-        store.command(&["SET", "many:a key", "x"]).await.unwrap();
-        assert_eq!(store.command(&["GET", "many:a key"]).await.unwrap().as_text(), Some("x"));
+        store.command(&["SET", "a key", "x"]).await.unwrap();
+        assert_eq!(store.command(&["GET", "a key"]).await.unwrap().as_text(), Some("x"));
         let stats = store.stats();
         assert_eq!((stats.redirections, stats.panics), (0, 0), "{brand} {stats:?}");
     }
@@ -164,9 +167,9 @@ async fn slot_that_was_moved_is_found_and_its_counters_continue() {
 /// Holds a slot half migrated: some keys are on the source, some on the target, some exist nowhere.
 #[tokio::test]
 async fn slot_held_half_migrated_decides_checks_of_one_limit() {
-    for brand in Brand::ALL {
+    for (brand, across_slots) in Brand::ALL.into_iter().flat_map(|brand| [(brand, false), (brand, true)]) {
         let cluster = Cluster::start(brand);
-        let store = store_on(&cluster);
+        let store = builder(&cluster.url()).calls_across_slots(across_slots).build().unwrap();
         let minute: Limit = "50/min".parse().unwrap();
         let on_target = demand("ann");
         let on_source = Demand::new(minute, Key::new("ann").unwrap());
@@ -190,6 +193,14 @@ async fn slot_held_half_migrated_decides_checks_of_one_limit() {
         let checks = [&on_target, &on_source].map(Check::one);
         let decided = join_all((0..32).map(|caller| decide(&store, checks[caller % 2]))).await;
         assert!(decided.into_iter().all(|decided| decided.unwrap().allowed()), "{brand}");
+        // Checks of other slots in the same calls are decided once.
+        let names: Vec<String> = (0..32).map(|number| format!("user:{number}")).collect();
+        let demands: Vec<Demand<'_>> = names.iter().map(|name| demand(name)).collect();
+        let others = demands.iter().chain(&demands).map(Check::one);
+        let decided =
+            join_all(others.flat_map(|other| [other, Check::one(&absent)]).map(|check| decide(&store, check))).await;
+        let remaining = |index: usize| decided[2 * index].as_ref().unwrap().limits[0].remaining;
+        assert!((0..32).all(|index| (remaining(index), remaining(index + 32)) == (99, 98)), "{brand} {decided:?}");
         assert_eq!(store.inspect(&on_target).await.unwrap().remaining, 100 - 21 - 16, "{brand}");
         assert_eq!(store.inspect(&on_source).await.unwrap().remaining, 50 - 21 - 16, "{brand}");
 

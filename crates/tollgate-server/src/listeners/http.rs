@@ -380,7 +380,8 @@ fn refusal_body(refusal: &Refusal, relayed: Option<&RelayedResponse<'_>>) -> Byt
         // No limit has decided.
         _ => json.raw("{\"allowed\":false,\"source\":\"").raw(refusal.source().as_str()).raw("\",\"limits\":[]"),
     };
-    json.fields(&refusal.fields());
+    json.raw(",");
+    refusal.fields().write_json(&mut json.0);
     if let Some(relayed) = relayed {
         json.raw(",\"response\":").value(relayed);
     }
@@ -411,16 +412,6 @@ impl JsonText {
             self.raw(",\"allowed\":").flag(status.allowed).raw("}");
         }
         self.raw("]")
-    }
-
-    /// Appends the fields of `object` to an object that has fields already. `object` must have at least one field.
-    fn fields(&mut self, object: &impl Serialize) -> &mut Self {
-        let at = self.0.len();
-        self.value(object);
-        // The braces of `object` become the comma before its first field, and nothing.
-        self.0[at] = b',';
-        self.0.pop();
-        self
     }
 
     /// Appends a value, which must not fail to serialize. If it did, the value would be null.

@@ -199,9 +199,62 @@ impl<'a> RefusalFields<'a> {
         self.limit.plan
     }
 
+    /// Appends the fields to the text of a JSON object, without its braces.
+    ///
+    /// Writes the same bytes as `serde_json`, in less time: under attack, nearly all responses are refusals.
+    pub fn write_json(&self, json: &mut Vec<u8>) {
+        let LimitFields { limit, retry_after, retry_after_ms, policy, rule, plan, upgrade_url } = self.limit;
+        json.extend_from_slice(b"\"error\":");
+        write_string(json, self.error);
+        json.extend_from_slice(b",\"message\":");
+        write_string(json, &self.message);
+        if let Some(limit) = limit {
+            json.extend_from_slice(b",\"limit\":");
+            write_number(json, Some(limit.into()));
+        }
+        json.extend_from_slice(b",\"retry_after\":");
+        write_number(json, retry_after);
+        json.extend_from_slice(b",\"retry_after_ms\":");
+        write_number(json, retry_after_ms);
+        let texts =
+            [(",\"policy\":", policy), (",\"rule\":", rule), (",\"plan\":", plan), (",\"upgrade_url\":", upgrade_url)];
+        for (name, text) in texts {
+            if let Some(text) = text {
+                json.extend_from_slice(name.as_bytes());
+                write_string(json, text);
+            }
+        }
+    }
+
     /// Returns the body in the format `json`.
     pub(crate) fn body(&self) -> Body {
-        serialized("application/json", self)
+        let mut json = Vec::with_capacity(320);
+        json.push(b'{');
+        self.write_json(&mut json);
+        json.push(b'}');
+        Body::new("application/json", json)
+    }
+}
+
+/// Appends a JSON string.
+fn write_string(json: &mut Vec<u8>, text: &str) {
+    let needs_escape = |byte| byte < b' ' || byte == b'"' || byte == b'\\';
+    // Without an early exit, the compiler tests many bytes at once.
+    if text.bytes().fold(false, |found, byte| found | needs_escape(byte)) {
+        // Writing into memory cannot fail.
+        let _ = serde_json::to_writer(json, text);
+        return;
+    }
+    json.push(b'"');
+    json.extend_from_slice(text.as_bytes());
+    json.push(b'"');
+}
+
+/// Appends a JSON number, or `null`.
+fn write_number(json: &mut Vec<u8>, number: Option<u64>) {
+    match number {
+        Some(number) => json.extend_from_slice(itoa::Buffer::new().format(number).as_bytes()),
+        None => json.extend_from_slice(b"null"),
     }
 }
 
@@ -268,10 +321,35 @@ fn problem(refusal: &RefusalDetails<'_>) -> Body {
         violated_policies: refusal.violated().iter().map(|policy| policy.name()).collect(),
         limit: LimitFields::of(refusal),
     };
-    serialized("application/problem+json", &problem)
+    // Serializing strings and numbers into memory cannot fail. If it did, the body would be empty.
+    Body::new("application/problem+json", serde_json::to_vec(&problem).unwrap_or_default())
 }
 
-fn serialized(content_type: &'static str, body: &impl Serialize) -> Body {
-    // Serializing strings and numbers into memory cannot fail. If it did, the body would be empty.
-    Body::new(content_type, serde_json::to_vec(body).unwrap_or_default())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn body_in_json_is_what_serde_writes() {
+        let names = [None, Some("per-minute"), Some("a \"quoted\" \\ name\nin two lines \u{1}"), Some("ünïcode")];
+        let numbers = [None, Some(0), Some(u64::MAX)];
+        for (index, name) in names.into_iter().enumerate() {
+            for number in numbers {
+                let fields = RefusalFields {
+                    error: "rate_limited",
+                    message: name.unwrap_or("a message").to_owned(),
+                    limit: LimitFields {
+                        limit: number.map(|_| u32::MAX),
+                        retry_after: number,
+                        retry_after_ms: numbers[index % 3],
+                        policy: names[(index + 1) % 4],
+                        rule: name,
+                        plan: names[(index + 2) % 4],
+                        upgrade_url: names[(index + 3) % 4],
+                    },
+                };
+                assert_eq!(fields.body().bytes, serde_json::to_vec(&fields).unwrap(), "{fields:?}");
+            }
+        }
+    }
 }

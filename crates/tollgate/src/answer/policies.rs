@@ -17,6 +17,10 @@ use super::style::{IetfDraft, Style};
 /// Size of the stack buffer for `RateLimit`: about four policies with short names.
 const STACK_BYTES: usize = 128;
 
+/// The number of headers to reserve for a refusal, so that the map does not grow: those of [`Policies::write_headers`],
+/// and some that a server adds.
+const REFUSAL_HEADERS: usize = 12;
+
 static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 static X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 static X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
@@ -365,6 +369,7 @@ fn respond(refusal: &RefusalDetails<'_>, format: Option<&BodyFormat>, request: &
     let body = format.unwrap_or(&BodyFormat::Json).body(refusal, request);
     let mut response = Response::new(body.bytes);
     *response.status_mut() = refusal.verdict().http();
+    response.headers_mut().reserve(REFUSAL_HEADERS);
     response.headers_mut().insert(CONTENT_TYPE, body.content_type);
     response
 }

@@ -11,7 +11,7 @@ use super::style::Styles;
 
 /// A limit and how responses report it: its name for clients, its plan, its header styles, the format of its refusals.
 ///
-/// The constant parts of its headers are rendered once, when it is created.
+/// The constant parts of its headers and messages are rendered once, when it is created.
 ///
 /// ```
 /// use tollgate::answer::{BodyFormat, Policy, Style, Styles};
@@ -39,7 +39,7 @@ pub struct Policy {
     pub(super) rendered: Rendered,
 }
 
-/// The parts of a policy's headers that are the same for all requests.
+/// The parts of a policy's headers and messages that are the same for all requests.
 #[derive(Clone)]
 pub(super) struct Rendered {
     /// `100`
@@ -50,6 +50,8 @@ pub(super) struct Rendered {
     pub(super) ietf_open: Box<str>,
     /// `100;w=60`. `None` if the window is not a whole number of seconds, since this style requires `w`.
     pub(super) draft_6_policy: Option<Box<str>>,
+    /// `100 per minute`
+    pub(super) in_words: Box<str>,
 }
 
 /// The error for a policy name that is empty, or has characters other than `a-z`, `0-9` and `-`.
@@ -214,9 +216,8 @@ impl Policy {
     }
 
     /// Returns the quota and the window in English, for messages: `60 per minute`, `600 per 10 seconds`.
-    pub(super) fn in_words(&self) -> impl fmt::Display {
-        let (quota, period) = (self.limit.quota(), Period(self.limit.window_us()));
-        fmt::from_fn(move |f| write!(f, "{quota} {period}"))
+    pub(super) fn in_words(&self) -> &str {
+        &self.rendered.in_words
     }
 }
 
@@ -244,6 +245,7 @@ impl Rendered {
             ietf_policy: format!("\"{name}\";q={quota}{}", window.as_deref().unwrap_or_default()).into(),
             ietf_open: format!("\"{name}\";r=").into(),
             draft_6_policy: window.map(|window| format!("{quota}{window}").into()),
+            in_words: format!("{quota} {}", Period(limit.window_us())).into(),
         }
     }
 }
@@ -317,7 +319,7 @@ mod tests {
             ("7/90s", "per-90-seconds", "7 per 90 seconds"),
         ] {
             let policy = Policy::of(limit(text));
-            assert_eq!((policy.name(), policy.in_words().to_string().as_str()), (name, words));
+            assert_eq!((policy.name(), policy.in_words()), (name, words));
             assert!(Policy::new(policy.name(), limit(text)).is_ok());
         }
     }

@@ -129,8 +129,12 @@ impl<'a> RefusalDetails<'a> {
                 let (cost, limit) = (status.cost, policy.in_words());
                 format!("a request that costs {cost} can never pass: the limit is {limit}, at most {cost_max} at once")
             }
-            Some(1) => format!("the limit of {} has been reached; try again in 1 second", policy.in_words()),
-            Some(secs) => format!("the limit of {} has been reached; try again in {secs} seconds", policy.in_words()),
+            Some(secs) => {
+                let (mut number, plural) = (itoa::Buffer::new(), if secs == 1 { "" } else { "s" });
+                let secs = number.format(secs);
+                ["the limit of ", policy.in_words(), " has been reached; try again in ", secs, " second", plural]
+                    .concat()
+            }
         }
     }
 }

@@ -193,6 +193,8 @@ fn worker() {
         let is_cluster = url.starts_with("redis+cluster://");
         // Bans are read by calls of their own where a slot is being moved.
         let builder = RedisStore::builder(url).prefix(format!("round-{round}")).call_timeout(TIMEOUT).bans(is_cluster);
+        // Half of the workers send checks of different slots in one call.
+        let builder = builder.calls_across_slots(worker % 2 == 1);
         let store = Arc::new(builder.build().unwrap());
         let clock = Arc::new(NodeClock { skew_us: skew_s * 1_000_000 });
         let limiter = Limiter::builder().store(store.clone()).clock(clock).deadline(TIMEOUT).build();

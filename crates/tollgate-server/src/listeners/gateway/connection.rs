@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -54,9 +54,11 @@ const WINDOW_BYTES: [u32; 2] = [256 * 1024, 1024 * 1024];
 /// The client of a connection, shared by its requests.
 pub(super) struct Client {
     peer: SocketAddr,
+    /// The text of its address, in canonical form.
+    address: HeaderValue,
     is_tls: bool,
     /// The port on which the connection was accepted.
-    port: u16,
+    port: HeaderValue,
     shutdown: Shutdown,
     in_flight: AtomicUsize,
     /// The number of requests so far.
@@ -71,10 +73,12 @@ pub(super) struct Client {
 
 impl Client {
     fn new(peer: SocketAddr, is_tls: bool, port: u16, shutdown: Shutdown) -> Client {
+        let address = peer.ip().to_canonical().to_string();
         Client {
             peer,
+            address: HeaderValue::try_from(address).expect("the text of an address is visible ASCII"),
             is_tls,
-            port,
+            port: HeaderValue::from(port),
             shutdown,
             in_flight: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
@@ -96,14 +100,24 @@ impl Client {
         self.peer
     }
 
+    /// Returns the text of the address of the client or proxy, in canonical form.
+    pub(super) fn address(&self) -> &HeaderValue {
+        &self.address
+    }
+
+    /// Returns [`Client::address`] as a string.
+    pub(super) fn address_text(&self) -> &str {
+        self.address.to_str().unwrap_or_default()
+    }
+
     /// Returns the scheme that the client used: `http` or `https`.
     pub(super) fn scheme(&self) -> &'static str {
         if self.is_tls { "https" } else { "http" }
     }
 
     /// Returns the port on which the connection was accepted.
-    pub(super) fn port(&self) -> u16 {
-        self.port
+    pub(super) fn port(&self) -> &HeaderValue {
+        &self.port
     }
 
     /// Returns whether the instance is shutting down, so that the next response should be the last.

@@ -71,17 +71,14 @@ pub(super) fn to_upstream(head: &mut Parts, client: &Client, proxies: &TrustedPr
     };
     let headers = &mut head.headers;
     let wants_trailers = list(headers, &TE).any(|option| option.eq_ignore_ascii_case("trailers"));
-    remove_hop_by_hop(headers);
-    headers.remove(EXPECT);
-    let is_dropped = |name: &HeaderName| {
-        is_rate_limit(name)
+    let named = named_by_connection(headers);
+    remove_where(headers, |name| {
+        is_hop_by_hop(name, &named)
+            || *name == EXPECT
+            || is_rate_limit(name)
             || is_disguised(name)
             || !is_trusted && (is_forwarding(name) || name == proxies.header().name())
-    };
-    let dropped: SmallVec<[HeaderName; 8]> = headers.keys().filter(|name| is_dropped(name)).cloned().collect();
-    for name in dropped {
-        headers.remove(name);
-    }
+    });
     if wants_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
@@ -92,10 +89,9 @@ pub(super) fn to_upstream(head: &mut Parts, client: &Client, proxies: &TrustedPr
     }
     join_cookies(headers);
     forward(headers, client, peer, address, host.as_ref());
-    match host {
-        Some(host) => headers.insert(HOST, host),
-        None => None,
-    };
+    if let Some(host) = host.filter(|_| head.uri.authority().is_some()) {
+        headers.insert(HOST, host);
+    }
 }
 
 /// Writes the headers that identify the client and how it connected.
@@ -103,59 +99,65 @@ pub(super) fn to_upstream(head: &mut Parts, client: &Client, proxies: &TrustedPr
 /// A forwarding header that is still present was sent by a trusted proxy, and is extended if it is a list.
 fn forward(headers: &mut HeaderMap, client: &Client, peer: IpAddr, address: IpAddr, host: Option<&HeaderValue>) {
     // If the proxy sent no list, the client is added first, as the proxy would have done.
-    let mut text = String::with_capacity(96);
-    begin_list(&mut text, headers, &X_FORWARDED_FOR);
-    if text.is_empty() && address != peer {
-        let _ = write!(text, "{address}, ");
+    let mut text = entries(headers, &X_FORWARDED_FOR);
+    if text.is_empty() && address == peer {
+        headers.insert(X_FORWARDED_FOR, client.address().clone());
+    } else {
+        if text.is_empty() {
+            let _ = write!(text, "{address}, ");
+        }
+        text.push_str(client.address_text());
+        insert(headers, X_FORWARDED_FOR, text);
     }
-    let _ = write!(text, "{peer}");
-    insert(headers, X_FORWARDED_FOR, &text);
 
-    text.clear();
-    begin_list(&mut text, headers, &FORWARDED);
+    let mut text = entries(headers, &FORWARDED);
+    text.reserve(96);
     if text.is_empty() && address != peer {
-        write_node(&mut text, address);
+        write_node(&mut text, address, &address.to_string());
         text.push_str(", ");
     }
-    write_node(&mut text, peer);
+    write_node(&mut text, peer, client.address_text());
     if let Some(host) = host.and_then(|host| host.to_str().ok()) {
         let quote = if host.contains([':', '[']) { "\"" } else { "" };
-        let _ = write!(text, ";host={quote}{host}{quote}");
+        text.extend([";host=", quote, host, quote]);
     }
-    let _ = write!(text, ";proto={}", client.scheme());
-    insert(headers, FORWARDED, &text);
+    text.extend([";proto=", client.scheme()]);
+    insert(headers, FORWARDED, text);
 
-    text.clear();
-    let _ = write!(text, "{address}");
-    insert(headers, X_REAL_IP, &text);
+    if address == peer {
+        headers.insert(X_REAL_IP, client.address().clone());
+    } else {
+        insert(headers, X_REAL_IP, address.to_string());
+    }
     headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static(client.scheme()));
-    headers.entry(X_FORWARDED_PORT).or_insert_with(|| HeaderValue::from(client.port()));
+    headers.entry(X_FORWARDED_PORT).or_insert_with(|| client.port().clone());
     if let Some(host) = host {
         headers.entry(X_FORWARDED_HOST).or_insert_with(|| host.clone());
     }
 }
 
-/// Writes the entries of all lines of a header, each followed by a comma. Writes nothing if there are none.
-fn begin_list(text: &mut String, headers: &HeaderMap, name: &HeaderName) {
+/// Returns the entries of all lines of a header, each followed by a comma.
+fn entries(headers: &HeaderMap, name: &HeaderName) -> String {
+    let mut text = String::new();
     for line in
         headers.get_all(name).iter().filter_map(|line| line.to_str().ok()).filter(|line| !line.trim().is_empty())
     {
-        text.push_str(line);
-        text.push_str(", ");
+        text.extend([line, ", "]);
+    }
+    text
+}
+
+/// Writes `for=ADDRESS`, as in RFC 7239. `shown` is the text of the address.
+fn write_node(text: &mut String, address: IpAddr, shown: &str) {
+    match address {
+        IpAddr::V4(_) => text.extend(["for=", shown]),
+        IpAddr::V6(_) => text.extend(["for=\"[", shown, "]\""]),
     }
 }
 
-/// Writes `for=ADDRESS`, as in RFC 7239.
-fn write_node(text: &mut String, address: IpAddr) {
-    let _ = match address {
-        IpAddr::V4(address) => write!(text, "for={address}"),
-        IpAddr::V6(address) => write!(text, "for=\"[{address}]\""),
-    };
-}
-
 /// Sets a header to a text of visible ASCII characters.
-fn insert(headers: &mut HeaderMap, name: HeaderName, text: &str) {
-    if let Ok(value) = HeaderValue::from_str(text) {
+fn insert(headers: &mut HeaderMap, name: HeaderName, text: String) {
+    if let Ok(value) = HeaderValue::try_from(text) {
         headers.insert(name, value);
     }
 }
@@ -175,30 +177,21 @@ fn join_cookies(headers: &mut HeaderMap) {
 ///
 /// `replaces_limits` is whether a rule writes its own rate-limit headers. Those of the upstream are then removed.
 pub(super) fn to_client(headers: &mut HeaderMap, replaces_limits: bool) {
-    remove_hop_by_hop(headers);
-    if replaces_limits {
-        let limits: SmallVec<[HeaderName; 8]> = headers.keys().filter(|name| is_rate_limit(name)).cloned().collect();
-        for name in limits {
-            headers.remove(name);
-        }
-    }
+    let named = named_by_connection(headers);
+    remove_where(headers, |name| is_hop_by_hop(name, &named) || replaces_limits && is_rate_limit(name));
 }
 
 /// Returns the trailers of a request without the fields that a client must not set.
 ///
 /// `forwarding_header` is the header in which trusted proxies report the client's address.
 pub(super) fn request_trailers(mut trailers: HeaderMap, forwarding_header: &HeaderName) -> HeaderMap {
-    let is_dropped = |name: &&HeaderName| {
+    remove_where(&mut trailers, |name| {
         is_rate_limit(name)
             || is_disguised(name)
             || is_forwarding(name)
-            || *name == forwarding_header
-            || HOP_BY_HOP.contains(name)
-    };
-    let dropped: Vec<HeaderName> = trailers.keys().filter(is_dropped).cloned().collect();
-    for name in dropped {
-        trailers.remove(name);
-    }
+            || name == forwarding_header
+            || is_hop_by_hop(name, &[])
+    });
     trailers
 }
 
@@ -220,21 +213,26 @@ pub(super) fn is_contradictory(headers: &HeaderMap) -> bool {
     first.is_some_and(|first| is_chunked || !is_number(first)) || lengths.any(|length| Some(length) != first)
 }
 
-/// Removes the headers that belong to the connection on which a message was received.
-fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    if headers.contains_key(CONNECTION) {
-        let named: SmallVec<[HeaderName; 4]> = connection_options(headers)
-            .filter_map(|option| HeaderName::from_bytes(option.as_bytes()).ok())
-            // `Connection` must not remove the headers for framing and host.
-            .filter(|name| *name != HOST && *name != CONTENT_LENGTH)
-            .collect();
-        for name in named {
-            headers.remove(name);
-        }
-    }
-    for name in &HOP_BY_HOP {
+/// Removes the headers for whose name `is_dropped` returns `true`.
+fn remove_where(headers: &mut HeaderMap, is_dropped: impl Fn(&HeaderName) -> bool) {
+    let dropped: SmallVec<[HeaderName; 4]> = headers.keys().filter(|name| is_dropped(name)).cloned().collect();
+    for name in dropped {
         headers.remove(name);
     }
+}
+
+/// Returns whether a header belongs to the connection on which it was received. `named` has the headers that `Connection`
+/// names.
+fn is_hop_by_hop(name: &HeaderName, named: &[HeaderName]) -> bool {
+    HOP_BY_HOP.contains(name) || named.contains(name)
+}
+
+/// Returns the headers that `Connection` names, except those for framing and host.
+fn named_by_connection(headers: &HeaderMap) -> SmallVec<[HeaderName; 4]> {
+    connection_options(headers)
+        .filter_map(|option| HeaderName::from_bytes(option.as_bytes()).ok())
+        .filter(|name| *name != HOST && *name != CONTENT_LENGTH)
+        .collect()
 }
 
 fn connection_options(headers: &HeaderMap) -> impl Iterator<Item = &str> {

@@ -191,7 +191,7 @@ impl Inner {
         let replaces_limits = request.extensions().get::<Decision>().is_some_and(writes_headers);
         let (request, progress) = self.outgoing(request, &client, upgrade);
 
-        let exchanged = exchange(upstream, request, progress.as_deref());
+        let exchanged = pin!(exchange(upstream, request, progress.as_deref()));
         let (mut response, lease) = or_timeout(total.as_mut(), exchanged).await?;
 
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -271,7 +271,7 @@ fn switching(response: Response<Incoming>, replaces_limits: bool) -> Response<Ga
 /// Returns the output of `exchange`, or a timeout error if `total` completes first.
 async fn or_timeout<T>(
     total: Option<&mut Pin<Box<Sleep>>>,
-    exchange: impl Future<Output = Result<T, ProxyError>>,
+    exchange: Pin<&mut impl Future<Output = Result<T, ProxyError>>>,
 ) -> Result<T, ProxyError> {
     let Some(total) = total else { return exchange.await };
     tokio::select! {

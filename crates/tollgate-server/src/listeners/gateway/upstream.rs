@@ -158,7 +158,9 @@ impl Upstream {
             return Ok(permit);
         }
         let queued = Queued::enter(&self.queued, self.settings.queue).ok_or(Overloaded)?;
-        let waited = tokio::time::timeout(self.settings.timeouts.queue, self.slots.clone().acquire_owned()).await;
+        let slot = self.slots.clone().acquire_owned();
+        // Boxed, so that the future of a request that need not wait stays small.
+        let waited = Box::pin(tokio::time::timeout(self.settings.timeouts.queue, slot)).await;
         drop(queued);
         waited.ok().and_then(Result::ok).ok_or(Overloaded)
     }
@@ -226,7 +228,8 @@ impl Server {
     /// # Errors
     /// If the server cannot be reached within `timeout`, or its certificate is not accepted.
     pub(super) async fn connect(&self, timeout: Duration) -> Result<Lease, ConnectError> {
-        Ok(self.pool.lease(self.connector.connect(timeout).await?))
+        // Boxed, so that the future of a request that needs no new connection stays small.
+        Ok(self.pool.lease(Box::pin(self.connector.connect(timeout)).await?))
     }
 
     /// Records that the server has answered.
