@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test clients lint doc features bench chaos gateway fuzz long deny package
+.PHONY: help setup run test clients lint doc features bench chaos gateway failover fuzz long deny package
 
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
@@ -58,6 +58,9 @@ gateway: setup ## attack the gateway beside a healthy client, with large bodies 
 	TOLLGATE_CHAOS=long $(CARGO_TEST) --test chaos -- gateway:: --nocapture --test-threads=1
 	TOLLGATE_GATEWAY_BODY_MIB=1024 TOLLGATE_GATEWAY_ENDINGS=10000 $(CARGO_TEST) --test suite -- --nocapture --test-threads=1 \
 		large_bodies_are_streamed requests_are_charged_exactly
+
+failover: setup ## repeat failovers with Sentinels and print how soon they heal
+	TOLLGATE_FAILOVERS=$${TOLLGATE_FAILOVERS:-20} $(CARGO_TEST) --test suite -- sentinel:: --nocapture --test-threads=1
 
 fuzz: ## run each fuzz target for FUZZ_SECONDS (default: 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)

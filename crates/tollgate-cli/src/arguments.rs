@@ -70,9 +70,18 @@ pub(crate) enum Command {
         after_help = "Examples:\n  tollgate unban ip:203.0.113.9 --store redis://127.0.0.1:6379\n  tollgate unban user:42 --admin http://127.0.0.1:9090"
     )]
     Unban(Unban),
-    /// Print the Lua script that makes the decisions in Redis, for clients in any language
-    #[command(after_help = "Examples:\n  tollgate script\n  redis-cli SCRIPT LOAD \"$(tollgate script)\"")]
-    Script,
+    /// Print the Lua script that makes the decisions in Redis, or the permissions of a Redis user that may run it
+    #[command(
+        after_help = "Examples:\n  tollgate script\n  redis-cli SCRIPT LOAD \"$(tollgate script)\"\n  tollgate script --acl --config tollgate.toml"
+    )]
+    Script {
+        /// Print the command that creates a Redis user with the permissions that Tollgate needs, instead of the script
+        #[arg(long)]
+        acl: bool,
+        /// Configuration file; sets the key prefix, and the Redis hashes of plans and API keys
+        #[arg(long, value_name = "FILE", requires = "acl")]
+        config: Option<PathBuf>,
+    },
     /// Show how fixed-window and sliding limits handle a burst at a minute boundary
     #[command(after_help = "Example:\n  tollgate boundary")]
     Boundary,
@@ -102,7 +111,7 @@ fn store_help(purpose: &str, accepts_memory: bool, fallback: &str) -> String {
     let memory = if accepts_memory { "memory, " } else { "" };
     format!(
         "{purpose}: {memory}redis://[user:password@]host[:port][/database], redis+cluster://[user:password@]host[:port],… for a \
-         Redis Cluster, or rediss://… for TLS [default: $TOLLGATE_STORE, else $REDIS_URL, else {fallback}]"
+         Redis Cluster, redis+sentinel://[user:password@]host[:port],…/NAME for Sentinels, or rediss://… for TLS [default: $TOLLGATE_STORE, else $REDIS_URL, else {fallback}]"
     )
 }
 
@@ -110,7 +119,7 @@ fn store_help(purpose: &str, accepts_memory: bool, fallback: &str) -> String {
 #[derive(Args, Debug)]
 pub(crate) struct StoreChoice {
     /// Store with the counters: redis://[user:password@]host[:port][/database], redis+cluster://[user:password@]host[:port],…
-    /// for a Redis Cluster, or rediss://… for TLS [default: $TOLLGATE_STORE, else $REDIS_URL, else `store` in the
+    /// for a Redis Cluster, redis+sentinel://[user:password@]host[:port],…/NAME for Sentinels, or rediss://… for TLS [default: $TOLLGATE_STORE, else $REDIS_URL, else `store` in the
     /// configuration file]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,

@@ -10,11 +10,14 @@ use crate::arguments::{StoreChoice, Validate};
 use crate::store::MEMORY;
 use crate::{Failure, output};
 
+const USERNAME_VARIABLE: &str = "TOLLGATE_STORE_USERNAME";
+const PASSWORD_VARIABLE: &str = "TOLLGATE_STORE_PASSWORD";
+
 /// Creates a loader of configuration files.
 ///
 /// The store in `--store`, `--store-file`, `TOLLGATE_STORE` or `REDIS_URL` overrides that of every file that it loads.
-/// If none of them is set, the store of the file is used. Opens no connection. Prints a warning if `--store` contains a
-/// password.
+/// If none of them is set, the store of the file is used. `TOLLGATE_STORE_USERNAME` and `TOLLGATE_STORE_PASSWORD` are used if
+/// neither the URL nor the file has a password. Opens no connection. Prints a warning if `--store` contains a password.
 ///
 /// # Errors
 /// If the file of `--store-file` cannot be read, or that store is neither `memory` nor a valid URL of a Redis store.
@@ -24,11 +27,12 @@ pub(crate) fn loader(store: &StoreChoice) -> Result<Loader, Failure> {
             "warning: the password in --store is visible in the process list; use --store-file FILE or $TOLLGATE_STORE",
         );
     }
-    let Some(url) = store.url()? else { return Ok(Loader::new()) };
+    let loader = Loader::new().store_credentials_env(USERNAME_VARIABLE, PASSWORD_VARIABLE);
+    let Some(url) = store.url()? else { return Ok(loader) };
     if url != MEMORY {
         RedisStore::check_url(&url).map_err(|error| tollgate::StoreUrlError::from(BuildError::from(error)))?;
     }
-    Ok(Loader::new().store(url))
+    Ok(loader.store(url))
 }
 
 /// Returns the settings of a configuration file (store, key prefix, deadline, …), or the default settings if `file` is

@@ -87,7 +87,8 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Some(Command::Reset(reset)) => return in_runtime(counters::reset(reset)).map(exit_code),
         Some(Command::Ban(ban)) => in_runtime(ban::ban(ban))?,
         Some(Command::Unban(unban)) => in_runtime(ban::unban(unban))?,
-        Some(Command::Script) => output::print(tollgate_redis::SCRIPT)?,
+        Some(Command::Script { acl: false, .. }) => output::print(tollgate_redis::SCRIPT)?,
+        Some(Command::Script { acl: true, config }) => output::print_line(store::acl_command(config.as_deref())?)?,
         Some(Command::Completions { shell }) => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "tollgate", &mut script);

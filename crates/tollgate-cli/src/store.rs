@@ -1,11 +1,12 @@
 //! The choice of the store by options and environment, and limiters on it for single commands.
 
+use std::path::Path;
 use std::time::Duration;
 
-use tollgate::config::Settings;
+use tollgate::config::{Loader, Settings};
 use tollgate::rules::Lookups;
 use tollgate::{Limiter, OnFailure, StoreErrorKind};
-use tollgate_redis::{RedisStore, ServerCheckError, ServerReport};
+use tollgate_redis::{BuildError, RedisStore, ServerCheckError, ServerReport};
 
 use crate::arguments::{CountersChoice, StoreChoice};
 use crate::{Failure, configuration, secrets};
@@ -75,6 +76,21 @@ pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Looku
     let lookups = settings.lookups(&store, COMMAND_DEADLINE);
     let (builder, _) = settings.limiter_on(Some(store));
     Ok((builder.deadline(COMMAND_DEADLINE).on_failure(OnFailure::Deny).build(), lookups))
+}
+
+/// Returns the Redis command that creates a user with the permissions that Tollgate needs.
+///
+/// The key prefix and the Redis hashes of plans and API keys are those of the configuration file, or the defaults.
+///
+/// # Errors
+/// If the file cannot be read or has an error.
+pub(crate) fn acl_command(config: Option<&Path>) -> Result<String, Failure> {
+    let settings = configuration::settings(config, &Loader::new())?;
+    let hashes: Vec<&str> =
+        [&settings.plan_hash, &settings.key_hash].into_iter().flatten().map(String::as_str).collect();
+    let rules = tollgate_redis::acl_rules(&settings.prefix, &hashes)
+        .map_err(|error| tollgate::StoreUrlError::from(BuildError::from(error)))?;
+    Ok(format!("ACL SETUSER tollgate on >PASSWORD {rules}"))
 }
 
 /// Asks the store's server for its version and settings.

@@ -37,11 +37,16 @@
 //! replicas that are promoted, and nodes that join or leave, are noticed without a restart. A node that owns no slot
 //! and was not named by a redirection is dropped.
 //!
+//! **The nodes in the URL** must be nodes of one cluster. The first reading compares the answers that arrive within 100 ms of
+//! the first one: if two of them have no owner in common, neither is used.
+//!
 //! **Addresses** are those that the nodes announce. If the host is unknown (empty, or `?`), that of the node that was
 //! asked is used. The credentials and the TLS setting of the URL apply to all nodes.
 
 use std::collections::{HashMap, HashSet};
+use std::future::Future;
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -50,7 +55,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tollgate_core::{ShardId, StoreErrorKind as Kind};
 
 use self::slot::SLOTS;
@@ -74,6 +79,8 @@ const REFRESH_EVERY: Duration = Duration::from_secs(30);
 /// again and again, because a node stays down.
 const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 const REFRESH_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How long the first reading of the slot map waits for the answers of all nodes in the URL, to compare them.
+const SEEDS_WAIT: Duration = Duration::from_millis(100);
 /// The number of masters that are asked for the slot map at the same time.
 const ASKED_MAX: usize = 2;
 
@@ -214,7 +221,8 @@ impl Cluster {
                     let addresses: HashSet<_> = state.addresses.iter().cloned().chain(seeds).collect();
                     addresses.iter().map(|(host, port)| self.node(state, host, *port)).collect::<Vec<_>>()
                 });
-                first_answer(&all).await
+                let is_first = self.read(|state| state.addresses.is_empty());
+                if is_first { common_answer(&all).await } else { first_answer(&all).await }
             }
         };
         let is_complete = self.write(|state| match read {
@@ -299,14 +307,47 @@ async fn keep_up(cluster: &Weak<Cluster>, settings: &WorkerSettings) {
 /// # Errors
 /// Returns a fault with the reasons of all nodes if none of them answers.
 async fn first_answer(nodes: &[Arc<Node>]) -> Result<(Vec<SlotRange>, Arc<Node>), Fault> {
-    let ask = |node: &Arc<Node>| {
+    next_answer(&mut ask_all(nodes)).await
+}
+
+/// Asks all nodes like [`first_answer`], and compares the first answer with those that arrive within [`SEEDS_WAIT`].
+///
+/// # Errors
+/// Returns a fault with the reasons of all nodes if none of them answers, or if two are nodes of different clusters.
+async fn common_answer(nodes: &[Arc<Node>]) -> Result<(Vec<SlotRange>, Arc<Node>), Fault> {
+    let mut asked = ask_all(nodes);
+    let first = next_answer(&mut asked).await?;
+    let ids = |ranges: &[SlotRange]| ranges.iter().map(|range| range.owner_id.clone()).collect::<HashSet<_>>();
+    let (until, known) = (Instant::now() + SEEDS_WAIT, ids(&first.0));
+    // Without further answers, there is nothing to compare.
+    while let Ok(Ok((ranges, node))) = timeout_at(until, next_answer(&mut asked)).await {
+        if known.is_disjoint(&ids(&ranges)) {
+            let (one, other) = (first.1.endpoint.address(), node.endpoint.address());
+            return Err(Fault::new(Kind::Unsupported, format!("{one} and {other} are nodes of different clusters")));
+        }
+    }
+    Ok(first)
+}
+
+/// A question for the slot map, and the node that is asked.
+type Asked = Pin<Box<dyn Future<Output = (Result<Vec<SlotRange>, Fault>, Arc<Node>)> + Send>>;
+
+fn ask_all(nodes: &[Arc<Node>]) -> FuturesUnordered<Asked> {
+    let ask = |node: &Arc<Node>| -> Asked {
         let node = node.clone();
-        async move {
+        Box::pin(async move {
             let reply = node.command(&["CLUSTER", "SLOTS"]).await;
             (reply.and_then(|reply| topology::parse(&reply)), node)
-        }
+        })
     };
-    let mut asked: FuturesUnordered<_> = nodes.iter().map(ask).collect();
+    nodes.iter().map(ask).collect()
+}
+
+/// Returns the next valid answer with the node that sent it.
+///
+/// # Errors
+/// Returns a fault with the reasons of all nodes that have not answered before if none of them answers.
+async fn next_answer(asked: &mut FuturesUnordered<Asked>) -> Result<(Vec<SlotRange>, Arc<Node>), Fault> {
     let mut faults: Vec<Fault> = Vec::new();
     while let Some((read, node)) = asked.next().await {
         match read {

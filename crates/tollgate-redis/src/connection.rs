@@ -23,10 +23,12 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{Instant, sleep};
 use tollgate_core::{__io_reason as reason, StoreErrorKind as Kind};
 
+use crate::credentials::Login;
 use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::push_command;
-use crate::tls::Tls;
+use crate::sentinel::answer::NOT_A_SENTINEL;
+use crate::tls::{self, Tls};
 use crate::url::Endpoint;
 use crate::worker::{ServerKind, WorkerSettings};
 
@@ -36,6 +38,9 @@ const INBOX_BYTES_MAX: usize = 8 << 20;
 /// The message of a server in cluster mode behind the URL of a single server.
 const CLUSTER_NODE: &str = "the server is a node of a Redis Cluster (cluster_enabled:1), which cannot be used with a redis:// or \
     rediss:// URL, because the node holds only part of the keys; use redis+cluster://, or a server with `cluster-enabled no`";
+
+/// The message of a Sentinel behind a URL that names servers with keys.
+const SENTINEL: &str = "the server is a Sentinel, which holds no keys; use redis+sentinel://host:port/NAME";
 
 /// A byte stream to the server: TCP, TLS, or what a [`Connector`] opened.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -59,8 +64,9 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects, authenticates, selects the database, loads the script, and checks that the server is of the kind that
-    /// the settings accept.
+    /// Connects, authenticates, selects the database, loads the script, and checks that the server is of this kind.
+    ///
+    /// For a Sentinel, no script is loaded.
     ///
     /// `until` is the time at which the caller gives up. It is used to divide the time among the server's addresses;
     /// the caller must enforce it with a timeout. With a connector, TLS is not used.
@@ -72,6 +78,7 @@ impl Connection {
     pub(crate) async fn open(
         endpoint: &Endpoint,
         settings: &WorkerSettings,
+        kind: ServerKind,
         until: Instant,
     ) -> Result<Connection, Fault> {
         let stream = match &settings.connector {
@@ -80,7 +87,12 @@ impl Connection {
         };
         let (inbox, outbox, script_sha) = (Vec::new(), Vec::new(), String::new());
         let mut connection = Connection { stream, inbox, outbox, sent: 0, is_flushed: true, script_sha };
-        connection.prepare(endpoint, settings.script, settings.server_kind).await.map_err(|fault| {
+        let credentials = match kind {
+            ServerKind::Sentinel => &settings.sentinel_credentials,
+            ServerKind::Standalone | ServerKind::Master | ServerKind::ClusterNode => &settings.credentials,
+        };
+        let login = credentials.login(endpoint).await?;
+        connection.prepare(endpoint, login.as_ref(), settings, kind).await.map_err(|fault| {
             match fault.kind {
                 // No check has been sent yet, so nothing was executed.
                 Kind::Interrupted | Kind::TimedOut => Fault::new(Kind::Unreachable, fault.message),
@@ -92,24 +104,31 @@ impl Connection {
 
     /// Sends `AUTH`, `HELLO`, `SELECT`, `CLIENT SETNAME`, `ROLE` and `SCRIPT LOAD` together, and checks their replies.
     ///
-    /// `AUTH` is left out without a password, `SELECT` for database 0, and `ROLE` for a node of a cluster. Stores the
-    /// SHA-1 of the script.
+    /// `AUTH` is left out without a password, `SELECT` for database 0, `ROLE` for a node of a cluster, and `ROLE` and
+    /// `SCRIPT LOAD` for a Sentinel. Stores the SHA-1 of the script.
     ///
     /// # Errors
     /// Returns the fault of the first command that fails, or whose reply shows that the server is not of this kind: it is
-    /// a replica, or a node of a cluster. Also returns a fault if `SCRIPT LOAD` returns no SHA-1. `HELLO`, `CLIENT SETNAME` and `ROLE` may fail, unless the reply shows that the server is
+    /// a replica, a node of a cluster, or a Sentinel. Also returns a fault if `SCRIPT LOAD` returns no SHA-1. `HELLO`, `CLIENT SETNAME` and `ROLE` may fail, unless the reply shows that the server is
     /// unavailable or requires a password.
-    async fn prepare(&mut self, endpoint: &Endpoint, script: &str, kind: ServerKind) -> Result<(), Fault> {
+    async fn prepare(
+        &mut self,
+        endpoint: &Endpoint,
+        login: Option<&Login>,
+        settings: &WorkerSettings,
+        kind: ServerKind,
+    ) -> Result<(), Fault> {
+        let script = settings.script;
         let mut request = Vec::with_capacity(script.len() + 512);
         let mut steps = Vec::new();
         let mut push = |step: GreetingStep, parts: &[&str]| {
             push_command(&mut request, parts);
             steps.push(step);
         };
-        match (&endpoint.user, &endpoint.password) {
-            (Some(user), Some(password)) => push(GreetingStep::Required, &["AUTH", user, password]),
-            (None, Some(password)) => push(GreetingStep::Required, &["AUTH", password]),
-            (_, None) => {}
+        match login {
+            Some(Login { user: Some(user), password }) => push(GreetingStep::Required, &["AUTH", user, password]),
+            Some(Login { user: None, password }) => push(GreetingStep::Required, &["AUTH", password]),
+            None => {}
         }
         // Before SELECT, which a node of a cluster rejects.
         push(GreetingStep::Mode, &["HELLO"]);
@@ -117,13 +136,19 @@ impl Connection {
             push(GreetingStep::Required, &["SELECT", &endpoint.database.to_string()]);
         }
         push(GreetingStep::Optional, &["CLIENT", "SETNAME", "tollgate"]);
-        if kind != ServerKind::ClusterNode {
-            push(GreetingStep::Role, &["ROLE"]);
+        match kind {
+            ServerKind::Standalone | ServerKind::Master => push(GreetingStep::Role, &["ROLE"]),
+            ServerKind::ClusterNode | ServerKind::Sentinel => {}
         }
-        push(GreetingStep::Script, &["SCRIPT", "LOAD", script]);
+        if kind != ServerKind::Sentinel {
+            push(GreetingStep::Script, &["SCRIPT", "LOAD", script]);
+        }
         self.queue(&request);
-        for step in steps {
-            let reply = self.receive().await?;
+        for (index, step) in steps.into_iter().enumerate() {
+            let reply = match self.receive().await {
+                Err(fault) if index == 0 => return Err(self.explain_no_reply(fault, settings)),
+                reply => reply?,
+            };
             if let Reply::Error(message) = &reply {
                 let fault = Fault::of_reply(message);
                 // A server without free connections, or one that requires a password, returns this to any command.
@@ -133,10 +158,15 @@ impl Connection {
             }
             match step {
                 GreetingStep::Required | GreetingStep::Optional => {}
-                GreetingStep::Mode if kind == ServerKind::Standalone && is_cluster_node(&reply) => {
-                    return Err(Fault::new(Kind::Unsupported, CLUSTER_NODE));
-                }
-                GreetingStep::Mode => {}
+                GreetingStep::Mode => match (kind, mode_of(&reply)) {
+                    (ServerKind::Standalone, Some("cluster")) => {
+                        return Err(Fault::new(Kind::Unsupported, CLUSTER_NODE));
+                    }
+                    (ServerKind::Sentinel, Some("sentinel")) => {}
+                    (ServerKind::Sentinel, Some(_)) => return Err(Fault::new(Kind::Unsupported, NOT_A_SENTINEL)),
+                    (_, Some("sentinel")) => return Err(Fault::new(Kind::Unsupported, SENTINEL)),
+                    _ => {}
+                },
                 GreetingStep::Role => {
                     if let Reply::List(role) = &reply
                         && role.first().and_then(Reply::as_text) == Some("slave")
@@ -151,6 +181,25 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// Adds the probable reason to the fault of a connection that fails before the first reply: one side uses TLS and the
+    /// other does not, or a client certificate is missing.
+    fn explain_no_reply(&self, fault: Fault, settings: &WorkerSettings) -> Fault {
+        let hint = match &settings.tls {
+            _ if settings.connector.is_some() => return fault,
+            // The first bytes of a TLS alert.
+            None if self.inbox.starts_with(&[0x15, 0x03]) => {
+                return Fault::new(Kind::Unreachable, "the server expects TLS; use rediss:// or rediss+cluster://");
+            }
+            None => "if the port expects TLS, use rediss:// or rediss+cluster://",
+            Some(tls) if !tls.has_client_certificate() => "it may require a client certificate",
+            Some(_) => "it may reject the client certificate",
+        };
+        match fault.kind {
+            Kind::Interrupted => Fault::new(fault.kind, format!("{} before the first reply; {hint}", fault.message)),
+            _ => fault,
+        }
     }
 
     /// Returns the SHA-1 under which the server has cached the script: 40 hex digits.
@@ -260,7 +309,7 @@ enum GreetingStep {
     Required,
     /// It may fail: a restricted user may not be allowed to run it.
     Optional,
-    /// `HELLO`, which tells whether the server is in cluster mode. It may fail.
+    /// `HELLO`, which tells whether the server is in cluster mode, or a Sentinel. It may fail.
     Mode,
     /// `ROLE`, which tells whether the server is a replica. It may fail.
     Role,
@@ -277,11 +326,10 @@ impl GreetingStep {
     }
 }
 
-/// Returns whether a reply to `HELLO` is that of a server with `cluster-enabled yes`. `false` if it does not say so.
-fn is_cluster_node(hello: &Reply) -> bool {
-    let Reply::List(fields) = hello else { return false };
-    let mode = fields.chunks_exact(2).find(|pair| pair[0].as_text() == Some("mode"));
-    mode.is_some_and(|pair| pair[1].as_text() == Some("cluster"))
+/// Returns the mode in a reply to `HELLO`: `standalone`, `cluster` or `sentinel`. `None` if the reply has none.
+fn mode_of(hello: &Reply) -> Option<&str> {
+    let Reply::List(fields) = hello else { return None };
+    fields.chunks_exact(2).find(|pair| pair[0].as_text() == Some("mode"))?[1].as_text()
 }
 
 /// Converts an I/O error before the first call to a fault of the kind `Unreachable`: nothing was executed.
@@ -294,7 +342,7 @@ async fn connect_tcp(endpoint: &Endpoint, tls: Option<&Tls>, until: Instant) -> 
     let tcp = connect_to_any(addresses.collect(), until).await.map_err(unreachable)?;
     tcp.set_nodelay(true).map_err(unreachable)?;
     match tls {
-        Some(tls) => tls.wrap(tcp, &endpoint.host).await,
+        Some(tls) => tls.wrap(tcp, &endpoint.host, until).await,
         None => Ok(Box::new(tcp)),
     }
 }
@@ -328,7 +376,7 @@ async fn connect_to_any(addresses: Vec<SocketAddr>, until: Instant) -> io::Resul
 
 /// Converts an I/O error during a call to a fault of the kind `Interrupted`: the call may have been executed.
 fn interrupted(error: io::Error) -> Fault {
-    Fault::new(Kind::Interrupted, format!("the connection was lost: {}", reason(&error)))
+    Fault::new(Kind::Interrupted, format!("the connection was lost: {}", tls::reason(&error)))
 }
 
 #[cfg(test)]
@@ -347,20 +395,21 @@ mod tests {
     }
 
     #[test]
-    fn cluster_mode_is_read_from_the_reply_to_hello() {
+    fn mode_is_read_from_the_reply_to_hello() {
         let hello = |mode: &str| {
             let fields = ["server", "redis", "version", "7.0.15", "mode", mode, "role", "master", "modules"];
             let mut fields: Vec<Reply> = fields.iter().map(|field| Reply::Text((*field).into())).collect();
             fields.push(Reply::List(Vec::new()));
             Reply::List(fields)
         };
-        assert!(is_cluster_node(&hello("cluster")));
-        assert!(!is_cluster_node(&hello("standalone")));
+        for mode in ["cluster", "standalone", "sentinel"] {
+            assert_eq!(mode_of(&hello(mode)), Some(mode));
+        }
         // A value that reads `mode` is no field, and other replies say nothing.
         let named_mode = ["server", "mode", "cluster", "x"].map(|field| Reply::Text(field.into()));
-        assert!(!is_cluster_node(&Reply::List(named_mode.to_vec())));
-        assert!(!is_cluster_node(&Reply::Text(b"OK".to_vec())));
-        assert!(!is_cluster_node(&Reply::Error("NOPERM".into())));
+        assert_eq!(mode_of(&Reply::List(named_mode.to_vec())), None);
+        assert_eq!(mode_of(&Reply::Text(b"OK".to_vec())), None);
+        assert_eq!(mode_of(&Reply::Error("NOPERM".into())), None);
     }
 
     #[tokio::test]

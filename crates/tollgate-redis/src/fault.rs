@@ -8,11 +8,15 @@ use std::fmt;
 
 use tollgate_core::{StoreError, StoreErrorKind as Kind};
 
+use crate::acl::denied_command;
+
 const REJECTED_PASSWORD: &str = "the server rejects the user or the password";
 const NO_CLUSTER: &str =
     "the server is not a node of a cluster (`cluster-enabled no`); use a redis:// or rediss:// URL for a single server";
+/// The message of a user that may not access a key. [`Fault::naming_keys`] adds the pattern.
+const DENIED_KEY: &str = "the Redis user may not access a key of this call";
 /// The text before the line number in errors of scripts.
-const SCRIPT_POSITION: &str = "user_script:";
+pub(crate) const SCRIPT_POSITION: &str = "user_script:";
 
 /// The failure of a call: its kind and the reason. Can be cloned, for every caller of a batch.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -98,7 +102,7 @@ impl Fault {
             "MOVED" | "ASK" => (Kind::Unavailable, "the key is on another node of the cluster"),
             "NOAUTH" => (Kind::Forbidden, "the server requires a password"),
             "WRONGPASS" => (Kind::Forbidden, REJECTED_PASSWORD),
-            "NOPERM" => (Kind::Forbidden, "the Redis user lacks permission to run the script or to access its keys"),
+            "NOPERM" => return Fault::of_denial(reply),
             "CROSSSLOT" => (Kind::Forbidden, "the keys of one check are in different slots of the cluster"),
             "TOLLGATE_FOREIGN" => (Kind::Foreign, "a counter's key holds data that Tollgate did not write"),
             "TOLLGATE_PARTLY" => return Fault::of_reply(reply[word.len()..].trim_start()).in_part(),
@@ -128,12 +132,35 @@ impl Fault {
             Fault::new(Kind::Forbidden, "the server does not have this database")
         } else if reply.contains("ACL failure in script") || reply.contains("The user executing the script can't") {
             // The message depends on the version of Redis or Valkey.
-            Fault::new(Kind::Forbidden, "the Redis user lacks permission to run the script or to access its keys")
+            Fault::of_denial(reply)
         } else if reply.contains(SCRIPT_POSITION) {
             Fault::of_script(reply)
         } else {
             Fault::new(Kind::Protocol, "the server returned an unknown error")
         }
+    }
+
+    /// Converts an error reply about a missing permission. The message names the command that the user may not run.
+    fn of_denial(reply: &str) -> Fault {
+        let message: Cow<'static, str> = match denied_command(reply) {
+            Some(command) => {
+                format!("the Redis user may not run {command}; `tollgate script --acl` prints the rules that it needs")
+                    .into()
+            }
+            None => DENIED_KEY.into(),
+        };
+        Fault::new(Kind::Forbidden, message)
+    }
+
+    /// Adds the pattern of the store's keys to the message of a user that may not access a key.
+    pub(crate) fn naming_keys(self, pattern: &str) -> Fault {
+        if self.message != DENIED_KEY {
+            return self;
+        }
+        let message = format!(
+            "{DENIED_KEY}; the keys of the store need the rule ~{pattern}, as `tollgate script --acl` prints it"
+        );
+        Fault { message: message.into(), ..self }
     }
 
     /// Converts an error reply that reports a bug in the script to a fault of the kind `Script`.
@@ -144,6 +171,11 @@ impl Fault {
         let digits: String = line.chars().take_while(char::is_ascii_digit).take(6).collect();
         let place = if digits.is_empty() { String::new() } else { format!(" at line {digits}") };
         Fault::new(Kind::Script, format!("the Lua script failed{place}; this is a bug in Tollgate"))
+    }
+
+    /// Creates the fault of work that was not sent because the server is no longer the master.
+    pub(crate) fn left() -> Fault {
+        Fault::new(Kind::Unavailable, "the server is no longer the master")
     }
 
     /// Changes the kind as [`StoreErrorKind::in_part`](Kind::in_part) does.

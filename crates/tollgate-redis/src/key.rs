@@ -34,6 +34,7 @@ use std::fmt::Write;
 use sha2::{Digest, Sha256};
 use tollgate_core::{Demand, Limit, ReceiptId, Scope, StateMachine};
 
+use crate::acl::escape_pattern;
 use crate::cluster::slot::slot_of_tag;
 
 /// The maximum length of an escaped part; a longer part is hashed. Short enough for a list of keys to be read, long
@@ -67,6 +68,11 @@ impl Prefix {
             return Err(PrefixError { got: prefix.into() });
         }
         Ok(Prefix(format!("{prefix}:tg2:{{")))
+    }
+
+    /// Returns the pattern of all keys, for the rules of a Redis user: `tollgate:tg2:*`.
+    pub(crate) fn key_pattern(&self) -> String {
+        escape_pattern(self.0.trim_end_matches('{')) + "*"
     }
 
     /// Returns the Redis key of the counter that `demand` charges, such as `tollgate:tg2:{user:42}:sliding:60000000`.

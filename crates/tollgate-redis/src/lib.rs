@@ -24,6 +24,7 @@
 //!        │ queue                                                                 node.rs
 //!        ▼
 //!   worker                batches waiting checks into calls; (re)connects       worker.rs, worker/, connection.rs
+//!        │                with credentials and certificates as they are now     credentials.rs, tls.rs
 //!        │ EVALSHA
 //!        ▼
 //!   lua/tollgate.lua      decides the whole batch by the server's clock
@@ -45,26 +46,31 @@
 //! - No timer per check or per call, and no check that waits for the reply to another one.
 //! - No further call on a connection on which a call was abandoned, so a late reply cannot be taken for another one.
 
+mod acl;
 mod answer;
 mod cluster;
 mod connection;
+mod credentials;
 mod fault;
 mod key;
 mod node;
 mod reply;
 mod request;
 mod router;
+mod sentinel;
 mod server_check;
 mod store;
 mod tls;
 mod url;
 mod worker;
 
+pub use acl::acl_rules;
+pub use credentials::{CredentialsError, SecretSource};
 pub use key::PrefixError;
 pub use reply::Reply;
 pub use server_check::{Eviction, ServerCheckError, ServerReport};
 pub use store::{BuildError, RedisStats, RedisStore, RedisStoreBuilder};
-pub use tls::TlsError;
+pub use tls::{TlsError, TlsOptions, TlsVersion};
 pub use url::UrlError;
 
 /// The source of the Lua script that decides. Its opening comment documents keys, arguments and replies.

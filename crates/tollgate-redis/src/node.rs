@@ -27,6 +27,8 @@ pub(crate) struct Node {
     catch_ups: mpsc::UnboundedSender<oneshot::Sender<()>>,
     /// Whether a redirection has named this node since the topology was last read.
     pub(crate) was_named: AtomicBool,
+    /// Whether nothing more may be sent to the server. Shared with the worker.
+    is_left: Arc<AtomicBool>,
 }
 
 impl Node {
@@ -40,7 +42,8 @@ impl Node {
     ) -> Arc<Node> {
         let (queue, mut works) = mpsc::channel(queue_length);
         let (catch_ups, catch_ups_received) = mpsc::unbounded_channel();
-        let worker = Worker::new(endpoint.clone(), settings);
+        let is_left = Arc::new(AtomicBool::new(false));
+        let worker = Worker::new(endpoint.clone(), settings, is_left.clone());
         runtime.spawn(async move {
             let serve = async move {
                 // After a panic, callers whose work the worker had taken from the queue get an error, because their
@@ -57,7 +60,14 @@ impl Node {
                 () = complete_catch_ups(catch_ups_received) => {}
             }
         });
-        Arc::new(Node { id, endpoint, queue, catch_ups, was_named: AtomicBool::new(false) })
+        Arc::new(Node { id, endpoint, queue, catch_ups, was_named: AtomicBool::new(false), is_left })
+    }
+
+    /// Leaves the server, which is no longer the master: no further request is sent to it.
+    ///
+    /// Calls in flight get their replies. All other work fails with [`Fault::left`], also work that is submitted later.
+    pub(crate) fn leave(&self) {
+        self.is_left.store(true, Ordering::Release);
     }
 
     /// Puts the work that `work` creates for a result channel into the worker's queue, and waits for the result.
@@ -74,6 +84,9 @@ impl Node {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(_)) => {
                 return Err(Fault::new(Kind::Unavailable, "too many callers are waiting"));
+            }
+            Err(mpsc::error::TrySendError::Closed(_)) if self.is_left.load(Ordering::Acquire) => {
+                return Err(Fault::left());
             }
             Err(mpsc::error::TrySendError::Closed(_)) => {
                 return Err(Fault::new(Kind::Unreachable, "the tokio runtime of the store has shut down"));

@@ -1,4 +1,5 @@
-//! Sends a request to the server that owns its slot, and follows redirections. `cluster.rs` describes the design.
+//! Sends a request to the server that owns its slot, and follows redirections and failovers. `cluster.rs` and
+//! `sentinel.rs` describe the design.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,6 +11,7 @@ use crate::cluster::{ATTEMPTS_MAX, Cluster, PAUSES};
 use crate::fault::{Fault, Redirect};
 use crate::key::Prefix;
 use crate::node::Node;
+use crate::sentinel::Sentinels;
 use crate::url::StoreUrl;
 use crate::worker::{CallScope, Delivery, Sharing, Waiter, Work, WorkerSettings};
 
@@ -19,12 +21,15 @@ pub(crate) struct Router {
     pub(crate) call_scope: CallScope,
     pub(crate) servers: Servers,
     pub(crate) settings: Arc<WorkerSettings>,
+    /// The pattern of the store's keys, such as `tollgate:tg2:*`, for errors.
+    pub(crate) key_pattern: String,
 }
 
-/// One server, or the nodes of a cluster.
+/// One server, the nodes of a cluster, or the master that Sentinels name.
 pub(crate) enum Servers {
     One(Arc<Node>),
     Cluster(Arc<Cluster>),
+    Sentinel(Arc<Sentinels>),
 }
 
 /// The reason why a request has no result.
@@ -62,14 +67,15 @@ impl Router {
         let shard = match &self.servers {
             Servers::One(node) => node.id,
             Servers::Cluster(cluster) => cluster.known_owner(slot).map_or(ShardId::default(), |owner| owner.id),
+            Servers::Sentinel(sentinels) => sentinels.known_master().map_or(ShardId::default(), |master| master.id),
         };
         Location::new(slot.into(), shard)
     }
 
-    /// Returns the servers that hold keys. Waits until those of a cluster are known.
+    /// Returns the servers that hold keys. Waits until those of a cluster, or the master, are known.
     ///
     /// # Errors
-    /// Returns an error if no node of the cluster answers.
+    /// Returns an error if no node of the cluster, or no Sentinel, answers.
     pub(crate) async fn masters(&self) -> Result<Vec<Arc<Node>>, StoreError> {
         match &self.servers {
             Servers::One(node) => Ok(vec![node.clone()]),
@@ -81,6 +87,7 @@ impl Router {
                 cluster.refreshed().await.map_err(|fault| self.error(fault))?;
                 Ok(cluster.masters())
             }
+            Servers::Sentinel(sentinels) => Ok(vec![sentinels.master().await.map_err(|fault| self.error(fault))?]),
         }
     }
 
@@ -89,6 +96,7 @@ impl Router {
         match &self.servers {
             Servers::One(node) => vec![node.clone()],
             Servers::Cluster(cluster) => cluster.masters(),
+            Servers::Sentinel(sentinels) => sentinels.known_master().into_iter().collect(),
         }
     }
 
@@ -97,12 +105,14 @@ impl Router {
         match &self.servers {
             Servers::One(node) => vec![node.clone()],
             Servers::Cluster(cluster) => cluster.nodes(),
+            Servers::Sentinel(sentinels) => sentinels.known_master().into_iter().collect(),
         }
     }
 
     /// Sends the work that `work` creates to the owner of the slot, and waits for its result.
     ///
-    /// Follows redirections. Work that was not executed is created and sent again, at most [`ATTEMPTS_MAX`] times.
+    /// Follows redirections, and a failover to another master. Work that was not executed is created and sent again, at
+    /// most [`ATTEMPTS_MAX`] times.
     ///
     /// # Errors
     /// Returns the last failure. Returns [`Refused::SlotIsMoving`] only for a call that is not narrow.
@@ -126,12 +136,19 @@ impl Router {
                 Err(fault) => fault,
             };
             attempts += 1;
-            let (Servers::Cluster(cluster), Some(redirect)) = (&self.servers, &fault.redirect) else {
-                return Err(Refused::Failed(fault.into_error(&node.endpoint)));
-            };
             if attempts == ATTEMPTS_MAX {
-                return Err(Refused::Failed(fault.into_error(&node.endpoint)));
+                return Err(self.failed(fault, &node));
             }
+            if let Servers::Sentinel(sentinels) = &self.servers
+                && let Some(master) = new_master(sentinels, &node, &fault).await
+            {
+                self.settings.counters.redirections.fetch_add(1, Ordering::Relaxed);
+                node = master;
+                continue;
+            }
+            let (Servers::Cluster(cluster), Some(redirect)) = (&self.servers, &fault.redirect) else {
+                return Err(self.failed(fault, &node));
+            };
             self.settings.counters.redirections.fetch_add(1, Ordering::Relaxed);
             (node, sharing) = match redirect {
                 Redirect::Moved(target) => (cluster.moved(slot, target, &node), usual),
@@ -143,7 +160,7 @@ impl Router {
                 }
                 Redirect::TryAgain | Redirect::Later => {
                     let Some(pause) = pauses.next() else {
-                        return Err(Refused::Failed(fault.into_error(&node.endpoint)));
+                        return Err(self.failed(fault, &node));
                     };
                     sleep(pause).await;
                     (self.owner(slot).await?, usual)
@@ -188,11 +205,33 @@ impl Router {
         match &self.servers {
             Servers::One(node) => Ok(node.clone()),
             Servers::Cluster(cluster) => cluster.owner(slot).await.map_err(|fault| Refused::Failed(self.error(fault))),
+            Servers::Sentinel(sentinels) => {
+                sentinels.master().await.map_err(|fault| Refused::Failed(self.error(fault)))
+            }
         }
+    }
+
+    fn failed(&self, fault: Fault, node: &Node) -> Refused {
+        Refused::Failed(fault.naming_keys(&self.key_pattern).into_error(&node.endpoint))
     }
 
     /// Converts a fault to an error that names the store.
     pub(crate) fn error(&self, fault: Fault) -> StoreError {
-        fault.into_error(&self.url)
+        fault.naming_keys(&self.key_pattern).into_error(&self.url)
     }
+}
+
+/// Returns the server on which a request that failed with `fault` on `node` is to be made again.
+///
+/// That is the master if it is another server by now, and the request was not executed. If `node` is a replica, asks the
+/// Sentinels first.
+async fn new_master(sentinels: &Sentinels, node: &Arc<Node>, fault: &Fault) -> Option<Arc<Node>> {
+    if !fault.kind.is_unexecuted() {
+        return None;
+    }
+    if fault.is_read_only() {
+        // If no Sentinel answers, the last known master is compared.
+        let _ = sentinels.refreshed().await;
+    }
+    sentinels.known_master().filter(|master| !Arc::ptr_eq(master, node))
 }

@@ -112,14 +112,13 @@ fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
     value.map(|(_, value)| value.trim())
 }
 
-/// Creates the report from the replies to `INFO server` (`info`) and `CONFIG GET maxmemory-policy` (`policy`).
+/// Creates the report from the reply to `INFO`.
 ///
-/// The report has a warning if the policy is not `noeviction`, or if it is unknown: `policy` is `None`, or not a list
-/// of the name and the value.
+/// The report has a warning if `maxmemory_policy` is not `noeviction`, or is missing.
 ///
 /// # Errors
 /// Returns an error if `info` has no valid version, or the version is too old.
-pub(crate) fn report(info: &Reply, policy: Option<&Reply>) -> Result<ServerReport, ServerCheckError> {
+pub(crate) fn report(info: &Reply) -> Result<ServerReport, ServerCheckError> {
     let info = info.as_text().unwrap_or_default();
     // Valkey reports both; its redis_version is the one that it is compatible with.
     let (name, version, minimum) = match (field(info, "valkey_version"), field(info, "redis_version")) {
@@ -134,14 +133,10 @@ pub(crate) fn report(info: &Reply, policy: Option<&Reply>) -> Result<ServerRepor
     if (major, minor) < minimum {
         return Err(ServerCheckError::TooOld { name, version: version.into() });
     }
-    Ok(ServerReport { name, version: version.into(), warnings: warnings(policy) })
+    Ok(ServerReport { name, version: version.into(), warnings: warnings(field(info, "maxmemory_policy")) })
 }
 
-fn warnings(policy: Option<&Reply>) -> Vec<String> {
-    let policy = match policy {
-        Some(Reply::List(pair)) => pair.get(1).and_then(Reply::as_text),
-        _ => None,
-    };
+fn warnings(policy: Option<&str>) -> Vec<String> {
     match policy {
         Some("noeviction") => Vec::new(),
         Some(policy) => vec![format!(
@@ -149,7 +144,7 @@ fn warnings(policy: Option<&Reply>) -> Vec<String> {
              set it to noeviction"
         )],
         None => {
-            vec!["maxmemory-policy is unknown, because CONFIG GET failed; it should be noeviction".into()]
+            vec!["maxmemory-policy is unknown, because INFO does not report it; it should be noeviction".into()]
         }
     }
 }
@@ -162,27 +157,23 @@ mod tests {
         Reply::Text(text.replace('\n', "\r\n").into_bytes())
     }
 
-    fn policy(name: &str) -> Reply {
-        Reply::List(vec![Reply::Text(b"maxmemory-policy".to_vec()), Reply::Text(name.into())])
-    }
-
     #[test]
     fn report_has_the_name_and_version_of_the_server() {
-        let redis = report(&info("# Server\nredis_version:7.0.15\nos:x"), Some(&policy("noeviction"))).unwrap();
+        let redis = report(&info("# Server\nredis_version:7.0.15\nos:x\nmaxmemory_policy:noeviction")).unwrap();
         assert_eq!((redis.name, redis.version.as_str(), redis.warnings.len()), ("Redis", "7.0.15", 0));
         let valkey = info("# Server\nredis_version:7.2.4\nserver_name:valkey\nvalkey_version:9.1.2");
-        let valkey = report(&valkey, Some(&policy("noeviction"))).unwrap();
+        let valkey = report(&valkey).unwrap();
         assert_eq!((valkey.name, valkey.version.as_str()), ("Valkey", "9.1.2"));
     }
 
     #[test]
     fn too_old_server_is_an_error_with_its_version() {
-        let old = report(&info("redis_version:6.2.14"), None).unwrap_err().to_string();
+        let old = report(&info("redis_version:6.2.14")).unwrap_err().to_string();
         assert!(old.contains("Redis 6.2.14 is too old") && old.contains("Redis 7.0"), "{old}");
-        let old = report(&info("redis_version:7.2.4\nvalkey_version:7.1.0"), None).unwrap_err().to_string();
+        let old = report(&info("redis_version:7.2.4\nvalkey_version:7.1.0")).unwrap_err().to_string();
         assert!(old.contains("Valkey 7.1.0 is too old"), "{old}");
-        assert!(matches!(report(&info("hello"), None), Err(ServerCheckError::Unknown)));
-        assert!(matches!(report(&info("redis_version:seven"), None), Err(ServerCheckError::Unknown)));
+        assert!(matches!(report(&info("hello")), Err(ServerCheckError::Unknown)));
+        assert!(matches!(report(&info("redis_version:seven")), Err(ServerCheckError::Unknown)));
     }
 
     #[test]
@@ -196,9 +187,9 @@ mod tests {
     #[test]
     fn policy_that_evicts_counters_gives_a_warning() {
         for name in ["allkeys-lru", "volatile-ttl", "allkeys-random", "volatile-lfu"] {
-            let report = report(&info("redis_version:7.0.15"), Some(&policy(name))).unwrap();
+            let report = report(&info(&format!("redis_version:7.0.15\nmaxmemory_policy:{name}"))).unwrap();
             assert!(report.warnings[0].contains(name) && report.warnings[0].contains("noeviction"));
         }
-        assert_eq!(report(&info("redis_version:7.0.15"), None).unwrap().warnings.len(), 1);
+        assert_eq!(report(&info("redis_version:7.0.15")).unwrap().warnings.len(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! The store on one Redis or Valkey server, or on a cluster.
+//! The store on one Redis or Valkey server, on a cluster, or on the master that Sentinels name.
 
 use std::fmt;
 use std::future::Future;
@@ -20,15 +20,17 @@ use tollgate_core::{
 use crate::cluster::Cluster;
 use crate::cluster::slot::slot_of_key;
 use crate::connection::{ConnectFuture, Connector, Stream};
+use crate::credentials::{Credentials, CredentialsError, SecretSource};
 use crate::fault::Fault;
 use crate::key::{Prefix, PrefixError};
 use crate::node::Node;
 use crate::reply::Reply;
 use crate::request::{Step, push_command};
 use crate::router::{Refused, Router, Servers, Width};
-use crate::tls::{Tls, TlsError};
+use crate::sentinel::Sentinels;
+use crate::tls::{Tls, TlsError, TlsOptions};
 use crate::url::{StoreUrl, UrlError};
-use crate::worker::{CallScope, Counters, STEPS_MAX, ServerKind, Work, WorkerSettings};
+use crate::worker::{CallScope, Counters, Replicas, STEPS_MAX, ServerKind, Work, WorkerSettings};
 use crate::{SCRIPT, server_check};
 
 /// Larger timeouts are reduced to this one, so that adding one to a time cannot overflow.
@@ -42,8 +44,8 @@ const PROBE_SUBJECTS_MAX: u32 = 200_000;
 /// If more callers wait, the server does not keep up, and waiting would not help.
 const QUEUE_LENGTH_DEFAULT: usize = 16_384;
 
-/// A store of counters on Redis or Valkey: on one server, or on the masters of a cluster. Cloning is cheap, and clones
-/// share the connections.
+/// A store of counters on Redis or Valkey: on one server, on the masters of a cluster, or on the master that Sentinels
+/// name. Cloning is cheap, and clones share the connections.
 ///
 /// Any number of tasks may use it at once. Checks that wait at the same moment are sent in one call, and the next call
 /// is sent before the reply to the previous one arrives. So a check takes its own round trip and about two milliseconds
@@ -72,6 +74,10 @@ pub struct RedisStoreBuilder {
     call_scope: CallScope,
     calls_across_slots: bool,
     trusted_pem: Option<Vec<u8>>,
+    tls: TlsOptions,
+    credentials: Credentials,
+    sentinel_credentials: Credentials,
+    replicas: Option<Replicas>,
     connector: Option<Connector>,
     clock: Option<Arc<dyn Clock>>,
 }
@@ -88,9 +94,13 @@ pub enum BuildError {
     /// The key prefix is invalid.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
-    /// The URL is `rediss://`, and the certificates given to [`RedisStoreBuilder::trust`] cannot be used.
+    /// The URL requires TLS, and the options given to [`RedisStoreBuilder::tls`] or the certificates given to
+    /// [`RedisStoreBuilder::trust`] cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// The user or the password cannot be read from its file or variable, or there is a user without a password.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
     /// The store was built outside a tokio runtime, which it needs for its background task.
     #[error("a Redis store must be built inside a tokio runtime")]
     NoRuntime,
@@ -110,8 +120,11 @@ pub struct RedisStats {
     /// The number of calls that the server rejected because it did not have the script cached. They were resent.
     pub scripts_sent: u64,
     /// The number of requests that a node of a cluster did not execute because it does not own the slot, or does not
-    /// serve it at the moment. They were sent again, unless their callers gave up.
+    /// serve it at the moment, and of requests that the old master did not execute during a failover. They were sent
+    /// again, unless their callers gave up.
     pub redirections: u64,
+    /// The number of times that the Sentinels named another master than before.
+    pub failovers: u64,
     /// The number of panics of the store's background tasks, which are restarted. Any panic is a bug in Tollgate.
     pub panics: u64,
 }
@@ -195,9 +208,70 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets certificate authorities to trust in addition to the system's, in PEM form. Defaults to none.
+    /// Sets the number of replicas that must have acknowledged a check, refund or redemption before its result is
+    /// returned. Defaults to 0: results are returned as soon as the master has them.
     ///
-    /// A second call replaces the first. Ignored for `redis://` URLs.
+    /// Replication is asynchronous. What the master has not sent to the promoted replica is lost in a failover, so up to
+    /// that many units may be admitted again. With this setting, an answered check is on `count` replicas, too. It costs
+    /// a round trip between the master and its replicas, during which the connection executes nothing else. If too few
+    /// replicas have acknowledged within `timeout`, the check fails with
+    /// [`StoreErrorKind::TimedOut`](tollgate_core::StoreErrorKind::TimedOut), although it was charged on the master.
+    /// `timeout` is rounded down to whole milliseconds, and is at least one. It should be shorter than the caller's
+    /// deadline. Bans, resets and [commands](RedisStore::command) do not wait.
+    #[must_use]
+    pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
+        self.replicas = Replicas::new(count, timeout);
+        self
+    }
+
+    /// Sets the place from which the user name for the Sentinels is read, at each connect. Defaults to none: the default
+    /// user of the Sentinels.
+    ///
+    /// The user and the password in a `redis+sentinel://` URL are those of the master. Ignored for other URLs.
+    #[must_use]
+    pub fn sentinel_username_from(mut self, source: SecretSource) -> Self {
+        self.sentinel_credentials.username = Some(source);
+        self
+    }
+
+    /// Sets the place from which the password for the Sentinels is read, at each connect. Defaults to none.
+    ///
+    /// The user and the password in a `redis+sentinel://` URL are those of the master. Ignored for other URLs.
+    #[must_use]
+    pub fn sentinel_password_from(mut self, source: SecretSource) -> Self {
+        self.sentinel_credentials.password = Some(source);
+        self
+    }
+
+    /// Sets how the store uses TLS. Defaults to the system's certificate authorities and no client certificate.
+    ///
+    /// A second call replaces the first. Ignored for URLs without TLS.
+    #[must_use]
+    pub fn tls(mut self, options: TlsOptions) -> Self {
+        self.tls = options;
+        self
+    }
+
+    /// Sets the place from which the user name is read, at each connect. Defaults to the user in the URL.
+    #[must_use]
+    pub fn username_from(mut self, source: SecretSource) -> Self {
+        self.credentials.username = Some(source);
+        self
+    }
+
+    /// Sets the place from which the password is read, at each connect. Defaults to the password in the URL.
+    ///
+    /// The store needs no restart when a password in a file changes: the next connection uses the new one.
+    #[must_use]
+    pub fn password_from(mut self, source: SecretSource) -> Self {
+        self.credentials.password = Some(source);
+        self
+    }
+
+    /// Sets certificate authorities to trust, in PEM form, besides the system's or those of
+    /// [`TlsOptions::ca_file`]. Defaults to none.
+    ///
+    /// A second call replaces the first. Ignored for URLs without TLS.
     #[must_use]
     pub fn trust(mut self, certificates_pem: impl Into<Vec<u8>>) -> Self {
         self.trusted_pem = Some(certificates_pem.into());
@@ -208,7 +282,7 @@ impl RedisStoreBuilder {
     ///
     /// The store calls the function for every attempt to connect. It then authenticates and selects the database as the
     /// URL says, but it does not encrypt: the function must do that if needed. For tests in virtual time, and for
-    /// tunnels to one server. For a cluster, use [`connector_to`](RedisStoreBuilder::connector_to).
+    /// tunnels to one server. For a cluster and for Sentinels, use [`connector_to`](RedisStoreBuilder::connector_to).
     #[must_use]
     pub fn connector<S, F>(self, connect: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
@@ -220,7 +294,8 @@ impl RedisStoreBuilder {
 
     /// Sets the function that opens connections, given the host and the port of the server.
     ///
-    /// Like [`connector`](RedisStoreBuilder::connector), for a cluster, whose nodes announce their addresses.
+    /// Like [`connector`](RedisStoreBuilder::connector), for a cluster, whose nodes announce their addresses, and for
+    /// Sentinels and the master that they name.
     #[must_use]
     pub fn connector_to<S, F>(mut self, connect: impl Fn(&str, u16) -> F + Send + Sync + 'static) -> Self
     where
@@ -244,37 +319,48 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Builds the store, and spawns its background tasks in the current tokio runtime: one per server, and for a cluster
-    /// one that keeps up with its topology.
+    /// Builds the store, and spawns its background tasks in the current tokio runtime: one per server and Sentinel, and
+    /// for a cluster one that keeps up with its topology.
     ///
     /// They connect now and reconnect whenever a connection is lost. They end after the store and all its clones are
     /// dropped. This method does not wait for the connection, and the server need not be up. For a `rediss://` URL,
-    /// it reads the system's trusted certificates from disk.
+    /// it reads the trusted certificates and the client certificate from disk. It also reads the user and the password if
+    /// they are in files.
     ///
     /// # Errors
-    /// Returns an error if the URL or the prefix is invalid, if the URL is `rediss://` and a certificate given to
-    /// [`trust`](RedisStoreBuilder::trust) cannot be used, or if no tokio runtime is running.
+    /// Returns an error if the URL or the prefix is invalid, if the URL is `rediss://` and its
+    /// [options](RedisStoreBuilder::tls) or a certificate given to [`trust`](RedisStoreBuilder::trust) cannot be used, if
+    /// the user or the password cannot be read, or if no tokio runtime is running.
     pub fn build(self) -> Result<RedisStore, BuildError> {
         let url = StoreUrl::parse(&self.url)?;
         let prefix = Prefix::new(&self.prefix)?;
-        let is_tls = match &url {
-            StoreUrl::Server(endpoint) => endpoint.is_tls,
-            StoreUrl::Cluster(seeds) => seeds.iter().any(|seed| seed.is_tls),
-        };
-        let tls = is_tls.then(|| Tls::new(self.trusted_pem.as_deref())).transpose()?;
+        let first = url.first();
+        let tls = first.is_tls.then(|| Tls::new(self.tls, self.trusted_pem)).transpose()?;
+        // Read again at each connect. An error now is clearer than one of every decision.
+        self.credentials.read(first)?;
+        if let StoreUrl::Sentinel(url) = &url {
+            self.sentinel_credentials.read(&url.sentinels[0])?;
+        }
         let runtime = Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
         let (call_scope, server_kind) = match (&url, self.call_scope) {
-            (StoreUrl::Server(_), CallScope::Server) => (CallScope::Server, ServerKind::Standalone),
-            (StoreUrl::Server(_), CallScope::Slot | CallScope::Node) => (CallScope::Slot, ServerKind::Master),
+            (StoreUrl::Server(_) | StoreUrl::Sentinel(_), CallScope::Server) => {
+                (CallScope::Server, ServerKind::Standalone)
+            }
+            (StoreUrl::Server(_) | StoreUrl::Sentinel(_), CallScope::Slot | CallScope::Node) => {
+                (CallScope::Slot, ServerKind::Master)
+            }
             (StoreUrl::Cluster(_), _) if self.calls_across_slots => (CallScope::Node, ServerKind::ClusterNode),
             (StoreUrl::Cluster(_), _) => (CallScope::Slot, ServerKind::ClusterNode),
         };
         let settings = Arc::new(WorkerSettings {
             tls,
+            credentials: Arc::new(self.credentials),
+            sentinel_credentials: Arc::new(self.sentinel_credentials),
             connector: self.connector,
             script: SCRIPT,
             server_kind,
             call_timeout: self.call_timeout,
+            replicas: self.replicas,
             clock: self.clock,
             counters: Counters::default(),
             refresh_wanted: Notify::new(),
@@ -287,19 +373,25 @@ impl RedisStoreBuilder {
             StoreUrl::Cluster(seeds) => {
                 Servers::Cluster(Cluster::spawn(seeds.clone(), settings.clone(), self.queue_length, runtime))
             }
+            StoreUrl::Sentinel(url) => {
+                Servers::Sentinel(Sentinels::spawn(url.clone(), settings.clone(), self.queue_length, runtime))
+            }
         };
-        let router = Router { url, call_scope, servers, settings };
+        let router = Router { url, call_scope, servers, settings, key_pattern: prefix.key_pattern() };
         Ok(RedisStore(Arc::new(Inner { router, prefix, reads_bans: self.reads_bans })))
     }
 }
 
 impl RedisStore {
-    /// Creates a builder with the default settings for the server or the cluster at `url`.
+    /// Creates a builder with the default settings for the server, the cluster or the Sentinels at `url`.
     ///
     /// The form is `redis://[user:password@]host[:port][/database]` for one server. For a cluster it is
     /// `redis+cluster://[user:password@]host[:port],host[:port],…` with some of its nodes; the others are found through
-    /// them. `rediss://` and `rediss+cluster://` use TLS. The port defaults to 6379, the database to 0. The URL is
-    /// validated by [`RedisStoreBuilder::build`].
+    /// them. For a master that Sentinels watch under a name it is
+    /// `redis+sentinel://[user:password@]host[:port],host[:port],…/NAME[/database]` with some of the Sentinels; user and
+    /// password are those of the master. `rediss://`, `rediss+cluster://` and `rediss+sentinel://` use TLS. The port
+    /// defaults to 6379, that of a Sentinel to 26379, and the database to 0. The URL is validated by
+    /// [`RedisStoreBuilder::build`].
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
         RedisStoreBuilder {
             url: url.into(),
@@ -310,6 +402,10 @@ impl RedisStore {
             call_scope: CallScope::default(),
             calls_across_slots: false,
             trusted_pem: None,
+            tls: TlsOptions::default(),
+            credentials: Credentials::default(),
+            sentinel_credentials: Credentials::default(),
+            replicas: None,
             connector: None,
             clock: None,
         }
@@ -333,6 +429,7 @@ impl RedisStore {
             connects: counters.connects.load(Ordering::Relaxed),
             scripts_sent: counters.scripts_sent.load(Ordering::Relaxed),
             redirections: counters.redirections.load(Ordering::Relaxed),
+            failovers: counters.failovers.load(Ordering::Relaxed),
             panics: counters.panics.load(Ordering::Relaxed),
         }
     }
@@ -350,10 +447,9 @@ impl RedisStore {
     pub async fn check_server(&self) -> Result<server_check::ServerReport, server_check::ServerCheckError> {
         let masters = self.0.router.masters().await?;
         let reports = join_all(masters.iter().map(|node| async {
-            let info = node.command(&["INFO", "server"]).await.map_err(|fault| fault.into_error(&node.endpoint))?;
-            // A restricted user may not be allowed to run this. The report then has a warning.
-            let policy = node.command(&["CONFIG", "GET", "maxmemory-policy"]).await.ok();
-            server_check::report(&info, policy.as_ref())
+            // All sections, because Redis before 7.0 takes only one name, and must be recognised as too old.
+            let info = node.command(&["INFO"]).await.map_err(|fault| fault.into_error(&node.endpoint))?;
+            server_check::report(&info)
         }));
         let named = masters.iter().map(|node| node.endpoint.to_string()).zip(reports.await);
         server_check::combine(named.collect())
@@ -582,12 +678,21 @@ impl Store for RedisStore {
     }
 
     /// Probes a server with a subject whose slot it owns. For the shard 0 of a cluster, to which slots without a known
-    /// owner belong, reads the topology instead.
+    /// owner belong, reads the topology instead. Likewise, asks the Sentinels while the master is not known.
     fn probe(&self, shard: ShardId) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            let Servers::Cluster(cluster) = &self.0.router.servers else {
-                let demand = Demand::probe();
-                return self.decide_all(&[Check::one(&demand)]).await.map(drop);
+            let cluster = match &self.0.router.servers {
+                Servers::Cluster(cluster) => cluster,
+                Servers::Sentinel(sentinels) if shard == ShardId::default() => {
+                    return sentinels.refreshed().await.map_err(|fault| self.error(fault));
+                }
+                Servers::Sentinel(sentinels) if sentinels.known_master().is_none_or(|master| master.id != shard) => {
+                    return Ok(());
+                }
+                Servers::One(_) | Servers::Sentinel(_) => {
+                    let demand = Demand::probe();
+                    return self.decide_all(&[Check::one(&demand)]).await.map(drop);
+                }
             };
             if shard == ShardId::default() {
                 return cluster.refreshed().await.map_err(|fault| self.error(fault));
@@ -689,7 +794,7 @@ impl Store for RedisStore {
         })
     }
 
-    /// Returns the URL of the server or the cluster, without user and password.
+    /// Returns the URL of the server, the cluster or the Sentinels, without user and password.
     fn address(&self) -> Option<String> {
         Some(self.0.router.url.to_string())
     }

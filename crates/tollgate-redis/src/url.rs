@@ -1,13 +1,16 @@
-//! The URL of a store: `redis://[user:password@]host[:port][/database]` for one server, or
-//! `redis+cluster://[user:password@]host[:port],host[:port],…` for a cluster.
+//! The URL of a store: `redis://[user:password@]host[:port][/database]` for one server,
+//! `redis+cluster://[user:password@]host[:port],host[:port],…` for a cluster, or
+//! `redis+sentinel://[user:password@]host[:port],host[:port],…/NAME[/database]` for a master that Sentinels watch.
 //!
-//! The hosts in a cluster URL are asked for the topology at the start. All nodes must accept the same credentials.
+//! The hosts in a cluster URL are asked for the topology at the start. All nodes must accept the same credentials. The
+//! hosts in a Sentinel URL are Sentinels. The user and the password are those of the master and its replicas.
 //!
 //! `Display` and `Debug` output and error messages never contain the user or the password.
 
 use std::fmt;
 
 const PORT_DEFAULT: u16 = 6379;
+const SENTINEL_PORT_DEFAULT: u16 = 26379;
 /// The largest accepted database number. Redis has 16 databases by default.
 const DATABASE_MAX: u32 = 65_535;
 
@@ -18,6 +21,19 @@ pub(crate) enum StoreUrl {
     Server(Endpoint),
     /// A cluster, with the nodes that are asked for its topology at the start; at least one.
     Cluster(Vec<Endpoint>),
+    /// The master that Sentinels know by a name.
+    Sentinel(SentinelUrl),
+}
+
+/// Sentinels, and the name and credentials of the master that they watch.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct SentinelUrl {
+    /// The Sentinels that are asked at the start; at least one. The URL has no credentials for them.
+    pub(crate) sentinels: Vec<Endpoint>,
+    /// The name under which the Sentinels know the master.
+    pub(crate) name: String,
+    /// The database, credentials and TLS setting of the master. The address is that of the first Sentinel, and is not used.
+    pub(crate) server: Endpoint,
 }
 
 /// A server: address, database, credentials, and whether to use TLS.
@@ -31,7 +47,7 @@ pub(crate) struct Endpoint {
     pub(crate) user: Option<String>,
     /// The password, decoded; `None` to connect without authentication.
     pub(crate) password: Option<String>,
-    /// Whether the scheme is `rediss` or `rediss+cluster`.
+    /// Whether the scheme is `rediss`, `rediss+cluster` or `rediss+sentinel`.
     pub(crate) is_tls: bool,
 }
 
@@ -41,7 +57,8 @@ pub(crate) struct Endpoint {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "{problem}; expected redis://[user:password@]host[:port][/database], redis+cluster://[user:password@]host[:port],… for a \
-     cluster, or rediss:// and rediss+cluster:// for TLS"
+     cluster, redis+sentinel://[user:password@]host[:port],…/NAME[/database] for Sentinels, or rediss://, rediss+cluster:// and \
+     rediss+sentinel:// for TLS"
 )]
 pub struct UrlError {
     problem: String,
@@ -53,11 +70,21 @@ impl UrlError {
     }
 }
 
+/// What the hosts of a URL are, according to its scheme.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hosts {
+    Server,
+    ClusterNodes,
+    Sentinels,
+}
+
 impl StoreUrl {
-    /// Parses `redis://[user:password@]host[:port][/database]` or `redis+cluster://[user:password@]host[:port],…`.
-    /// The schemes `rediss` and `rediss+cluster` use TLS.
+    /// Parses `redis://[user:password@]host[:port][/database]`, `redis+cluster://[user:password@]host[:port],…` or
+    /// `redis+sentinel://[user:password@]host[:port],…/NAME[/database]`. The schemes `rediss`, `rediss+cluster` and
+    /// `rediss+sentinel` use TLS.
     ///
-    /// The port defaults to 6379, the database to 0. User and password may be percent-encoded.
+    /// The port defaults to 6379, that of a Sentinel to 26379, and the database to 0. User and password may be
+    /// percent-encoded.
     ///
     /// # Errors
     /// Returns an error if the scheme is unknown, a part is missing or invalid, or the scheme requires TLS and the
@@ -66,23 +93,25 @@ impl StoreUrl {
         let Some((scheme, rest)) = url.split_once("://") else {
             return Err(UrlError::new("the store's URL has no scheme"));
         };
-        let (is_tls, is_cluster) = match scheme {
-            "redis" => (false, false),
-            "redis+cluster" => (false, true),
-            "rediss" | "rediss+cluster" if !cfg!(feature = "tls") => {
+        let (is_tls, hosts) = match scheme {
+            "redis" => (false, Hosts::Server),
+            "redis+cluster" => (false, Hosts::ClusterNodes),
+            "redis+sentinel" => (false, Hosts::Sentinels),
+            "rediss" | "rediss+cluster" | "rediss+sentinel" if !cfg!(feature = "tls") => {
                 return Err(UrlError::new(format!("{scheme}:// needs the feature `tls`")));
             }
-            "rediss" => (true, false),
-            "rediss+cluster" => (true, true),
+            "rediss" => (true, Hosts::Server),
+            "rediss+cluster" => (true, Hosts::ClusterNodes),
+            "rediss+sentinel" => (true, Hosts::Sentinels),
             // The message repeats the scheme only if it looks like one: otherwise it might contain a secret.
             other if other.len() <= 32 && other.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b)) => {
                 return Err(UrlError::new(format!("unknown scheme {other:?}")));
             }
             _ => return Err(UrlError::new("unknown scheme")),
         };
-        if is_cluster && rest.contains("://") {
+        if hosts != Hosts::Server && rest.contains("://") {
             return Err(UrlError::new(
-                "expected one URL; list the nodes of a cluster after one scheme, separated by commas",
+                "expected one URL; list the nodes of a cluster, or the Sentinels, after one scheme, separated by commas",
             ));
         }
         // The last `@` ends the password, which may itself contain one.
@@ -90,24 +119,57 @@ impl StoreUrl {
             Some((login, place)) => (Some(login), place),
             None => (None, rest),
         };
-        let (addresses, database) = match place.split_once('/') {
-            Some((addresses, database)) => (addresses, parse_database(database)?),
-            None => (place, 0),
-        };
+        let (addresses, path) = place.split_once('/').unwrap_or((place, ""));
         let (user, password) = parse_login(login)?;
-        let endpoint = |address: &str| {
-            let (host, port) = parse_address(address)?;
+        let endpoint = |address: &str, port_default: u16, database: u32| {
+            let (host, port) = parse_address(address, port_default)?;
             Ok(Endpoint { host, port, database, user: user.clone(), password: password.clone(), is_tls })
         };
-        match is_cluster {
-            true if database != 0 => Err(UrlError::new("a cluster has only database 0")),
-            true => Ok(StoreUrl::Cluster(addresses.split(',').map(endpoint).collect::<Result<_, _>>()?)),
-            false if addresses.contains(',') => {
-                Err(UrlError::new("a URL with several hosts must begin with redis+cluster:// or rediss+cluster://"))
+        match hosts {
+            Hosts::Server if addresses.contains(',') => Err(UrlError::new(
+                "a URL with several hosts must begin with redis+cluster://, redis+sentinel://, rediss+cluster:// or \
+                 rediss+sentinel://",
+            )),
+            Hosts::Server => Ok(StoreUrl::Server(endpoint(addresses, PORT_DEFAULT, parse_database(path)?)?)),
+            Hosts::ClusterNodes => {
+                if parse_database(path)? != 0 {
+                    return Err(UrlError::new("a cluster has only database 0"));
+                }
+                let nodes = addresses.split(',').map(|address| endpoint(address, PORT_DEFAULT, 0));
+                Ok(StoreUrl::Cluster(nodes.collect::<Result<_, _>>()?))
             }
-            false => Ok(StoreUrl::Server(endpoint(addresses)?)),
+            Hosts::Sentinels => {
+                let (name, database) = path.split_once('/').unwrap_or((path, ""));
+                let (name, database) = (parse_master_name(name)?, parse_database(database)?);
+                let servers = addresses.split(',').map(|address| endpoint(address, SENTINEL_PORT_DEFAULT, database));
+                let servers: Vec<Endpoint> = servers.collect::<Result<_, _>>()?;
+                let server = servers[0].clone();
+                let without_login = |server| Endpoint { database: 0, user: None, password: None, ..server };
+                let sentinels = servers.into_iter().map(without_login).collect();
+                Ok(StoreUrl::Sentinel(SentinelUrl { sentinels, name, server }))
+            }
         }
     }
+
+    /// Returns the server, or the first node. All nodes of a cluster have the same credentials and use of TLS. For
+    /// Sentinels, returns the credentials of the master; its address is not known.
+    pub(crate) fn first(&self) -> &Endpoint {
+        match self {
+            StoreUrl::Server(endpoint) => endpoint,
+            StoreUrl::Cluster(seeds) => &seeds[0],
+            StoreUrl::Sentinel(url) => &url.server,
+        }
+    }
+}
+
+/// Parses the name of a master: letters, digits, `.`, `-` and `_`, as in the configuration of a Sentinel.
+fn parse_master_name(text: &str) -> Result<String, UrlError> {
+    if text.is_empty() {
+        return Err(UrlError::new("the name of the master is missing after the Sentinels"));
+    }
+    let is_valid = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+    let problem = "the name of the master may have letters, digits, `.`, `-` and `_`";
+    is_valid.then(|| text.to_owned()).ok_or_else(|| UrlError::new(problem))
 }
 
 /// Parses a database number from 0 to 65,535; an empty text is 0.
@@ -119,12 +181,12 @@ fn parse_database(text: &str) -> Result<u32, UrlError> {
     number.ok_or_else(|| UrlError::new(format!("the database must be a number from 0 to {DATABASE_MAX}")))
 }
 
-/// Parses `host[:port]` or `[IPv6][:port]`. Returns the host, without brackets, and the port, which defaults to 6379.
+/// Parses `host[:port]` or `[IPv6][:port]`. Returns the host, without brackets, and the port or its default.
 ///
 /// # Errors
 /// Returns an error if the host is missing or has an invalid character, a bracket is not closed, or the port is not 1
 /// to 65535.
-fn parse_address(text: &str) -> Result<(String, u16), UrlError> {
+fn parse_address(text: &str, port_default: u16) -> Result<(String, u16), UrlError> {
     let (host, port) = match text.strip_prefix('[') {
         Some(v6) => {
             let (host, rest) = v6.split_once(']').ok_or_else(|| UrlError::new("`[` without `]` in the host"))?;
@@ -145,7 +207,7 @@ fn parse_address(text: &str) -> Result<(String, u16), UrlError> {
         return Err(UrlError::new("the host contains an invalid character"));
     }
     let port = match port {
-        None => PORT_DEFAULT,
+        None => port_default,
         Some(port) => {
             let number = port.parse().ok().filter(|&port: &u16| port > 0);
             number.ok_or_else(|| UrlError::new("the port must be a number from 1 to 65535"))?
@@ -192,27 +254,29 @@ fn unescape(text: &str) -> Result<String, UrlError> {
 /// Formats the URL for error messages: without user and password.
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seeds = match self {
+        let (kind, hosts) = match self {
             StoreUrl::Server(endpoint) => return endpoint.fmt(f),
-            StoreUrl::Cluster(seeds) => seeds,
+            StoreUrl::Cluster(seeds) => ("cluster", seeds),
+            StoreUrl::Sentinel(url) => ("sentinel", &url.sentinels),
         };
-        let is_tls = seeds.first().is_some_and(|seed| seed.is_tls);
-        f.write_str(if is_tls { "rediss+cluster://" } else { "redis+cluster://" })?;
-        for (index, seed) in seeds.iter().enumerate() {
-            write!(f, "{}{}", if index == 0 { "" } else { "," }, seed.address())?;
+        write!(f, "{}+{kind}://", if self.first().is_tls { "rediss" } else { "redis" })?;
+        for (index, host) in hosts.iter().enumerate() {
+            write!(f, "{}{}", if index == 0 { "" } else { "," }, host.address())?;
         }
-        Ok(())
+        match self {
+            StoreUrl::Sentinel(SentinelUrl { name, server, .. }) if server.database != 0 => {
+                write!(f, "/{name}/{}", server.database)
+            }
+            StoreUrl::Sentinel(SentinelUrl { name, .. }) => write!(f, "/{name}"),
+            StoreUrl::Server(_) | StoreUrl::Cluster(_) => Ok(()),
+        }
     }
 }
 
 /// Formats the URL as [`fmt::Display`] does, with `***@` in place of the user and the password.
 impl fmt::Debug for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let endpoint = match self {
-            StoreUrl::Server(endpoint) => Some(endpoint),
-            StoreUrl::Cluster(seeds) => seeds.first(),
-        };
-        fmt_masked(f, &self.to_string(), endpoint.is_some_and(|endpoint| endpoint.password.is_some()))
+        fmt_masked(f, &self.to_string(), self.first().password.is_some())
     }
 }
 
@@ -279,6 +343,20 @@ mod tests {
     }
 
     #[test]
+    fn sentinels_have_a_port_of_their_own_and_no_credentials() {
+        let Ok(StoreUrl::Sentinel(url)) =
+            StoreUrl::parse("redis+sentinel://ann:pw@10.0.0.1:7000,example.org,[::1]/my-master.1/3")
+        else {
+            panic!("Sentinels");
+        };
+        let places: Vec<String> = url.sentinels.iter().map(Endpoint::address).collect();
+        assert_eq!(places, ["10.0.0.1:7000", "example.org:26379", "[::1]:26379"]);
+        assert!(url.sentinels.iter().all(|sentinel| sentinel.password.is_none() && sentinel.database == 0));
+        assert_eq!((url.name.as_str(), url.server.database), ("my-master.1", 3));
+        assert_eq!((url.server.user.as_deref(), url.server.password.as_deref()), (Some("ann"), Some("pw")));
+    }
+
+    #[test]
     fn missing_parts_have_defaults() {
         let plain = endpoint("redis://example.org");
         assert_eq!((plain.host.as_str(), plain.port, plain.database, plain.is_tls), ("example.org", 6379, 0, false));
@@ -321,6 +399,15 @@ mod tests {
             "redis+cluster://a/1",
             "redis+cluster://a,redis://:hunter2@b",
             "redis+cluster://a,redis://b",
+            "redis+sentinel://a",
+            "redis+sentinel://a/",
+            "redis+sentinel:///main",
+            "redis+sentinel://a,/main",
+            "redis+sentinel://a/ma in",
+            "redis+sentinel://a/main/x",
+            "redis+sentinel://a/main/1/2",
+            "redis+sentinel://:hunter2@a,redis://b/main",
+            "redis+sentinel://a/main,redis+sentinel://:hunter2@b/main",
         ];
         for url in urls {
             let error = StoreUrl::parse(url).expect_err(url).to_string();
@@ -337,6 +424,12 @@ mod tests {
             ("redis://:hunter2@[::1]:7000", "redis://[::1]:7000", "redis://***@[::1]:7000"),
             ("redis+cluster://a,b:7", "redis+cluster://a:6379,b:7", "redis+cluster://a:6379,b:7"),
             ("rediss+cluster://:hunter2@[::1]", "rediss+cluster://[::1]:6379", "rediss+cluster://***@[::1]:6379"),
+            ("redis+sentinel://a,b:7/main", "redis+sentinel://a:26379,b:7/main", "redis+sentinel://a:26379,b:7/main"),
+            (
+                "rediss+sentinel://:hunter2@a/main/3",
+                "rediss+sentinel://a:26379/main/3",
+                "rediss+sentinel://***@a:26379/main/3",
+            ),
         ] {
             let url = StoreUrl::parse(url).unwrap();
             assert_eq!((url.to_string().as_str(), format!("{url:?}").as_str()), (display, debug));

@@ -23,7 +23,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -32,6 +32,7 @@ use tollgate_core::{Clock, Decision, Redeemed, StoreErrorKind as Kind};
 
 use self::session::Session;
 use crate::connection::{Connection, Connector};
+use crate::credentials::Credentials;
 use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::Step;
@@ -39,7 +40,10 @@ use crate::tls::Tls;
 use crate::url::Endpoint;
 
 mod batch;
+mod replicas;
 mod session;
+
+pub(crate) use replicas::Replicas;
 
 /// The maximum number of checks, or of refunds, in one call. A larger call delays others and saves nothing more.
 pub(crate) const STEPS_MAX: usize = 128;
@@ -103,6 +107,7 @@ pub(crate) struct Counters {
     pub(crate) connects: AtomicU64,
     pub(crate) scripts_sent: AtomicU64,
     pub(crate) redirections: AtomicU64,
+    pub(crate) failovers: AtomicU64,
     pub(crate) panics: AtomicU64,
 }
 
@@ -112,12 +117,18 @@ pub(crate) struct Worker {
     pub(crate) settings: Arc<WorkerSettings>,
     /// The number of requests that this worker has sent.
     calls: AtomicU64,
+    /// Whether nothing more may be sent, because another server is the master.
+    is_left: Arc<AtomicBool>,
 }
 
 /// What all workers of a store share.
 pub(crate) struct WorkerSettings {
     /// The TLS configuration; `None` for connections without TLS.
     pub(crate) tls: Option<Tls>,
+    /// The user and the password, where they are not those of the URL.
+    pub(crate) credentials: Arc<Credentials>,
+    /// The credentials of Sentinels.
+    pub(crate) sentinel_credentials: Arc<Credentials>,
     /// Opens the stream to a server; `None` for TCP to the endpoint.
     pub(crate) connector: Option<Connector>,
     /// The source of the script.
@@ -126,10 +137,13 @@ pub(crate) struct WorkerSettings {
     pub(crate) server_kind: ServerKind,
     /// The timeout of one call, and of one attempt to connect.
     pub(crate) call_timeout: Duration,
+    /// How many replicas must acknowledge a call; `None` if none must.
+    pub(crate) replicas: Option<Replicas>,
     /// The clock by which calls are decided; `None` for the server's.
     pub(crate) clock: Option<Arc<dyn Clock>>,
     pub(crate) counters: Counters,
-    /// Notified when the slot map of a cluster may be outdated: a connection was lost, or a slot has moved.
+    /// Notified when the slot map of a cluster, or the master that Sentinels have named, may be outdated: a connection
+    /// was lost, or a slot has moved.
     pub(crate) refresh_wanted: Notify,
 }
 
@@ -142,11 +156,18 @@ pub(crate) enum ServerKind {
     Master,
     /// A node of a cluster, master or replica: a node that does not own a slot redirects its callers.
     ClusterNode,
+    /// A Sentinel, which holds no keys.
+    Sentinel,
 }
 
 impl Worker {
-    pub(crate) fn new(endpoint: Endpoint, settings: Arc<WorkerSettings>) -> Worker {
-        Worker { endpoint, settings, calls: AtomicU64::new(0) }
+    pub(crate) fn new(endpoint: Endpoint, settings: Arc<WorkerSettings>, is_left: Arc<AtomicBool>) -> Worker {
+        Worker { endpoint, settings, calls: AtomicU64::new(0), is_left }
+    }
+
+    /// Returns whether nothing more may be sent, because another server is the master.
+    fn is_left(&self) -> bool {
+        self.is_left.load(Ordering::Acquire)
     }
 
     /// Counts a request that is sent.
@@ -157,13 +178,19 @@ impl Worker {
 
     /// Connects, sends the work in the queue to the server, and reconnects when the connection is lost.
     ///
-    /// Returns when the queue is closed and its work is done: the store and all its clones were dropped. After a failed
+    /// Returns when the queue is closed and its work is done: the store and all its clones were dropped. Also returns when
+    /// the server is [left](crate::node::Node::leave), and then fails all work that was not sent. After a failed
     /// attempt to connect, or if the server closes a new connection within 200 ms and before a call, all work fails
     /// with that fault for a pause of 50 ms to 300 ms.
     pub(crate) async fn run(&self, queue: &mut mpsc::Receiver<Work>) {
         let mut backlog = VecDeque::new();
         let mut pause = PAUSE_FIRST;
         loop {
+            if self.is_left() {
+                queue.close();
+                fail_unsent(queue, &mut backlog);
+                return;
+            }
             let fault = match self.connect().await {
                 Ok(connection) => {
                     let (connected_at, calls_before) = (Instant::now(), self.calls.load(Ordering::Relaxed));
@@ -182,6 +209,9 @@ impl Worker {
                 Err(fault) => fault,
             };
             self.settings.refresh_wanted.notify_one();
+            if self.is_left() {
+                continue;
+            }
             backlog.drain(..).for_each(|work| fail(work, &fault));
             // Up to half as long again, so that many nodes do not reconnect at the same instant.
             let jittered = pause.mul_f64(1.0 + fastrand::f64() / 2.0);
@@ -195,20 +225,21 @@ impl Worker {
     async fn connect(&self) -> Result<Connection, Fault> {
         self.settings.counters.connects.fetch_add(1, Ordering::Relaxed);
         let until = Instant::now() + self.settings.call_timeout;
-        let open = Connection::open(&self.endpoint, &self.settings, until);
+        let open = Connection::open(&self.endpoint, &self.settings, self.settings.server_kind, until);
         timeout_at(until, open).await.unwrap_or_else(|_| {
             let message = format!("no connection within {:?}", self.settings.call_timeout);
             Err(Fault::new(Kind::Unreachable, message))
         })
     }
 
-    /// Waits for `pause` and sends `fault` to the callers of all work that arrives meanwhile.
+    /// Waits for `pause` and sends `fault` to the callers of all work that arrives meanwhile; [`Fault::left`] if the
+    /// server is left.
     ///
     /// Returns `Open` after the pause, or `Closed` early if the queue is closed.
     async fn fail_work_for(&self, pause: Duration, queue: &mut mpsc::Receiver<Work>, fault: &Fault) -> QueueState {
         let fail_all = async {
             while let Some(work) = queue.recv().await {
-                fail(work, fault);
+                if self.is_left() { fail(work, &Fault::left()) } else { fail(work, fault) }
             }
         };
         match timeout(pause, fail_all).await {
@@ -227,6 +258,14 @@ enum QueueState {
 impl QueueState {
     fn is_closed(&self) -> bool {
         matches!(self, QueueState::Closed)
+    }
+}
+
+/// Fails the work of a server that is left, in `backlog` and in `queue`.
+fn fail_unsent(queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) {
+    backlog.drain(..).for_each(|work| fail(work, &Fault::left()));
+    while let Ok(work) = queue.try_recv() {
+        fail(work, &Fault::left());
     }
 }
 

@@ -69,6 +69,11 @@ pub struct Bounds {
     pub together: Option<u64>,
     /// Whether checks may be admitted without counting, as `on_failure = "allow"` does.
     pub uncounted: bool,
+    /// The most units of one counter that the store may have lost in a failover, or charged without an answer.
+    ///
+    /// The store may then have admitted that much above the quota, and its counts may differ by that much from the
+    /// history. Waits are not verified. `None` is 0.
+    pub lost: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -252,7 +257,7 @@ impl History {
         }
         for (number, counter) in self.counters.iter_mut().enumerate() {
             reported::verify(number, counter, &mut report);
-            counter::verify(number, counter, &mut report);
+            counter::verify(number, counter, bounds.lost.unwrap_or(0), &mut report);
             witness::verify(number, counter, bounds, &mut report);
             cached::verify(number, counter, &mut report);
         }

@@ -1,6 +1,8 @@
 //! Test tools of Tollgate: oracle, conformance suite, history checker, real and simulated servers, fault injection.
 
+pub mod certificates;
 pub mod conformance;
+pub mod fake_sentinel;
 pub mod fault;
 pub mod fuzz;
 pub mod history;

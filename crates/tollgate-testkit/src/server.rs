@@ -35,6 +35,7 @@ use std::thread;
 use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 use tempfile::TempDir;
 
+use crate::certificates::{Authority, Identity};
 use crate::poll::poll;
 use process::Process;
 
@@ -42,12 +43,14 @@ pub use brand::Brand;
 pub use cluster::{Cluster, SLOTS, SharedCluster};
 pub use port::free as free_port;
 pub use resp::{Connection, Reply};
+pub use sentinel::{MASTER_NAME, SentinelGroup, SharedSentinelGroup};
 
 mod brand;
 mod cluster;
 mod port;
 mod process;
 mod resp;
+mod sentinel;
 #[cfg(test)]
 mod tests;
 
@@ -60,14 +63,26 @@ const LOG_LINES_SHOWN: usize = 40;
 #[derive(Clone, Debug)]
 pub struct Config {
     brand: Brand,
+    mode: Mode,
     settings: Vec<(String, String)>,
     environment: Vec<(String, String)>,
+    has_tls: bool,
+}
+
+/// What the server's binary is started as.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mode {
+    /// A server with keys.
+    Server,
+    /// A Sentinel, which writes what it learns into its configuration file.
+    Sentinel,
 }
 
 impl Config {
     /// Creates a configuration without persistence and with the DEBUG command enabled.
     pub fn new(brand: Brand) -> Config {
-        let config = Config { brand, settings: Vec::new(), environment: Vec::new() };
+        let (settings, environment) = (Vec::new(), Vec::new());
+        let config = Config { brand, mode: Mode::Server, settings, environment, has_tls: false };
         config
             .set("save", "\"\"")
             .set("appendonly", "no")
@@ -92,6 +107,31 @@ impl Config {
         self
     }
 
+    /// Makes the server listen for TLS on a port of its own too, as `identity`. Clients need a certificate of `authority`.
+    ///
+    /// `tls-auth-clients` can be [set](Config::set) to `no` afterwards. Only Redis is built with TLS here, not Valkey.
+    #[must_use]
+    pub fn tls(mut self, authority: &Authority, identity: &Identity) -> Config {
+        self.has_tls = true;
+        let path = |path: &Path| path.display().to_string();
+        self.set("tls-cert-file", &path(&identity.cert_file))
+            .set("tls-key-file", &path(&identity.key_file))
+            .set("tls-ca-cert-file", &path(authority.file()))
+            .set("tls-auth-clients", "yes")
+    }
+
+    /// Adds a user with these rules, such as `~* +@all`, and disables the default user.
+    ///
+    /// The commands of the harness and the replication of a cluster use another user, which may do everything.
+    #[must_use]
+    pub fn only_user(self, name: &str, password: &str, rules: &str) -> Config {
+        self.set("user", "harness on >harness ~* &* +@all")
+            .set("user", "default off")
+            .set("user", &format!("{name} on >{password} {rules}"))
+            .set("masteruser", "harness")
+            .set("masterauth", "harness")
+    }
+
     /// Enables persistence: acknowledged writes survive [`Server::kill9`] and [`Server::restart`].
     ///
     /// The append-only file is written before the reply is sent, and the kernel keeps what a killed process has
@@ -109,9 +149,10 @@ impl Config {
     pub fn start(self) -> Server {
         let binary = self.brand.binary().unwrap_or_else(|problem| panic!("{problem}"));
         let dir = TempDir::with_prefix("tollgate-").expect("a temporary directory");
-        let mut server = Server { config: self, binary, dir, port: 0, process: Mutex::default() };
+        let mut server = Server { config: self, binary, dir, port: 0, tls_port: None, process: Mutex::default() };
         for _ in 0..PORTS_TRIED_MAX {
             server.port = port::free();
+            server.tls_port = server.config.has_tls.then(port::free);
             if server.launch() {
                 server.wait_until_serving();
                 return server;
@@ -121,8 +162,11 @@ impl Config {
     }
 
     /// Returns the text of the configuration file: the port and directory, then the lines of [`set`](Config::set).
-    fn file(&self, port: u16, dir: &Path) -> String {
+    fn file(&self, port: u16, tls_port: Option<u16>, dir: &Path) -> String {
         let mut file = format!("bind 127.0.0.1\nport {port}\ndir {}\n", dir.display());
+        if let Some(tls_port) = tls_port {
+            file.push_str(&format!("tls-port {tls_port}\n"));
+        }
         for (name, value) in &self.settings {
             file.push_str(&format!("{name} {value}\n"));
         }
@@ -146,6 +190,7 @@ pub struct Server {
     binary: PathBuf,
     dir: TempDir,
     port: u16,
+    tls_port: Option<u16>,
     process: Mutex<Option<Process>>,
 }
 
@@ -176,6 +221,14 @@ impl Server {
         self.port
     }
 
+    /// Returns the port on 127.0.0.1 that requires TLS.
+    ///
+    /// # Panics
+    /// If the server was configured without [`Config::tls`].
+    pub fn tls_port(&self) -> u16 {
+        self.tls_port.expect("a server with TLS")
+    }
+
     /// Returns the address: 127.0.0.1 and the port.
     pub fn addr(&self) -> SocketAddr {
         ([127, 0, 0, 1], self.port).into()
@@ -199,7 +252,8 @@ impl Server {
         String::from_utf8_lossy(&fs::read(self.log_path()).unwrap_or_default()).into_owned()
     }
 
-    /// Opens a new connection, authenticated if `requirepass` is set.
+    /// Opens a new connection, authenticated if `requirepass` is set or the default user is
+    /// [disabled](Config::only_user).
     ///
     /// # Errors
     /// If the server does not accept the connection or does not reply to AUTH. An error reply to AUTH is ignored.
@@ -207,6 +261,9 @@ impl Server {
         let mut connection = Connection::open(self.addr())?;
         if let Some(password) = self.config.setting("requirepass") {
             connection.call(&["AUTH", password])?;
+        }
+        if let (Some(user), Some(password)) = (self.config.setting("masteruser"), self.config.setting("masterauth")) {
+            connection.call(&["AUTH", user, password])?;
         }
         Ok(connection)
     }
@@ -282,24 +339,35 @@ impl Server {
         assert!(poll(|| self.launch()), "port {} is in use by another process\n{}", self.port, self.log_end());
     }
 
-    /// Starts the process and waits until its log says that it listens. Returns `true` then, and `false` if its port is
+    /// Starts the process and waits until its log says that it listens. A Sentinel is started with the configuration that
+    /// it has written itself, if any. Returns `true` then, and `false` if its port is
     /// in use.
     ///
     /// # Panics
     /// If the process exits for another reason, or does not listen within about 30 seconds.
     fn launch(&self) -> bool {
         let config_path = self.dir.path().join("server.conf");
-        fs::write(&config_path, self.config.file(self.port, self.dir.path())).expect("a writable temporary directory");
+        let (mode, ready) = match self.config.mode {
+            Mode::Server => (None, "Server initialized"),
+            Mode::Sentinel => (Some("--sentinel"), "Sentinel ID is"),
+        };
+        let file = self.config.file(self.port, self.tls_port, self.dir.path());
+        let has_own_file =
+            mode.is_some() && fs::read_to_string(&config_path).is_ok_and(|own| own.contains(&self.line()));
+        if !has_own_file {
+            fs::write(&config_path, file).expect("a writable temporary directory");
+        }
         let log =
             OpenOptions::new().create(true).append(true).open(self.log_path()).expect("a writable temporary directory");
         let logged_before = self.log().len();
-        let mut process = Process::start(&self.binary, &config_path, &self.config.environment, log, self.dir.path());
+        let mut process =
+            Process::start(&self.binary, (&config_path, mode), &self.config.environment, log, self.dir.path());
 
         let mut exited = None;
         let settled = poll(|| {
             // Check for the exit first: the log is then complete.
             exited = process.child.try_wait().expect("a child of ours");
-            exited.is_some() || self.log()[logged_before..].contains("Server initialized")
+            exited.is_some() || self.log()[logged_before..].contains(ready)
         });
         let log = self.log()[logged_before..].to_owned();
         match exited {
@@ -309,6 +377,11 @@ impl Server {
             None => panic!("{} does not listen on port {}\n{log}", self.binary.display(), self.port),
         }
         true
+    }
+
+    /// Returns the line of the configuration file that has the port.
+    fn line(&self) -> String {
+        format!("port {}\n", self.port)
     }
 
     /// Waits until the server answers PING with anything but LOADING, such as PONG or an error.

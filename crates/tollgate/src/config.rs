@@ -78,7 +78,7 @@ pub use span::Span;
 pub use types::Config;
 pub use watch::RulesWatcher;
 pub(crate) use {
-    forms::{AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreUrl},
+    forms::{AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreEntry, StoreUrl},
     span::Spanned,
     types::{
         AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Exempt, Jwt, JwtAlgorithm, KeySources, LimitTable,

@@ -84,7 +84,8 @@ pub use layer::RateLimitLayer;
 #[cfg(feature = "redis")]
 pub use limiter::StoreUrlError;
 pub use limiter::{
-    CheckOptions, EachDecision, Limiter, LimiterBuilder, LimiterStats, NotReady, PartialDecision, StoreServer,
+    CheckOptions, ClusterLocation, EachDecision, Limiter, LimiterBuilder, LimiterStats, NotReady, PartialDecision,
+    StoreServer,
 };
 pub use observe::Observer;
 #[cfg(feature = "rules")]

@@ -33,8 +33,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::{
-    Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Shard, ShardId, Source, Store, StoreError,
-    StoreErrorKind, SystemClock, Wait,
+    Atomicity, Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Shard, ShardId, Source, Store,
+    StoreError, StoreErrorKind, SystemClock, Wait,
 };
 
 pub use self::each_decision::{EachDecision, PartialDecision};
@@ -117,10 +117,21 @@ pub struct StoreServer {
     pub breaker_open: bool,
 }
 
+/// Where a cluster holds the counters of a subject, as [`Limiter::locate`] returns it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct ClusterLocation {
+    /// The address of the node, such as `redis://127.0.0.1:6379`, without user and password. `None` if no node is known
+    /// to own the slot.
+    pub node: Option<String>,
+    /// The hash slot.
+    pub slot: u32,
+}
+
 /// The error returned if a URL names no store, or if a Redis store cannot be built.
 #[cfg(feature = "redis")]
 #[derive(Debug, thiserror::Error)]
-#[error("{0}, or `memory`")]
+#[error("{0}{or_memory}", or_memory = if matches!(.0, tollgate_redis::BuildError::Url(_)) { ", or `memory`" } else { "" })]
 pub struct StoreUrlError(tollgate_redis::BuildError);
 
 #[cfg(feature = "redis")]
@@ -150,8 +161,10 @@ impl LimiterBuilder {
         LimiterBuilder { store: Some(store), ..self }
     }
 
-    /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` for one server, or
-    /// `redis+cluster://[user:password@]host[:port],…` for a cluster; with `rediss` for TLS.
+    /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` for one server,
+    /// `redis+cluster://[user:password@]host[:port],…` for a cluster, or
+    /// `redis+sentinel://[user:password@]host[:port],…/NAME[/database]` for the master that Sentinels name; with `rediss`
+    /// for TLS.
     ///
     /// A Redis store connects in a background task on the current tokio runtime. This does not wait for it, and the
     /// server may be down. Checks read the bans on their subjects. `memory` removes a shared store that was set before.
@@ -555,9 +568,10 @@ impl Limiter {
         }
     }
 
-    /// Returns the servers that hold the counters of the shared store: one, or the masters of a cluster.
+    /// Returns the servers that hold the counters of the shared store: one, the masters of a cluster, or the master that
+    /// Sentinels name.
     ///
-    /// Empty without a shared store, and while the nodes of a cluster are not known.
+    /// Empty without a shared store, and while the nodes of a cluster, or the master, are not known.
     pub fn servers(&self) -> Vec<StoreServer> {
         match &self.0.backend {
             Backend::Memory(_) => Vec::new(),
@@ -567,6 +581,22 @@ impl Limiter {
                 shared.store().shards().into_iter().map(server).collect()
             }
         }
+    }
+
+    /// Returns where the shared store holds the counters of a subject. `None` if the store is not a cluster.
+    ///
+    /// Does no I/O: a node is known after the first call to the store.
+    pub fn locate(&self, subject: &[u8]) -> Option<ClusterLocation> {
+        let Backend::Shared(shared) = &self.0.backend else { return None };
+        let store = shared.store();
+        let location = store.locate(subject);
+        let servers = store.shards();
+        // The only server of a store has the id 0.
+        if store.atomicity() == Atomicity::Check || servers.iter().any(|server| server.id == ShardId::default()) {
+            return None;
+        }
+        let node = servers.into_iter().find(|server| server.id == location.shard).and_then(|server| server.address);
+        Some(ClusterLocation { node, slot: location.partition })
     }
 
     /// Returns whether all counters are in this process, so that every decision is ready at its first poll.

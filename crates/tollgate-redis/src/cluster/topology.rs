@@ -20,6 +20,8 @@ use crate::reply::Reply;
 pub(super) struct SlotRange {
     pub(super) slots: Range<usize>,
     pub(super) owner: Target,
+    /// The id of the owner, which no other node of any cluster has. Empty if the reply has none.
+    pub(super) owner_id: String,
     pub(super) replicas: Vec<Target>,
 }
 
@@ -41,10 +43,14 @@ fn range(reply: &Reply) -> Option<SlotRange> {
     let Reply::List(fields) = reply else { return None };
     let [Reply::Integer(first), Reply::Integer(last), nodes @ ..] = &fields[..] else { return None };
     let slots = usize::try_from(*first).ok()?..usize::try_from(*last).ok()?.checked_add(1)?;
+    let owner_id = match nodes.first() {
+        Some(Reply::List(owner)) => owner.get(2).and_then(Reply::as_text).unwrap_or_default().to_owned(),
+        _ => String::new(),
+    };
     let mut nodes = nodes.iter().map(address);
     let owner = nodes.next()??;
     let replicas = nodes.collect::<Option<_>>()?;
-    (slots.start < slots.end && slots.end <= SLOTS).then_some(SlotRange { slots, owner, replicas })
+    (slots.start < slots.end && slots.end <= SLOTS).then_some(SlotRange { slots, owner, owner_id, replicas })
 }
 
 fn address(reply: &Reply) -> Option<Target> {
@@ -85,7 +91,7 @@ mod tests {
         ]);
         let range = |slots, host: Option<&str>, port| {
             let owner = Target { host: host.map(str::to_owned), port };
-            SlotRange { slots, owner: owner.clone(), replicas: vec![owner] }
+            SlotRange { slots, owner: owner.clone(), owner_id: "id".into(), replicas: vec![owner] }
         };
         let expected = vec![
             range(0..5461, Some("10.0.0.1"), 7000),

@@ -22,6 +22,12 @@
 //! **`ASKING`** makes a node execute the next command although it does not own the slot yet. It is sent right before the
 //! call, also when the call is resent, and its own reply is skipped.
 //!
+//! **`WAIT`** makes the server reply when enough replicas have acknowledged what this connection has written. If the store
+//! [requires replicas](crate::RedisStoreBuilder::replicas), it is sent after the calls of each batch, and the results are
+//! held until its reply arrives. If too few replicas have acknowledged in time, the callers get an error: their checks
+//! were charged, but a failover may lose that. The server executes nothing else on this connection meanwhile, so there
+//! is one batch per round trip to the replicas. Not more than two batches are in flight then, and batches grow instead.
+//!
 //! **One timer.** It ticks every millisecond while calls are in flight. At each tick the worker takes what has come
 //! into the queue, and sends it if it is due. The tick also detects calls that take too long. No timer is set per check
 //! or per call, and callers do not wake the worker unless they may fill the second batch.
@@ -37,6 +43,9 @@
 //! **A server that became a replica** (`READONLY`) must not be used any more, but the order of its replies is not in
 //! doubt. So nothing more is sent, and the calls in flight get their own replies, which usually say that they were not
 //! executed. Then the session ends.
+//!
+//! **A server that is left**, because the Sentinels have named another master, is treated in the same way. Work that was
+//! not sent fails at once, so that it can be sent to the other server.
 //!
 //! **The timeout of a call** starts when the call is put into the outbox, so it includes the time that earlier calls
 //! take.
@@ -55,7 +64,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 use tollgate_core::StoreErrorKind as Kind;
 
 use super::batch::Batch;
-use super::{QueueState, STEPS_MAX, Work, Worker};
+use super::{QueueState, STEPS_MAX, Work, Worker, fail_unsent};
 use crate::connection::Connection;
 use crate::fault::Fault;
 use crate::reply::Reply;
@@ -86,6 +95,8 @@ pub(super) struct Session<'a> {
     in_flight: VecDeque<InFlight>,
     /// The number of batches in flight: those whose last call has no reply yet.
     batches_in_flight: usize,
+    /// Calls with their replies, whose callers wait until replicas have acknowledged them.
+    held: Vec<(Call, Reply)>,
     /// Calls to be resent, which the server has not executed.
     to_resend: VecDeque<Call>,
     /// The number of callers that got the latest reply.
@@ -108,12 +119,32 @@ struct Call {
 }
 
 struct InFlight {
-    call: Call,
+    sent: Sent,
     until: Instant,
-    /// Whether this is the last call of its batch.
+    /// Whether this is the last request of its batch.
     ends_batch: bool,
     /// Whether the next reply is that to `ASKING`, and the one after it that to the call.
     awaits_asking: bool,
+}
+
+/// A request without a reply.
+enum Sent {
+    Call(Call),
+    /// `WAIT`, for the calls before it.
+    Wait,
+}
+
+impl Sent {
+    fn callers(&self) -> usize {
+        match self {
+            Sent::Call(call) => call.batch.callers(),
+            Sent::Wait => 0,
+        }
+    }
+
+    fn sends_source(&self) -> bool {
+        matches!(self, Sent::Call(Call { script: ScriptRef::Source, .. }))
+    }
 }
 
 /// How an attempt to run a call refers to the script.
@@ -136,6 +167,7 @@ impl<'a> Session<'a> {
             connection,
             in_flight: VecDeque::new(),
             batches_in_flight: 0,
+            held: Vec::new(),
             to_resend: VecDeque::new(),
             callers_answered: 0,
             collected_at: Instant::now(),
@@ -165,7 +197,7 @@ impl<'a> Session<'a> {
                 continue;
             }
             let outcome = if self.in_flight.is_empty() {
-                if let Some(fault) = self.draining.take() {
+                if let Some(fault) = self.draining.take().or_else(|| self.worker.is_left().then(Fault::left)) {
                     self.give_up(&fault);
                     return QueueState::Open;
                 }
@@ -184,7 +216,8 @@ impl<'a> Session<'a> {
                 // would wake the worker for nothing.
                 let may_fill_a_batch = self.batches_in_flight < EAGER_BATCHES_MAX
                     && self.callers_answered + backlog.len() >= worth_a_batch
-                    && self.draining.is_none();
+                    && self.draining.is_none()
+                    && !self.worker.is_left();
                 tokio::select! {
                     biased;
                     reply = self.connection.receive() => self.receive(reply),
@@ -206,16 +239,22 @@ impl<'a> Session<'a> {
 
     /// Returns whether another batch may be sent.
     ///
-    /// `false` if [`BATCHES_MAX`] are in flight, or the session is draining.
+    /// `false` if [`BATCHES_MAX`] are in flight, or [`EAGER_BATCHES_MAX`] with replicas to wait for, the session is draining, or the server is left.
     fn has_room(&self) -> bool {
-        self.batches_in_flight < BATCHES_MAX && self.draining.is_none()
+        let batches_max = if self.worker.settings.replicas.is_some() { EAGER_BATCHES_MAX } else { BATCHES_MAX };
+        self.batches_in_flight < batches_max && self.draining.is_none() && !self.worker.is_left()
     }
 
     /// Moves work from the queue to the backlog, until it has [`STEPS_MAX`] callers.
     ///
-    /// Moves nothing if no batch may be sent. Also updates `collected_at` and `waiting_since`.
+    /// Moves nothing if no batch may be sent. If the server is left, fails all work that was not sent. Also updates
+    /// `collected_at` and `waiting_since`.
     fn collect(&mut self, queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) {
         let collected_before = std::mem::replace(&mut self.collected_at, Instant::now());
+        if self.worker.is_left() {
+            fail_unsent(queue, backlog);
+            self.to_resend.drain(..).for_each(|call| call.batch.fail(&Fault::left()));
+        }
         while self.has_room()
             && backlog.len() < STEPS_MAX
             && let Ok(work) = queue.try_recv()
@@ -246,8 +285,7 @@ impl<'a> Session<'a> {
         if !(self.in_flight.is_empty() || is_full || is_due) {
             return Ok(false);
         }
-        let callers =
-            backlog.len() + self.in_flight.iter().map(|in_flight| in_flight.call.batch.callers()).sum::<usize>();
+        let callers = backlog.len() + self.in_flight.iter().map(|in_flight| in_flight.sent.callers()).sum::<usize>();
         let is_shared = is_eager && callers / EAGER_BATCHES_MAX >= worth_a_batch;
         let callers_max = if is_shared { callers.div_ceil(EAGER_BATCHES_MAX) } else { STEPS_MAX };
         let Some(batch) = Batch::next(backlog, callers_max) else { return Ok(false) };
@@ -261,7 +299,8 @@ impl<'a> Session<'a> {
 
     /// Puts a call into the outbox, counts it, and records it as in flight. Sends nothing.
     ///
-    /// The timeout of the call starts now. `ends_batch` tells whether it is the last call of its batch.
+    /// The timeout of the call starts now. `ends_batch` tells whether it is the last call of its batch. Then `WAIT` follows
+    /// if the store requires replicas, unless the batch is a command.
     fn queue(&mut self, call: Call, ends_batch: bool) {
         let name = match call.script {
             ScriptRef::Sha | ScriptRef::ShaAgain => Script::Sha(self.connection.script_sha()),
@@ -275,7 +314,13 @@ impl<'a> Session<'a> {
         self.connection.queue(&request);
         let until = Instant::now() + self.worker.settings.call_timeout;
         let awaits_asking = call.is_asking;
-        self.in_flight.push_back(InFlight { call, until, ends_batch, awaits_asking });
+        let replicas = self.worker.settings.replicas.filter(|_| call.batch.calls_script());
+        let is_last = ends_batch && replicas.is_none();
+        self.in_flight.push_back(InFlight { sent: Sent::Call(call), until, ends_batch: is_last, awaits_asking });
+        if let Some(replicas) = replicas.filter(|_| ends_batch) {
+            self.connection.queue(&replicas.command());
+            self.in_flight.push_back(InFlight { sent: Sent::Wait, until, ends_batch, awaits_asking: false });
+        }
         self.batches_in_flight += usize::from(ends_batch);
         self.worker.count_call();
     }
@@ -308,16 +353,43 @@ impl<'a> Session<'a> {
         }
         let Some(oldest) = self.in_flight.pop_front() else { return Ok(()) };
         self.batches_in_flight -= usize::from(oldest.ends_batch);
-        self.callers_answered = oldest.call.batch.callers();
-        match reply {
-            Ok(reply) => self.answer(oldest.call, reply)?,
-            Err(fault) => {
-                oldest.call.batch.fail(&fault);
+        match (oldest.sent, reply) {
+            (Sent::Call(call), Ok(reply)) if self.is_held(&call, &reply) => self.held.push((call, reply)),
+            (Sent::Call(call), Ok(reply)) => {
+                self.callers_answered = call.batch.callers();
+                self.answer(call, reply)?;
+            }
+            (Sent::Wait, Ok(reply)) => self.release(&reply)?,
+            (Sent::Call(call), Err(fault)) => {
+                call.batch.fail(&fault);
                 return Err(fault);
             }
+            (Sent::Wait, Err(fault)) => return Err(fault),
         }
         if self.in_flight.is_empty() && self.connection.has_unread_bytes() {
             return Err(Fault::new(Kind::Protocol, "the server sent a reply without a request"));
+        }
+        Ok(())
+    }
+
+    /// Returns whether the results in a reply are held until replicas have acknowledged the call: it was executed.
+    fn is_held(&self, call: &Call, reply: &Reply) -> bool {
+        self.worker.settings.replicas.is_some() && call.batch.calls_script() && !matches!(reply, Reply::Error(_))
+    }
+
+    /// Handles the reply to `WAIT`: sends the held results to their callers, or an error if too few replicas have
+    /// acknowledged them.
+    ///
+    /// # Errors
+    /// Returns a fault if the reply to a call shows that the connection must be dropped.
+    fn release(&mut self, reply: &Reply) -> Result<(), Fault> {
+        let missing = self.worker.settings.replicas.and_then(|replicas| replicas.missing(reply));
+        self.callers_answered = self.held.iter().map(|(call, _)| call.batch.callers()).sum();
+        for (call, reply) in std::mem::take(&mut self.held) {
+            match &missing {
+                Some(fault) => call.batch.fail(fault),
+                None => self.answer(call, reply)?,
+            }
         }
         Ok(())
     }
@@ -330,7 +402,7 @@ impl<'a> Session<'a> {
                 self.worker.settings.counters.scripts_sent.fetch_add(1, Ordering::Relaxed);
                 // One source is enough for all calls that the server rejects at this moment: the calls in flight were
                 // sent after this one.
-                let source_is_sent = self.in_flight.iter().any(|other| other.call.script == ScriptRef::Source);
+                let source_is_sent = self.in_flight.iter().any(|other| other.sent.sends_source());
                 let is_first = script == ScriptRef::Sha;
                 let script = if is_first && source_is_sent { ScriptRef::ShaAgain } else { ScriptRef::Source };
                 self.to_resend.push_back(Call { batch, script, is_asking });
@@ -362,7 +434,12 @@ impl<'a> Session<'a> {
             Kind::TimedOut | Kind::Interrupted => fault.clone(),
             _ => Fault::new(Kind::Interrupted, format!("the connection was dropped during a call: {}", fault.message)),
         };
-        self.in_flight.into_iter().for_each(|oldest| oldest.call.batch.fail(&in_flight));
+        let sent = self.in_flight.into_iter().filter_map(|oldest| match oldest.sent {
+            Sent::Call(call) => Some(call),
+            Sent::Wait => None,
+        });
+        let held = self.held.into_iter().map(|(call, _)| call);
+        held.chain(sent).for_each(|call| call.batch.fail(&in_flight));
         let message = format!("the connection was dropped before the call was sent: {}", fault.message);
         let unexecuted = Fault::new(Kind::Unreachable, message);
         self.to_resend.into_iter().for_each(|call| call.batch.fail(&unexecuted));

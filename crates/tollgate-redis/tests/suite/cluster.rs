@@ -394,6 +394,25 @@ async fn server_that_is_not_in_a_cluster_and_hosts_that_do_not_answer_are_errors
 }
 
 #[tokio::test]
+async fn nodes_of_two_clusters_in_one_url_are_an_error_that_names_them() {
+    let [one, other] = [(); 2].map(|()| {
+        let node = Config::new(Brand::Redis).set("cluster-enabled", "yes").start();
+        assert_eq!(node.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).text(), "OK");
+        poll::eventually("the node serves", || node.command(&["CLUSTER", "INFO"]).text(), |info| info.contains(":ok"));
+        node
+    });
+    let url = format!("redis+cluster://{},{}", one.addr(), other.addr());
+    let store = builder(&url).build().unwrap();
+    let error = decide(&store, Check::one(&demand("ann"))).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unsupported, "{error}");
+    let names = [one.addr(), other.addr()].iter().all(|address| error.to_string().contains(&address.to_string()));
+    assert!(names && error.to_string().ends_with("are nodes of different clusters"), "{error}");
+    // Each of them alone can be used.
+    let store = builder(&format!("redis+cluster://{}", one.addr())).build().unwrap();
+    assert_eq!(charge(&store, "ann").await, Ok(99));
+}
+
+#[tokio::test]
 async fn master_that_joins_and_one_that_leaves_are_noticed() {
     let mut cluster = Cluster::start(Brand::Redis);
     let store = store_on(&cluster);

@@ -108,3 +108,26 @@ fn redis_redeems_as_the_oracle() {
 fn valkey_redeems_as_the_oracle() {
     redeems_as_the_oracle(Brand::Valkey);
 }
+
+/// A short form: the script is the same as on a single server.
+fn decides_as_the_oracle_through_sentinels(brand: Brand) {
+    let redis = OnServer::through_sentinels(brand);
+    assert!(cases::run_all(|| redis.emptied()).expect_clean() > 80);
+    for algorithm in Algorithm::ALL {
+        if let Err(failure) = random_traces_of(algorithm, traces_from_env(5), SEED, || redis.emptied()) {
+            panic!("{algorithm:?}: {failure}");
+        }
+    }
+    let stats = redis.store.stats();
+    assert_eq!((stats.redirections, stats.failovers, stats.panics), (0, 0, 0), "{stats:?}");
+}
+
+#[test]
+fn redis_decides_as_the_oracle_through_sentinels() {
+    decides_as_the_oracle_through_sentinels(Brand::Redis);
+}
+
+#[test]
+fn valkey_decides_as_the_oracle_through_sentinels() {
+    decides_as_the_oracle_through_sentinels(Brand::Valkey);
+}

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 use tollgate_core::{Algorithm, Check, Decision, Demand, ManualClock, Redeemed, Redemption, Store, Timestamp};
-use tollgate_redis::RedisStore;
+use tollgate_redis::{RedisStore, acl_rules};
 use tollgate_testkit::conformance::{
     Abilities, Redeem, Redeeming, Subject, cases, long_traces, random_traces_of, traces_from_env,
 };
-use tollgate_testkit::server::{Brand, Cluster, Server};
+use tollgate_testkit::server::{Brand, Cluster, Config, Server};
 
 const SEED: u64 = 0x1a_5c_41_97;
 
-/// A store on a cluster of its own, with a clock that the test sets.
+/// A store on a cluster of its own, with a clock that the test sets, as a user with the least permissions.
 struct OnCluster {
     cluster: Cluster,
     store: RedisStore,
@@ -24,11 +24,13 @@ struct OnCluster {
 
 impl OnCluster {
     fn new(brand: Brand) -> OnCluster {
-        let cluster = Cluster::start(brand);
+        let rules = acl_rules("tollgate", &[]).unwrap();
+        let cluster = Cluster::with(&Config::new(brand).only_user("tollgate", "sesame", &rules));
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let clock = Arc::new(ManualClock::default());
         let _context = runtime.enter();
-        let builder = RedisStore::builder(cluster.url()).call_timeout(Duration::from_secs(5)).bans(true);
+        let url = cluster.url().replace("://", "://tollgate:sesame@");
+        let builder = RedisStore::builder(url).call_timeout(Duration::from_secs(5)).bans(true);
         let store = builder.clock_override(clock.clone()).build().unwrap();
         drop(_context);
         OnCluster { cluster, store, clock, runtime }

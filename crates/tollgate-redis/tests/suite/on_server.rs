@@ -1,4 +1,5 @@
-//! A store on a server of its own, with a clock that the test sets.
+//! A store on a server of its own, or on the master of a group with Sentinels, with a clock that the test sets, as a user
+//! with the least permissions.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -7,14 +8,14 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 use tollgate_core::{Check, Decision, Demand, ManualClock, Redeemed, Redemption, Store, Timestamp};
-use tollgate_redis::RedisStore;
+use tollgate_redis::{RedisStore, acl_rules};
 use tollgate_testkit::conformance::{Redeem, Subject};
-use tollgate_testkit::server::{Brand, Config, Server};
+use tollgate_testkit::server::{Brand, Config, SentinelGroup, Server};
 
 use crate::log_format;
 
 pub(crate) struct OnServer {
-    pub(crate) server: Server,
+    place: Place,
     pub(crate) store: RedisStore,
     pub(crate) clock: Arc<ManualClock>,
     /// The number of closed chunks in the logs that were verified.
@@ -22,17 +23,43 @@ pub(crate) struct OnServer {
     runtime: Runtime,
 }
 
+enum Place {
+    Server(Box<Server>),
+    Sentinels(Box<SentinelGroup>),
+}
+
 impl OnServer {
     pub(crate) fn new(brand: Brand) -> OnServer {
-        let server = Config::new(brand).start();
+        let rules = acl_rules("tollgate", &[]).unwrap();
+        let server = Config::new(brand).only_user("tollgate", "sesame", &rules).start();
+        let url = format!("redis://tollgate:sesame@{}", server.addr());
+        OnServer::at(Place::Server(Box::new(server)), url)
+    }
+
+    /// The user is the default one: a restricted one is tested without Sentinels.
+    pub(crate) fn through_sentinels(brand: Brand) -> OnServer {
+        let group = SentinelGroup::start(brand);
+        let url = group.url();
+        OnServer::at(Place::Sentinels(Box::new(group)), url)
+    }
+
+    fn at(place: Place, url: String) -> OnServer {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let clock = Arc::new(ManualClock::default());
         let _context = runtime.enter();
         // A timeout that does not pass on a busy machine.
-        let builder = RedisStore::builder(server.url()).call_timeout(Duration::from_secs(5));
+        let builder = RedisStore::builder(url).call_timeout(Duration::from_secs(5));
         let store = builder.clock_override(clock.clone()).build().unwrap();
         drop(_context);
-        OnServer { server, store, clock, chunks_seen: Cell::default(), runtime }
+        OnServer { place, store, clock, chunks_seen: Cell::default(), runtime }
+    }
+
+    /// Returns the server with the keys.
+    pub(crate) fn server(&self) -> &Server {
+        match &self.place {
+            Place::Server(server) => server,
+            Place::Sentinels(group) => &group.servers()[0],
+        }
     }
 
     pub(crate) fn wait<T>(&self, future: impl Future<Output = T>) -> T {
@@ -41,13 +68,13 @@ impl OnServer {
 
     /// Deletes all keys.
     pub(crate) fn emptied(&self) -> &OnServer {
-        self.server.command(&["FLUSHALL"]);
+        self.server().command(&["FLUSHALL"]);
         self
     }
 
     /// Verifies the format of all logs; panics if one is not as documented.
     pub(crate) fn verified(&self) -> &OnServer {
-        self.chunks_seen.set(self.chunks_seen.get() + log_format::verify_logs(&self.server));
+        self.chunks_seen.set(self.chunks_seen.get() + log_format::verify_logs(self.server()));
         self
     }
 

@@ -98,10 +98,10 @@ fn receipt_is_expired_from_its_end_on_and_nothing_changes() {
             redis.wait(redis.store.redeem(&Redemption::new(id(number), b"k", until).refund(check, &decision))).unwrap()
         };
         let until = START.plus_micros(1_000);
-        let before = keys_and_values(&redis.server);
+        let before = keys_and_values(redis.server());
         assert_eq!(redeem(1, until, until), Redeemed::Expired);
         assert_eq!(redeem(1, Timestamp::ZERO, until), Redeemed::Expired);
-        assert_eq!(keys_and_values(&redis.server), before, "{limit}");
+        assert_eq!(keys_and_values(redis.server()), before, "{limit}");
         assert_eq!(redeem(1, until, until.minus_micros(1)), Redeemed::Done);
         assert_eq!(redeem(2, Timestamp::MAX, until), Redeemed::Done, "the longest time");
         redis.clock.set(START);
@@ -196,18 +196,18 @@ fn foreign_data_under_one_counter_leaves_the_receipt_unused() {
             let (refund, charge) = (Check::one(&refunded), Check::one(&charged));
             let decision = redis.wait(decided(&redis.store, refund));
             let foreign = format!("tollgate:tg2:{{k}}:{}:60000000", limit.algorithm().as_str());
-            redis.server.command(&["DEL", &foreign]);
-            redis.server.command(&["SADD", &foreign, "member"]);
-            let before = keys_and_values(&redis.server);
+            redis.server().command(&["DEL", &foreign]);
+            redis.server().command(&["SADD", &foreign, "member"]);
+            let before = keys_and_values(redis.server());
             let redemption = Redemption::new(id(1), b"k", Timestamp::MAX).refund(refund, &decision).charge(charge);
             let other = Redemption::new(id(2), b"other", Timestamp::MAX);
             let both = async { tokio::join!(redis.store.redeem(&redemption), redis.store.redeem(&other)) };
             let (error, other) = redis.wait(both);
             assert_eq!(error.unwrap_err().kind(), Kind::Foreign, "{limit}");
             assert_eq!(other.unwrap(), Redeemed::Done, "a neighbour in the batch is not harmed");
-            redis.server.command(&["DEL", &format!("tollgate:tg2:{{other}}:receipt:{}", id(2))]);
-            assert_eq!(keys_and_values(&redis.server), before, "{limit}");
-            redis.server.command(&["DEL", &foreign]);
+            redis.server().command(&["DEL", &format!("tollgate:tg2:{{other}}:receipt:{}", id(2))]);
+            assert_eq!(keys_and_values(redis.server()), before, "{limit}");
+            redis.server().command(&["DEL", &foreign]);
             assert_eq!(redis.wait(redis.store.redeem(&redemption)).unwrap(), Redeemed::Done);
         }
     }
@@ -220,14 +220,14 @@ fn damaged_log_leaves_the_receipt_unused_or_the_error_says_that_it_may_be_used()
     let log = demand("1000/min", "k");
     let key = "tollgate:tg2:{k}:sliding:60000000";
     fill_chunked(&redis, &log, 700, START.as_micros());
-    redis.server.command(&["COPY", key, "intact"]);
+    redis.server().command(&["COPY", key, "intact"]);
     let mut errors = 0;
     for damage in [&["LSET", "0", "hello"][..], &["LSET", "1", "C"], &["LSET", "2", ""], &["LPOP"]] {
         for entry_us in [1, 100, 250, 400, 690] {
-            redis.server.command(&["DEL", &receipt_key(id(1))]);
-            redis.server.command(&["COPY", "intact", key, "REPLACE"]);
-            redis.server.command(&[&damage[..1], &[key], &damage[1..]].concat());
-            let before = keys_and_values(&redis.server);
+            redis.server().command(&["DEL", &receipt_key(id(1))]);
+            redis.server().command(&["COPY", "intact", key, "REPLACE"]);
+            redis.server().command(&[&damage[..1], &[key], &damage[1..]].concat());
+            let before = keys_and_values(redis.server());
             let at = START.minus_micros(entry_us);
             let status = redis.wait(redis.store.inspect(&demand("1000/min", "fresh"))).unwrap();
             let limits = [LimitStatus { cost: 1, ..status }].into_iter().collect();
@@ -236,13 +236,13 @@ fn damaged_log_leaves_the_receipt_unused_or_the_error_says_that_it_may_be_used()
             match redis.wait(redis.store.redeem(&redemption)) {
                 Ok(redeemed) => {
                     assert_eq!(redeemed, Redeemed::Done);
-                    assert_eq!(redis.server.command(&["EXISTS", &receipt_key(id(1))]).integer(), 1);
+                    assert_eq!(redis.server().command(&["EXISTS", &receipt_key(id(1))]).integer(), 1);
                 }
                 Err(error) => {
                     errors += 1;
                     assert!(matches!(error.kind(), Kind::Foreign | Kind::ForeignInPart), "{error}");
                     if error.is_unexecuted() {
-                        assert_eq!(keys_and_values(&redis.server), before, "{damage:?}, {entry_us}");
+                        assert_eq!(keys_and_values(redis.server()), before, "{damage:?}, {entry_us}");
                     }
                 }
             }
@@ -272,14 +272,14 @@ fn server_out_of_memory_executes_nothing_of_a_redemption() {
             let mut late = decision.clone();
             late.at = START.minus_micros(10 * MINUTE_US);
             let finds_nothing = marks.refund(refund, &late);
-            redis.server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-            let before = keys_and_values(&redis.server);
+            redis.server().command(&["CONFIG", "SET", "maxmemory", "1"]);
+            let before = keys_and_values(redis.server());
             for redemption in [marks, finds_nothing, gives_back, marks.charge(charge), gives_back.charge(charge)] {
                 let error = redis.wait(redis.store.redeem(&redemption)).unwrap_err();
                 assert_eq!((error.kind(), error.is_unexecuted()), (Kind::Unavailable, true), "{brand} {limit}");
-                assert_eq!(keys_and_values(&redis.server), before, "{brand} {limit}");
+                assert_eq!(keys_and_values(redis.server()), before, "{brand} {limit}");
             }
-            redis.server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+            redis.server().command(&["CONFIG", "SET", "maxmemory", "0"]);
             assert_eq!(redis.wait(redis.store.redeem(&gives_back)).unwrap(), Redeemed::Done, "{brand} {limit}");
             assert_eq!(redis.wait(redis.store.redeem(&gives_back)).unwrap(), Redeemed::AlreadyUsed);
         }

@@ -87,8 +87,8 @@ fn key_written_at_a_given_time_lives_ten_minutes() {
         redis.clock.set(Timestamp::from_micros(5_000_000));
         let demand = Demand::new(limit, Key::new("k").unwrap());
         redis.wait(redis.store.decide(&[Check::one(&demand)])).unwrap();
-        let keys = redis.server.command(&["KEYS", "*"]);
-        let pttl_ms = redis.server.command(&["PTTL", &keys.items()[0].text()]).integer();
+        let keys = redis.server().command(&["KEYS", "*"]);
+        let pttl_ms = redis.server().command(&["PTTL", &keys.items()[0].text()]).integer();
         assert!(pttl_ms > 590_000, "{limit}: {pttl_ms}");
     }
 }
@@ -102,7 +102,7 @@ fn state_is_as_documented() {
         assert!(redis.wait(redis.store.decide(&[Check::one(demand)])).unwrap()[0].allowed());
     };
     let list = |key: &str| {
-        let items = redis.server.command(&["LRANGE", key, "0", "-1"]);
+        let items = redis.server().command(&["LRANGE", key, "0", "-1"]);
         items.items().iter().map(|item| item.text()).collect::<Vec<_>>().join(" ")
     };
     let log = demand("100/min", "a");
@@ -115,10 +115,10 @@ fn state_is_as_documented() {
     let hex = |key: &str, element: &str| {
         let script = "local text = redis.call('LINDEX', KEYS[1], ARGV[1])
             return (text:gsub('.', function(byte) return ('%02x'):format(byte:byte()) end))";
-        redis.server.command(&["EVAL", script, "1", key, element]).text()
+        redis.server().command(&["EVAL", script, "1", key, element]).text()
     };
     let bytes = |text: &str| text.replace(' ', "");
-    assert_eq!(redis.server.command(&["LLEN", key]).integer(), 1, "an open chunk alone");
+    assert_eq!(redis.server().command(&["LLEN", key]).integer(), 1, "an open chunk alone");
     let header = "4f 0640b5eece0000 00001c 000000 000000";
     let entries = "0640b5eece0000 000001 0640b5eed1d090 000002 0640b5eed293e0 000019";
     assert_eq!(hex(key, "-1"), bytes(header) + &bytes(entries));
@@ -128,24 +128,25 @@ fn state_is_as_documented() {
     for entry in 0..65 {
         at(entry, &log.cost(5));
     }
-    assert_eq!(redis.server.command(&["LLEN", key]).integer(), 3, "directory, chunk, open chunk");
+    assert_eq!(redis.server().command(&["LLEN", key]).integer(), 3, "directory, chunk, open chunk");
     assert_eq!(hex(key, "0"), bytes("44 0640b5eece003f 000140"));
     assert!(hex(key, "1").starts_with(&bytes("43 0640b5eece0000 000005 0640b5eece0001 000005")));
     assert_eq!(hex(key, "2"), bytes("4f 0640b5eece0000 000145 000140 000000 0640b5eece0040 000005"));
 
     at(0, &demand("100/min sliding-counter", "b"));
     at(61_000_000, &demand("100/min sliding-counter", "b").cost(2));
-    let text = redis.server.command(&["GET", "tollgate:tg2:{b}:sliding-counter:60000000"]).text();
+    let text = redis.server().command(&["GET", "tollgate:tg2:{b}:sliding-counter:60000000"]).text();
     assert_eq!(text, "1760000040000000 60000000 2 1", "start window current previous");
 
     at(0, &demand("100/min token-bucket", "c").cost(2));
-    let text = redis.server.command(&["GET", "tollgate:tg2:{c}:token-bucket:60000000"]).text();
+    let text = redis.server().command(&["GET", "tollgate:tg2:{c}:token-bucket:60000000"]).text();
     assert_eq!(text, "1760000000000000 120000000 60000000", "time level scale");
 
     let id = ReceiptId::from_bytes(0x0001_0203_0405_0607_0809_0a0b_0c0d_feff_u128.to_be_bytes());
     let redeemed = redis.wait(redis.store.redeem(&Redemption::new(id, b"user:42", Timestamp::MAX)));
     assert_eq!(redeemed.unwrap(), Redeemed::Done);
-    let text = redis.server.command(&["GET", "tollgate:tg2:{user:42}:receipt:000102030405060708090a0b0c0dfeff"]).text();
+    let text =
+        redis.server().command(&["GET", "tollgate:tg2:{user:42}:receipt:000102030405060708090a0b0c0dfeff"]).text();
     assert_eq!(text, "1");
 }
 
@@ -187,15 +188,15 @@ fn foreign_data_is_an_error_of_its_kind_and_nothing_is_written() {
             redis.emptied();
             let key = format!("tollgate:tg2:{{k}}:{name}:60000000");
             let parts: Vec<&str> = [&command[..1], &[key.as_str()], &command[1..]].concat();
-            assert_eq!(redis.server.command(&parts).error(), None);
-            let before = keys_and_values(&redis.server);
+            assert_eq!(redis.server().command(&parts).error(), None);
+            let before = keys_and_values(redis.server());
             // Beside a good line, and as a step of a batch.
             let good = demand("100/min", "k2");
             let bad = Demand::new(limit, Key::new("k").unwrap());
             let demands = [good, bad];
             let error = redis.wait(redis.store.decide(&[Check::new(&demands).unwrap()])).unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Foreign, "{name} {command:?}: {error}");
-            assert_eq!(keys_and_values(&redis.server), before, "{name} {command:?}");
+            assert_eq!(keys_and_values(redis.server()), before, "{name} {command:?}");
             let other = demand("100/min", "k3");
             let (checks, others) = ([Check::one(&bad)], [Check::one(&other)]);
             let both = async { tokio::join!(redis.store.decide(&checks), redis.store.decide(&others)) };
@@ -212,7 +213,7 @@ fn log_with_foreign_data_inside_fails_only_its_own_checks() {
     let now_us: u64 = 1_760_000_000_000_000;
     redis.clock.set(Timestamp::from_micros(now_us));
     spoil(&redis, now_us, "k");
-    let before = keys_and_values(&redis.server);
+    let before = keys_and_values(redis.server());
     // So many that they are sent in two calls, each with a check of the bad log.
     let subjects: Vec<String> =
         (0..40).map(|caller| if caller % 20 == 7 { "k".into() } else { format!("other {caller}") }).collect();
@@ -225,14 +226,14 @@ fn log_with_foreign_data_inside_fails_only_its_own_checks() {
             Err(error) => assert_eq!((subject.as_str(), error.kind()), ("k", StoreErrorKind::Foreign)),
         }
     }
-    assert!(keys_and_values(&redis.server).contains(&before[0]), "it is left as it is");
+    assert!(keys_and_values(redis.server()).contains(&before[0]), "it is left as it is");
 }
 
 /// Puts foreign data into the middle of a subject's log.
 fn spoil(redis: &OnServer, now_us: u64, subject: &str) {
     let [old, fresh] = [now_us - 70_000_000, now_us - 1_000_000].map(|us| us.to_string());
     let key = format!("tollgate:tg2:{{{subject}}}:sliding:60000000");
-    redis.server.command(&["RPUSH", &key, &old, "hello", &fresh, &fresh]);
+    redis.server().command(&["RPUSH", &key, &old, "hello", &fresh, &fresh]);
 }
 
 /// Writes a chunked log with `entries` entries of one unit, one every microsecond, the last a microsecond before
@@ -254,8 +255,8 @@ fn damaged_chunked_log_is_foreign_data_and_nothing_is_written() {
     let log = demand("1000/min", "k");
     let key = "tollgate:tg2:{k}:sliding:60000000";
     fill_chunked(&redis, &log, 700, now_us);
-    assert_eq!(redis.server.command(&["LLEN", key]).integer(), 5, "directory, three chunks, open chunk");
-    redis.server.command(&["COPY", key, "intact"]);
+    assert_eq!(redis.server().command(&["LLEN", key]).integer(), 5, "directory, three chunks, open chunk");
+    redis.server().command(&["COPY", key, "intact"]);
     for damage in [
         &["LSET", "0", "hello"][..],
         &["LSET", "0", "D"],
@@ -269,10 +270,10 @@ fn damaged_chunked_log_is_foreign_data_and_nothing_is_written() {
         &["RPUSH", "hello"],
         &["LPUSH", "hello"],
     ] {
-        redis.server.command(&["COPY", "intact", key, "REPLACE"]);
+        redis.server().command(&["COPY", "intact", key, "REPLACE"]);
         let command: Vec<&str> = [&damage[..1], &[key], &damage[1..]].concat();
-        assert_eq!(redis.server.command(&command).error(), None);
-        let before = keys_and_values(&redis.server);
+        assert_eq!(redis.server().command(&command).error(), None);
+        let before = keys_and_values(redis.server());
         // Costs that read each chunk in turn.
         let mut is_found = false;
         for cost in [300, 500, 800, 1000] {
@@ -284,7 +285,7 @@ fn damaged_chunked_log_is_foreign_data_and_nothing_is_written() {
                     is_found = true;
                 }
             }
-            assert_eq!(keys_and_values(&redis.server), before, "{damage:?}");
+            assert_eq!(keys_and_values(redis.server()), before, "{damage:?}");
         }
         assert!(is_found, "{damage:?}");
     }
@@ -307,10 +308,10 @@ fn server_out_of_memory_accepts_a_refund() {
                 })
                 .collect();
             let remaining = charged[2].limits[0].remaining;
-            redis.server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+            redis.server().command(&["CONFIG", "SET", "maxmemory", "1"]);
             redis.wait(redis.store.refund(&Check::one(&log), &charged[1])).unwrap();
             assert_eq!(redis.wait(redis.store.inspect(&log)).unwrap().remaining, remaining + 1, "{brand} {limit}");
-            redis.server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+            redis.server().command(&["CONFIG", "SET", "maxmemory", "0"]);
             redis.verified();
         }
     }
@@ -321,8 +322,8 @@ fn many_callers_of_a_bad_log_cost_few_calls() {
     let redis = OnServer::new(Brand::Redis);
     let now_us: u64 = 1_760_000_000_000_000;
     redis.clock.set(Timestamp::from_micros(now_us));
-    redis.wait(redis.store.command(&["PING"])).unwrap();
-    redis.server.command(&["SET", "tollgate:tg2:{foreign}:sliding:60000000", "hello"]);
+    redis.wait(redis.store.command(&["TIME"])).unwrap();
+    redis.server().command(&["SET", "tollgate:tg2:{foreign}:sliding:60000000", "hello"]);
     spoil(&redis, now_us, "spoilt");
     let calls_for = |subjects: &[String]| {
         let demands: Vec<Demand<'_>> = subjects.iter().map(|subject| demand("100/min", subject)).collect();
@@ -350,7 +351,7 @@ fn steps_written_before_the_error_are_not_resent() {
     let redis = OnServer::new(Brand::Redis);
     let now_us: u64 = 1_760_000_000_000_000;
     redis.clock.set(Timestamp::from_micros(now_us));
-    redis.wait(redis.store.command(&["PING"])).unwrap();
+    redis.wait(redis.store.command(&["TIME"])).unwrap();
     spoil(&redis, now_us, "z");
     let connects_before = redis.store.stats().connects;
 
@@ -387,7 +388,7 @@ fn steps_written_before_the_error_are_not_resent() {
 fn batch_whose_later_part_fails_is_not_unexecuted() {
     let redis = OnServer::new(Brand::Redis);
     redis.clock.set(Timestamp::from_micros(1_760_000_000_000_000));
-    redis.server.command(&["SET", "tollgate:tg2:{foreign}:sliding:60000000", "hello"]);
+    redis.server().command(&["SET", "tollgate:tg2:{foreign}:sliding:60000000", "hello"]);
     let (good, bad) = (demand("1000/min", "good"), demand("1000/min", "foreign"));
     let in_part = StoreErrorKind::ForeignInPart;
     // In one call; and more than go in one, so that the last is alone in its own.
@@ -403,7 +404,7 @@ fn batch_whose_later_part_fails_is_not_unexecuted() {
 fn each_check_of_a_batch_has_its_own_result() {
     let redis = OnServer::new(Brand::Redis);
     redis.clock.set(Timestamp::from_micros(1_760_000_000_000_000));
-    redis.server.command(&["SET", "tollgate:tg2:{foreign}:sliding:60000000", "hello"]);
+    redis.server().command(&["SET", "tollgate:tg2:{foreign}:sliding:60000000", "hello"]);
     let (good, bad) = (demand("2/min", "good"), demand("2/min", "foreign"));
     let checks = [&good, &bad, &good, &bad, &good].map(Check::one);
     let answers = redis.wait(redis.store.decide_each(&checks)).unwrap();
@@ -419,28 +420,28 @@ fn server_out_of_memory_rejects_admissions_and_answers_denials() {
         let redis = OnServer::new(brand);
         let start = Timestamp::from_micros(1_760_000_000_000_000);
         for limit in limits() {
-            redis.server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+            redis.server().command(&["CONFIG", "SET", "maxmemory", "0"]);
             redis.emptied();
             redis.clock.set(start);
             let demand = Demand::new(limit, Key::new("k").unwrap());
             let all = demand.cost(Cost::new(limit.cost_max()));
             // Twice: a leaky bucket holds one more than may wait.
             redis.wait(redis.store.decide(&[Check::one(&all), Check::one(&demand)])).unwrap();
-            redis.server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-            let before = keys_and_values(&redis.server);
+            redis.server().command(&["CONFIG", "SET", "maxmemory", "1"]);
+            let before = keys_and_values(redis.server());
             redis.clock.set(start.plus_micros(limit.window_us() * 3));
             let fresh = Demand::new(limit, Key::new("fresh").unwrap());
             for demand in [&demand, &fresh] {
                 let error = redis.wait(redis.store.decide(&[Check::one(demand)])).unwrap_err();
                 assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{brand} {limit}: {error}");
                 assert!(error.is_unexecuted());
-                assert_eq!(keys_and_values(&redis.server), before, "{brand} {limit}");
+                assert_eq!(keys_and_values(redis.server()), before, "{brand} {limit}");
             }
             redis.clock.set(start);
             let denied = redis.wait(redis.store.decide(&[Check::one(&demand)])).unwrap();
             assert!(!denied[0].allowed(), "{brand} {limit}");
         }
-        redis.server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+        redis.server().command(&["CONFIG", "SET", "maxmemory", "0"]);
     }
 }
 
@@ -449,7 +450,7 @@ fn denial_that_drops_entries_works_on_a_server_out_of_memory() {
     let redis = OnServer::new(Brand::Redis);
     let start = Timestamp::from_micros(1_760_000_000_000_000);
     for limit in ["4/s", "3000/s"] {
-        redis.server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+        redis.server().command(&["CONFIG", "SET", "maxmemory", "0"]);
         redis.emptied();
         let demand = demand(limit, "k");
         let cost = demand.cost(demand.limit.quota() / 2);
@@ -457,7 +458,7 @@ fn denial_that_drops_entries_works_on_a_server_out_of_memory() {
         redis.wait(redis.store.decide(&[Check::one(&cost)])).unwrap();
         redis.clock.set(start.plus_micros(500_000));
         redis.wait(redis.store.decide(&[Check::one(&cost)])).unwrap();
-        redis.server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+        redis.server().command(&["CONFIG", "SET", "maxmemory", "1"]);
         redis.clock.set(start.plus_micros(1_100_000));
         let all = demand.cost(demand.limit.quota());
         let denied = redis.wait(redis.store.decide(&[Check::one(&all)])).unwrap().remove(0);

@@ -11,9 +11,9 @@ use super::{Answer, Counter, Refund, Report, Violation, tick_us};
 /// Verifies all decisions of the store for this counter, and adds violations to `report`, as well as the numbers of
 /// limit statuses of admitted checks and of denials.
 ///
-/// `number` is the index of the counter in the history, for violations. Sorts all its answers by `at_us`; those of
-/// other sources are not verified.
-pub(super) fn verify(number: usize, counter: &mut Counter, report: &mut Report) {
+/// `number` is the index of the counter in the history, for violations. The store may have lost `lost` units, or charged
+/// them without an answer. Sorts all its answers by `at_us`; those of other sources are not verified.
+pub(super) fn verify(number: usize, counter: &mut Counter, lost: u64, report: &mut Report) {
     counter.answers.sort_unstable_by_key(|answer| answer.at_us);
     let by_store = counter.answers.iter().filter(|answer| answer.source == Source::Store);
     let charges: Vec<Charge> =
@@ -24,6 +24,7 @@ pub(super) fn verify(number: usize, counter: &mut Counter, report: &mut Report) 
     let mut view = View {
         number,
         quota: counter.limit.quota().into(),
+        lost,
         window_us,
         held_us,
         least: Window::new(&charges, window_us, Ties::Out, Refunds::new(refunds, |refund| refund.earliest_us)),
@@ -66,6 +67,8 @@ struct View {
     /// The quota and the window of the counter's limit.
     quota: u64,
     window_us: u64,
+    /// By how many units the store's count may differ from that of the history.
+    lost: u64,
     /// How much longer than the window an entry may be kept: one tick minus one microsecond.
     held_us: u64,
     /// The units that must have counted.
@@ -85,21 +88,25 @@ impl View {
         }
         let (counter, at_us, cost) = (self.number, answer.at_us, u64::from(answer.cost));
         let own = if answer.admitted { cost } else { 0 };
-        if own > 0 && self.exact.total > self.quota {
-            report.add(Violation::Over { counter, at_us, units: self.exact.total, quota: self.quota });
+        let (least_counted, most_counted) = (self.least.total.saturating_sub(self.lost), self.most.total + self.lost);
+        let quota = self.quota + self.lost;
+        if own > 0 && self.exact.total > quota {
+            report.add(Violation::Over { counter, at_us, units: self.exact.total, quota });
         }
-        if !answer.allowed && self.most.total + cost <= self.quota {
-            report.add(Violation::UnjustifiedDenial { counter, at_us, cost, counted: self.most.total });
+        if !answer.allowed && most_counted + cost <= self.quota {
+            report.add(Violation::UnjustifiedDenial { counter, at_us, cost, counted: most_counted });
         }
-        if answer.allowed && !answer.admitted && cost > 0 && self.least.total + cost > self.quota {
+        if answer.allowed && !answer.admitted && cost > 0 && least_counted + cost > self.quota {
             report.add(Violation::UnjustifiedAllowance { counter, at_us });
         }
-        let least = self.quota.saturating_sub(self.most.total);
-        let most = self.quota.saturating_sub(self.least.total + own);
+        let least = self.quota.saturating_sub(most_counted);
+        let most = self.quota.saturating_sub(least_counted + own);
         if !(least..=most).contains(&answer.remaining.into()) {
             report.add(Violation::Remaining { counter, at_us, reported: answer.remaining.into(), least, most });
         }
-        self.verify_retry_after(answer, report);
+        if self.lost == 0 {
+            self.verify_retry_after(answer, report);
+        }
     }
 
     fn verify_retry_after(&self, answer: &Answer, report: &mut Report) {

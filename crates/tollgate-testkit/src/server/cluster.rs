@@ -86,6 +86,11 @@ impl Cluster {
             .set("cluster-allow-replica-migration", "no");
         own.settings.extend(config.settings.iter().cloned());
         own.environment.clone_from(&config.environment);
+        own.has_tls = config.has_tls;
+        if own.has_tls {
+            // Clients with TLS are then told the nodes' ports for TLS, and others the plain ones.
+            own = own.set("tls-cluster", "yes").set("tls-replication", "yes");
+        }
         let starting: Vec<_> = (0..2 * SHARDS)
             .map(|_| {
                 let own = own.clone();
@@ -119,8 +124,7 @@ impl Cluster {
     /// If the server does not start, or is not known to all nodes within about 30 seconds.
     pub fn add_master(&mut self) {
         self.nodes.push(self.config.clone().start());
-        let port = self.nodes[self.nodes.len() - 1].port().to_string();
-        expect_ok(self.nodes[0].command(&["CLUSTER", "MEET", "127.0.0.1", &port]));
+        self.nodes[self.nodes.len() - 1].meet(&self.nodes[0]);
         self.wait_until_all_know_each_other();
         // A new node rejects keys until it knows that all slots have an owner.
         self.wait_until_complete();
@@ -154,7 +158,7 @@ impl Cluster {
             expect_ok(master.command(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &(end - 1).to_string()]));
         }
         for node in &self.nodes[1..] {
-            expect_ok(self.nodes[0].command(&["CLUSTER", "MEET", "127.0.0.1", &node.port().to_string()]));
+            node.meet(&self.nodes[0]);
         }
         self.wait_until_all_know_each_other();
         for (master, replica) in self.nodes.iter().zip(&self.nodes[SHARDS..]) {
@@ -186,6 +190,14 @@ impl Cluster {
     /// Returns `redis+cluster://` with the addresses of the first two nodes.
     pub fn url(&self) -> String {
         format!("redis+cluster://{},{}", self.nodes[0].addr(), self.nodes[1].addr())
+    }
+
+    /// Returns `rediss+cluster://` with the TLS addresses of the first two nodes.
+    ///
+    /// # Panics
+    /// If the nodes were configured without [`Config::tls`].
+    pub fn tls_url(&self) -> String {
+        format!("rediss+cluster://127.0.0.1:{},127.0.0.1:{}", self.nodes[0].tls_port(), self.nodes[1].tls_port())
     }
 
     /// Returns all nodes. The first three were masters at the start, and node n + 3 the replica of node n.
@@ -324,6 +336,14 @@ impl Cluster {
     pub fn wait_until_master(&self, node: &Server) {
         let role = || node.command(&["ROLE"]).items()[0].text();
         eventually("the replica is promoted", role, |role| role == "master");
+    }
+}
+
+impl Server {
+    /// Introduces this node to the cluster of `other`.
+    fn meet(&self, other: &Server) {
+        let port = self.tls_port.unwrap_or(self.port).to_string();
+        expect_ok(other.command(&["CLUSTER", "MEET", "127.0.0.1", &port]));
     }
 }
 

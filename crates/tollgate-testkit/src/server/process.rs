@@ -17,7 +17,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts the server with this configuration file, and the leash. Does not wait until the server listens.
+    /// Starts the server with this configuration file and further argument, and the leash. Does not wait until the server listens.
     ///
     /// `environment` is added to the inherited environment. Standard output and standard error are written to `log`. If
     /// this process ends without dropping the result, the leash kills the server with SIGKILL and removes `dir`.
@@ -26,13 +26,13 @@ impl Process {
     /// If the binary or `sh` cannot be started, or the handle of `log` cannot be duplicated.
     pub(super) fn start(
         binary: &Path,
-        config: &Path,
+        (config, argument): (&Path, Option<&str>),
         environment: &[(String, String)],
         log: File,
         dir: &Path,
     ) -> Process {
         let mut command = Command::new(binary);
-        command.arg(config).envs(environment.iter().cloned()).stdin(Stdio::null());
+        command.arg(config).args(argument).envs(environment.iter().cloned()).stdin(Stdio::null());
         command.stdout(log.try_clone().expect("a second handle of the log")).stderr(log);
         // Own process groups: Ctrl-C reaches only the test, and the leash then kills the server.
         let child = command.process_group(0).spawn();

@@ -14,6 +14,7 @@ mod matches;
 mod policy_names;
 mod rules;
 mod settings;
+mod store;
 mod tokens;
 
 use std::fs::Metadata;

@@ -94,7 +94,7 @@ codes! {
     InvalidSubject "invalid-subject" Error "`by` is empty, has an unknown kind of subject, lists a kind twice, has more than 8 kinds, or combines `global` with others.",
     InvalidKey "invalid-key" Error "An entry for an API key has no key, has both `key` and `sha256`, or has a key that no request can carry.",
     InvalidJwt "invalid-jwt" Error "The key for verifying JWTs is invalid, or the program was built without JWT support.",
-    InvalidStore "invalid-store" Error "The URL of the store is invalid, or its scheme is unknown.",
+    InvalidStore "invalid-store" Error "The URL of the store is invalid, its scheme is unknown, or the settings of the table `store` do not fit together or cannot be used.",
     InvalidUpstream "invalid-upstream" Error "The URL of an upstream's server is invalid, an upstream has no server, or its certificate authorities cannot be used.",
     SecretMissing "secret-missing" Error "A required secret is missing or given in several ways, or its environment variable is not set.",
     // Values that do not fit together.

@@ -5,7 +5,7 @@ use std::fmt;
 use super::read::{FromNode, Named, Reader};
 use super::span::Spanned;
 use super::tree::{Node, Value};
-use super::types::{Anonymize, LimitTable, TemplateTable};
+use super::types::{Anonymize, LimitTable, StoreTable, TemplateTable};
 use crate::answer::BodyFormat;
 
 /// A list that may also be written as a single value: `"a"` instead of `["a"]`. An absent one is empty.
@@ -141,6 +141,25 @@ impl FromNode for StoreUrl {
         let secret = Secret::from_node(node, reader)?;
         reader.show_url(node.span, secret.reveal());
         Some(StoreUrl(secret))
+    }
+}
+
+/// The value of `store`: a URL or `memory`, or a table with URLs, credentials and TLS.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum StoreEntry {
+    /// `"redis://127.0.0.1:6379"`
+    Url(StoreUrl),
+    /// `{ urls = ["rediss://10.0.0.1:6379"], password_file = "/run/secrets/redis" }`
+    Table(Box<StoreTable>),
+}
+
+impl FromNode for StoreEntry {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<StoreEntry> {
+        match node.value {
+            Value::Text(_) => StoreUrl::from_node(node, reader).map(StoreEntry::Url),
+            Value::Table(_) => StoreTable::from_node(node, reader).map(Box::new).map(StoreEntry::Table),
+            _ => reader.wrong_type(node, "a URL, `memory`, or a table with `urls`"),
+        }
     }
 }
 

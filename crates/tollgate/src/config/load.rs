@@ -170,6 +170,8 @@ type Environment = dyn Fn(&str) -> Option<String> + Send + Sync;
 #[derive(Clone)]
 pub struct Loader {
     store: Option<Secret>,
+    /// The names of the environment variables with the user and the password of the store.
+    store_credentials: Option<(String, String)>,
     instances: Option<u32>,
     directory: PathBuf,
     environment: Arc<Environment>,
@@ -180,6 +182,7 @@ impl Default for Loader {
     fn default() -> Self {
         Loader {
             store: None,
+            store_credentials: None,
             instances: None,
             directory: PathBuf::new(),
             environment: Arc::new(|name| std::env::var(name).ok().filter(|value| !value.is_empty())),
@@ -194,13 +197,25 @@ impl Loader {
         Loader::default()
     }
 
-    /// Sets the store: `memory`, or a `redis://`, `rediss://`, `redis+cluster://` or `rediss+cluster://` URL. Overrides the `store` of the file.
+    /// Sets the store: `memory`, or a `redis://`, `redis+cluster://` or `redis+sentinel://` URL, with `rediss` for TLS.
+    /// Overrides the `store` of the file.
+    ///
+    /// If `store` is a table in the file, only its `urls` and `kind` are overridden, and its user and password if the URL
+    /// has some.
     ///
     /// The URL is not checked here: an invalid one is an error of `Loaded::engine`, `Settings::limiter` and
     /// `Settings::redis`.
     #[must_use]
     pub fn store(self, url: impl Into<String>) -> Loader {
         Loader { store: Some(Secret::new(url)), ..self }
+    }
+
+    /// Sets the names of the environment variables with the user and the password of the store. Defaults to none.
+    ///
+    /// They are used if neither the URL nor the file has a password. A variable that is not set is ignored.
+    #[must_use]
+    pub fn store_credentials_env(self, username: impl Into<String>, password: impl Into<String>) -> Loader {
+        Loader { store_credentials: Some((username.into(), password.into())), ..self }
     }
 
     /// Sets the number of instances that share the quotas while the store is unavailable.
@@ -325,6 +340,16 @@ impl Loader {
     /// Returns the store that overrides the one of the file, or `None` if [`Loader::store`] was not called.
     pub(crate) fn store_override(&self) -> Option<&Secret> {
         self.store.as_ref()
+    }
+
+    /// Returns the names of the environment variables with the user and the password of the store.
+    pub(crate) fn store_credentials(&self) -> Option<&(String, String)> {
+        self.store_credentials.as_ref()
+    }
+
+    /// Returns whether the loaded configuration is to replace another one.
+    pub(crate) fn is_reload(&self) -> bool {
+        self.is_reload
     }
 
     /// Returns the number of instances that overrides the one of the file, or `None` if [`Loader::instances`] was not

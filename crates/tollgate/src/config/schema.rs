@@ -7,11 +7,14 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use super::forms::{
-    AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret, StoreUrl,
+    AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret, StoreEntry, StoreUrl,
 };
 use super::read::Named;
 use super::span::Spanned;
-use super::types::{AccessLog, Anonymize, BanKind, Config, JwtAlgorithm, LimitTable, RuleStore, TemplateTable};
+use super::types::{
+    AccessLog, Anonymize, BanKind, Config, JwtAlgorithm, LimitTable, RuleStore, StoreKind, StoreTable, TemplateTable,
+    TlsMinVersion,
+};
 use crate::answer::{BodyFormat, Style};
 use crate::failure::OnFailure;
 use crate::identity::{ApiKeys, Rotate};
@@ -100,6 +103,18 @@ impl JsonSchema for StoreUrl {
     }
 }
 
+impl JsonSchema for StoreEntry {
+    fn schema_name() -> Cow<'static, str> {
+        "StoreEntry".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let url = generator.subschema_for::<StoreUrl>();
+        let table = generator.subschema_for::<StoreTable>();
+        json_schema!({ "anyOf": [url, table] })
+    }
+}
+
 impl JsonSchema for LimitEntry {
     fn schema_name() -> Cow<'static, str> {
         "Limit".into()
@@ -183,4 +198,4 @@ macro_rules! named_schemas {
     )*};
 }
 
-named_schemas! { OnFailure Style ApiKeys Rotate Mode Charge BodyFormat AccessLog RuleStore JwtAlgorithm BanKind }
+named_schemas! { OnFailure Style ApiKeys Rotate Mode Charge BodyFormat AccessLog RuleStore StoreKind TlsMinVersion JwtAlgorithm BanKind }

@@ -3,6 +3,7 @@ mod findings;
 mod mutated;
 mod reload;
 mod reports;
+mod store;
 mod values;
 
 use super::{Code, Finding, Format, Loaded, Loader, Report};

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use tollgate_core::Algorithm;
 
 use super::forms::{
-    AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret, StoreUrl,
+    AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret, StoreEntry, StoreUrl,
 };
 use super::read::{Named, tables};
 use super::span::Spanned;
@@ -28,8 +28,9 @@ pub struct Config {
     /// The expected number of rules and keys. A file with a different number, for example because it was truncated, is
     /// rejected.
     pub(crate) expect: Option<Spanned<Expect>>,
-    /// The store for the counters: `memory`, or a `redis://`, `rediss://`, `redis+cluster://` or `rediss+cluster://` URL.
-    pub(crate) store: Option<Spanned<StoreUrl>>,
+    /// The store for the counters: `memory`, a `redis://`, `redis+cluster://` or `redis+sentinel://` URL, with `rediss` for
+    /// TLS, or a table with URLs, credentials and TLS.
+    pub(crate) store: Option<Spanned<StoreEntry>>,
     /// The prefix of every key in the store. Defaults to `tollgate`.
     pub(crate) prefix: Option<Spanned<String>>,
     /// The number of instances that share the quotas while the store is unavailable. Defaults to 1.
@@ -103,6 +104,69 @@ pub struct Config {
     pub(crate) upstreams: OptionalList<Spanned<UpstreamTable>>,
     /// Which requests are limited, and how. A reload without any rules fails unless the file has `rules = []`.
     pub(crate) rules: OptionalList<Spanned<RuleTable>>,
+}
+
+/// The store, written as a table: where it is, and how to connect to it. The files are read again at each connect.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
+pub(crate) struct StoreTable {
+    /// The URL of the server, or those of some nodes of the cluster: `redis://host:port`, or `rediss://host:port` for TLS.
+    pub(crate) urls: Option<Spanned<OneOrMany<Spanned<StoreUrl>>>>,
+    /// One `server`, or the nodes of a `cluster`. Defaults to what the scheme of the URLs says, else `server`.
+    pub(crate) kind: Option<Spanned<StoreKind>>,
+    /// The name of the user. Defaults to the server's default user.
+    pub(crate) username: Option<Spanned<String>>,
+    /// The name of the environment variable that holds the name of the user.
+    pub(crate) username_env: Option<Spanned<Secret>>,
+    /// The name of the file that holds the name of the user.
+    pub(crate) username_file: Option<Spanned<String>>,
+    /// The name of the environment variable that holds the password.
+    pub(crate) password_env: Option<Spanned<Secret>>,
+    /// The name of the file that holds the password.
+    pub(crate) password_file: Option<Spanned<String>>,
+    /// How TLS is used. Only with `rediss://` URLs.
+    pub(crate) tls: Option<Spanned<StoreTlsTable>>,
+}
+
+/// How connections to the store use TLS.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
+pub(crate) struct StoreTlsTable {
+    /// A PEM file with the certificate authorities to trust. Defaults to those of the machine.
+    pub(crate) ca_file: Option<Spanned<String>>,
+    /// A PEM file with the client certificate. Requires `key_file`.
+    pub(crate) cert_file: Option<Spanned<String>>,
+    /// A PEM file with the private key of the client certificate.
+    pub(crate) key_file: Option<Spanned<String>>,
+    /// The name for which the certificates of the servers must be valid. Defaults to the host that is connected to.
+    pub(crate) server_name: Option<Spanned<String>>,
+    /// The minimum version of TLS: `1.2` or `1.3`. Defaults to `1.2`.
+    pub(crate) min_version: TlsMinVersion,
+}
+
+/// What the URLs of a store name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum StoreKind {
+    /// One server that holds all keys.
+    #[default]
+    Server,
+    /// Some nodes of a Redis Cluster.
+    Cluster,
+}
+
+impl StoreKind {
+    /// Returns the name in a file, and in the scheme of a URL.
+    pub(crate) fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
+    }
+}
+
+/// The minimum version of TLS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum TlsMinVersion {
+    #[default]
+    Tls12,
+    Tls13,
 }
 
 /// The listener of the gateway.
@@ -444,6 +508,8 @@ tables! {
         api_keys, anonymize, jwt, receipt_secret, receipt_secret_env, receipt_secret_file, exempt, bans, plans, keys, keys_file, key_sources, plan_sources, gateway,
         upstreams, rules,
     }
+    StoreTable { urls, kind, username, username_env, username_file, password_env, password_file, tls }
+    StoreTlsTable { ca_file, cert_file, key_file, server_name, min_version }
     Expect { rules, keys }
     GatewayTable {
         listen, proxy_protocol, access_log, header_bytes_max, headers_max, uri_bytes_max, streams_max,
@@ -504,6 +570,8 @@ named! {
         "leaky-bucket" => LeakyBucket,
     }
     RuleStore { "memory" => Memory, }
+    StoreKind { "server" => Server, "cluster" => Cluster, }
+    TlsMinVersion default { "1.2" => Tls12, "1.3" => Tls13, }
     AccessLog default { "off" => Off, "json" => Json, "combined" => Combined, }
     JwtAlgorithm { "HS256" => Hs256, "RS256" => Rs256, "ES256" => Es256, }
     BanKind { "ip" => Ip, "api_key" => ApiKey, "user" => User, }

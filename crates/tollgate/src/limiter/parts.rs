@@ -49,9 +49,10 @@ pub(super) struct Part<'a> {
 
 impl<'a> Part<'a> {
     /// Returns all demands of a check as one part, for a store that decides whole checks.
-    pub(super) fn whole(check: &Check<'a>) -> Part<'a> {
+    pub(super) fn whole(check: &Check<'a>, store: &dyn Store) -> Part<'a> {
         let indices = (0..check.demands().len()).collect();
-        Part { location: Location::default(), demands: check.demands().iter().copied().collect(), indices }
+        let location = location_of(check, store);
+        Part { location, demands: check.demands().iter().copied().collect(), indices }
     }
 
     /// Returns the demands as a check.
@@ -73,6 +74,11 @@ impl<'a> Part<'a> {
             kept.map(|(demand, status)| (*demand, *status)).unzip();
         (!demands.is_empty()).then(|| (demands, Decision { limits, ..*decision }))
     }
+}
+
+/// Returns where a check is decided, for a store that decides whole checks on one server.
+pub(super) fn location_of(check: &Check<'_>, store: &dyn Store) -> Location {
+    check.demands().first().map_or(Location::default(), |demand| store.locate(demand.key.subject()))
 }
 
 /// Splits a check into parts, in the order in which their partitions first occur.

@@ -133,7 +133,7 @@ impl Shared {
 
         let asked = match self.store.atomicity() {
             Atomicity::Check => {
-                let shard = self.health.of(ShardId::default(), &*self.store);
+                let shard = self.health.of(parts::location_of(&unknown[0], &*self.store).shard, &*self.store);
                 let asked = self.ask_shard(&shard, &unknown, sent, budget, counters).await;
                 asked.into_iter().map(|asked| asked.map(Answer::Whole)).collect()
             }
@@ -246,7 +246,7 @@ impl Shared {
         Fut: Future<Output = Result<T, StoreError>>,
     {
         let parts = match self.store.atomicity() {
-            Atomicity::Check => SmallVec::from_iter([Part::whole(check)]),
+            Atomicity::Check => SmallVec::from_iter([Part::whole(check, &*self.store)]),
             _ => parts::split(check, &*self.store),
         };
         let count = parts.len();

@@ -13,6 +13,7 @@ mod manifests;
 mod observers;
 mod plan_hash;
 mod round_trips;
+mod sentinel;
 mod settings;
 mod settle;
 mod vectors;

@@ -79,6 +79,10 @@ pub struct CounterReport {
     /// Why the client is refused regardless of its counters: a ban in the configuration or in the store. `None` if it
     /// is not banned.
     pub banned: Option<String>,
+    /// The address of the node that holds the counters, without user and password. `None` unless the store is a cluster.
+    pub node: Option<String>,
+    /// The hash slot of the counters. `None` unless the store is a cluster.
+    pub slot: Option<u32>,
     /// The counters, in the order of the limits.
     pub counters: Vec<CounterStatus>,
 }
@@ -301,7 +305,10 @@ impl CounterQuery {
             let status = selected.inspect(limiter, &counter).await?;
             statuses.push(counter.into_status(&status));
         }
-        Ok(CounterReport { key, plan: selected.plan, banned: selected.banned, counters: statuses })
+        let location = if selected.shield.is_some() { None } else { limiter.locate(&selected.key) };
+        let slot = location.as_ref().map(|location| location.slot);
+        let node = location.and_then(|location| location.node);
+        Ok(CounterReport { key, plan: selected.plan, banned: selected.banned, node, slot, counters: statuses })
     }
 
     /// Deletes the selected counters. For a rule with limits per plan, deletes those of all plans.

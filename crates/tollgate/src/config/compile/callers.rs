@@ -222,7 +222,7 @@ impl SecretFields<'_> {
 ///
 /// That is so if it has at most 64 characters, all of them uppercase letters, digits and underscores, and does not
 /// begin with a digit.
-fn looks_like_variable(name: &str) -> bool {
+pub(super) fn looks_like_variable(name: &str) -> bool {
     let is_name_byte = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
     name.len() <= 64 && !name.starts_with(|first: char| first.is_ascii_digit()) && name.bytes().all(is_name_byte)
 }

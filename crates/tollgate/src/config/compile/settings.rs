@@ -7,9 +7,10 @@ use tollgate_core::Limit;
 
 use super::Compiler;
 use super::callers::SecretFields;
+use super::store::StoreAccess;
 use crate::answer::{Style, Styles};
 use crate::config::finding::{Code, Finding};
-use crate::config::forms::{Secret, StoreUrl};
+use crate::config::forms::Secret;
 use crate::config::source::Source;
 use crate::config::span::{Span, Spanned};
 use crate::config::types::Config;
@@ -19,9 +20,14 @@ use crate::limiter::{Limiter, LimiterBuilder, StoreUrlError};
 #[cfg(feature = "redis")]
 use crate::rules::{KeyHash, Lookups, PlanHash};
 #[cfg(feature = "redis")]
-use tollgate_redis::{RedisStore, RedisStoreBuilder};
+use tollgate_redis::{RedisStore, RedisStoreBuilder, SecretSource};
 
 const MEMORY: &str = "memory";
+/// The environment variables with the credentials of Sentinels.
+#[cfg(feature = "redis")]
+const SENTINEL_USERNAME: &str = "TOLLGATE_SENTINEL_USERNAME";
+#[cfg(feature = "redis")]
+const SENTINEL_PASSWORD: &str = "TOLLGATE_SENTINEL_PASSWORD";
 const PREFIX_BYTES_MAX: usize = 64;
 const HASH_NAME_BYTES_MAX: usize = 512;
 /// Minimum length of the receipt secret in bytes. 16 random bytes cannot be guessed.
@@ -36,6 +42,8 @@ pub struct Settings {
     /// The store: `memory`, or a URL, which may contain a password. `None` if no store is configured; the counters are
     /// then in memory.
     pub store: Option<Secret>,
+    /// How to connect to the store: credentials and TLS.
+    pub(crate) access: StoreAccess,
     /// The prefix of every key in the store.
     pub prefix: String,
     /// The number of instances that share the quotas while the store is unavailable. `None` means 1.
@@ -73,19 +81,28 @@ impl Settings {
 
     /// Creates the shared store of these settings, with their key prefix. Returns `None` if the counters are in memory.
     ///
-    /// Its checks read the bans in the store. Starts a task on the current tokio runtime, which connects in the
+    /// The credentials of Sentinels are read from the environment variables `TOLLGATE_SENTINEL_USERNAME` and
+    /// `TOLLGATE_SENTINEL_PASSWORD`, if they are set. Its checks read the bans in the store. Starts a task on the current tokio runtime, which connects in the
     /// background: a store that cannot be reached is no error.
     ///
     /// # Errors
     /// Only if the store is shared: if its URL or the prefix is invalid, if the URL is `rediss://` and `tollgate-redis`
-    /// is built without its feature `tls`, or if there is no tokio runtime.
+    /// is built without its feature `tls`, if a file with a certificate or a password cannot be used, or if there is no
+    /// tokio runtime.
     #[cfg(feature = "redis")]
     pub fn redis(&self) -> Result<Option<RedisStore>, StoreUrlError> {
         let Some(url) = self.store.as_ref().filter(|_| self.is_shared()) else { return Ok(None) };
         // A call that is given up before the deadline would not be waited for as long as the deadline says.
         let call_timeout = self.deadline.max(RedisStoreBuilder::CALL_TIMEOUT_DEFAULT);
-        let builder = RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).bans(true);
-        Ok(Some(builder.call_timeout(call_timeout).build()?))
+        let mut builder = RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).bans(true);
+        let source = |name: &str| std::env::var_os(name).map(|_| SecretSource::Env(name.to_owned()));
+        if let Some(username) = source(SENTINEL_USERNAME) {
+            builder = builder.sentinel_username_from(username);
+        }
+        if let Some(password) = source(SENTINEL_PASSWORD) {
+            builder = builder.sentinel_password_from(password);
+        }
+        Ok(Some(self.access.apply(builder).call_timeout(call_timeout).build()?))
     }
 
     /// Returns a builder for a limiter on this store, or in memory if it is `None`, with the other settings.
@@ -126,17 +143,18 @@ impl Settings {
 /// Checks the URL of a store, or `memory`, without connecting. The error is a message that does not contain the
 /// password.
 #[cfg(feature = "redis")]
-fn check_url(url: &str) -> Result<(), String> {
+pub(super) fn check_url(url: &str) -> Result<(), String> {
     if url == MEMORY { Ok(()) } else { RedisStore::check_url(url).map_err(|error| error.to_string()) }
 }
 
 /// Checks that a store is `memory` or begins with a known scheme. A program without Redis cannot check the rest of the
 /// URL.
 #[cfg(not(feature = "redis"))]
-fn check_url(url: &str) -> Result<(), String> {
-    let is_url = |scheme: &str| url.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty());
-    let schemes = ["redis://", "rediss://", "redis+cluster://", "rediss+cluster://"];
-    let is_known = url == MEMORY || schemes.into_iter().any(is_url);
+pub(super) fn check_url(url: &str) -> Result<(), String> {
+    let is_url = |scheme: &String| url.strip_prefix(scheme.as_str()).is_some_and(|rest| !rest.is_empty());
+    let kinds = ["", "+cluster", "+sentinel"];
+    let schemes = kinds.map(|kind| [format!("redis{kind}://"), format!("rediss{kind}://")]).concat();
+    let is_known = url == MEMORY || schemes.iter().any(is_url);
     if is_known { Ok(()) } else { Err(format!("expected a URL that begins with {}", schemes.join(", "))) }
 }
 
@@ -145,18 +163,12 @@ impl Compiler<'_> {
     ///
     /// Adds an error for each invalid value of the file, even if it is overridden. The loader's values are not checked.
     pub(super) fn settings(&mut self, config: &Config) -> Settings {
-        let store = match (self.loader.store_override(), &config.store) {
-            (Some(given), _) => Some(given.clone()),
-            (None, Some(written)) => Some(written.0.clone()),
-            (None, None) => None,
-        };
-        if let Some(store) = &config.store {
-            self.check_store(store);
-        }
+        let (store, access) = self.store(config.store.as_ref());
         let deadline = config.deadline.as_ref().and_then(|text| self.time(text));
         let instances = config.instances.as_ref().and_then(|instances| self.instances(instances));
         Settings {
             store,
+            access,
             prefix: config.prefix.as_ref().map_or("tollgate".to_owned(), |prefix| self.prefix(prefix)),
             instances: self.loader.instances_override().or(instances),
             deadline: deadline.unwrap_or(Duration::from_millis(25)),
@@ -190,12 +202,6 @@ impl Compiler<'_> {
             return None;
         }
         Some(secret)
-    }
-
-    fn check_store(&mut self, store: &Spanned<StoreUrl>) {
-        let Err(problem) = check_url(store.0.reveal()) else { return };
-        let finding = Finding::new(Code::InvalidStore, problem).help("or `memory`, for counters in this process only");
-        self.note(finding.at(store.span()));
     }
 
     fn prefix(&mut self, prefix: &Spanned<String>) -> String {

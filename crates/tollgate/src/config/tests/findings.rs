@@ -356,7 +356,7 @@ fn an_invalid_store_is_an_error_and_its_password_is_not_shown() {
     for url in [
         "mysql://planted@h",
         "redis+cluster://:planted@h/3",
-        "redis+sentinel://:planted@h/0",
+        "redis+sentinel://:planted@h",
         "redis://u:planted@h:xx",
         "redis://:planted@",
         "redis://:planted@h/nine",
@@ -372,7 +372,9 @@ fn an_invalid_store_is_an_error_and_its_password_is_not_shown() {
         assert!(!report.contains("planted"), "{report}");
     }
     let clusters = ["redis+cluster://h", "rediss+cluster://u:p%40ss@h:7000,[::1]:7001"];
-    for url in ["memory", "redis://h", "rediss://u:p%40ss@h:7000/3", "redis://[::1]"].into_iter().chain(clusters) {
+    let sentinels = ["redis+sentinel://h/main", "rediss+sentinel://u:p%40ss@h:7000,[::1]:7001/main/3"];
+    let servers = ["memory", "redis://h", "rediss://u:p%40ss@h:7000/3", "redis://[::1]"];
+    for url in servers.into_iter().chain(clusters).chain(sentinels) {
         assert!(!codes(&format!("store = '{url}'")).contains(&Code::InvalidStore), "{url}");
     }
 }

@@ -13,7 +13,7 @@ use super::rule::{LimitText, Rule};
 use crate::config::{
     AddressPlan, Anonymize, AnonymizeEntry, ApiKeyTable, BanEntry, BanKind, BodyEntry, Config, Exempt, HeaderTest, Jwt,
     KeySources, LimitEntry, LimitTable, Limits, MatchTable, OneOrMany, OptionalList, PlanSources, PlanTable, RuleStore,
-    RuleTable, Secret, Span, Spanned, StoreUrl,
+    RuleTable, Secret, Span, Spanned, StoreEntry, StoreUrl,
 };
 use crate::identity::Rotate;
 
@@ -47,7 +47,7 @@ pub(super) fn to_config(rules: Rules) -> (Config, Vec<String>) {
         rules.receipt_secret.map_or((None, None, None), SecretSource::into_fields);
     let config = Config {
         expect: None,
-        store: rules.store.map(|url| names.spanned("store", StoreUrl(url))),
+        store: rules.store.map(|url| names.spanned("store", StoreEntry::Url(StoreUrl(url)))),
         prefix: rules.prefix.map(|prefix| names.spanned("prefix", prefix)),
         instances: rules.instances.map(|instances| names.spanned("instances", instances)),
         deadline: rules.deadline.map(|deadline| names.spanned("deadline", duration_text(deadline))),

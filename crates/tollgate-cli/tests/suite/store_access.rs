@@ -1,0 +1,223 @@
+//! `store` as a table: a Redis user with few permissions, a password that is rotated, and TLS with client certificates.
+#![allow(clippy::unwrap_used)] // a step that fails fails its test
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use tollgate_testkit::certificates::{Authority, Identity};
+use tollgate_testkit::server::{Brand, Cluster, Config, Server};
+
+use crate::serving::{Serving, command, ended};
+
+const PASSWORD: &str = "planted-password";
+const LISTENERS: [&str; 7] = ["serve", "--http", "127.0.0.1:0", "--resp", "off", "--admin", "off"];
+const RULES: &str = r#"
+prefix = "shop"
+instances = 1
+receipt_secret = "0123456789abcdef"
+plan_sources.redis_hash = "shop-plans"
+key_sources.redis_hash = "shop-keys"
+[plans.default]
+limits = ["5/h"]
+[plans.pro]
+limits = ["1000000/h", "1000000/h token-bucket", "1000000/h sliding-counter"]
+[[rules]]
+name = "all"
+by = "api_key"
+limits = "plan"
+"#;
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// Returns the rules of the user that `tollgate script --acl` prints for a configuration file.
+fn printed_rules(file: &str) -> String {
+    let output = command().args(["script", "--acl", "--config", file]).output().unwrap();
+    let printed = text(&output);
+    let rules = printed.strip_prefix("ACL SETUSER tollgate on >PASSWORD ").unwrap_or_else(|| panic!("{printed}"));
+    assert!(rules.ends_with("~shop:tg2:* %R~shop-plans %R~shop-keys\n"), "{printed}");
+    rules.trim_end().to_owned()
+}
+
+/// Writes a configuration file with this table for the store, and a file with the password beside it.
+fn write(dir: &Path, table: &str) -> String {
+    let file = dir.join("tollgate.toml");
+    std::fs::write(
+        &file,
+        format!("{RULES}\n[store]\nusername = \"tollgate\"\npassword_file = \"password\"\n{table}\n"),
+    )
+    .unwrap();
+    std::fs::write(dir.join("password"), format!("{PASSWORD}\n")).unwrap();
+    file.to_str().unwrap().to_owned()
+}
+
+fn run(arguments: &[&str], file: &str) -> (Option<i32>, String) {
+    let output = command().args(arguments).args(["--config", file]).output().unwrap();
+    (output.status.code(), text(&output))
+}
+
+/// Runs the service and every command that uses the store, and returns everything that they print.
+fn use_everything(file: &str, add_hash_fields: impl Fn(&str, &str, &str)) -> String {
+    // The digest of the API key `k`.
+    let field = "api_key:8254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a";
+    add_hash_fields("shop-keys", field, "{\"name\":\"acme\"}");
+    add_hash_fields("shop-plans", field, "pro");
+    let serving = Serving::start_as(Serving::command(), &["--config", file]);
+    serving.until("/readyz", |answer| answer.status == 200);
+    let request =
+        r#"{"request":{"method":"GET","path":"/","headers":{"x-api-key":"k"},"peer":"203.0.113.9"},"receipt":true}"#;
+    let answer = serving.check(request);
+    assert!(answer.body.contains(r#""source":"store""#) && answer.body.contains("1000000"), "{answer:?}");
+    assert!(!serving.output().contains("may not"), "{}", serving.output());
+    let mut printed = serving.output() + &serving.visit("/metrics").body + &serving.visit("/readyz").body;
+    for (arguments, code) in [
+        (&["check", "user:42", "10/h"][..], 0),
+        (&["check", "user:42", "10/h leaky-bucket", "--json"], 0),
+        (&["inspect", "user:42", "10/h"], 0),
+        (&["explain", "GET", "/", "--peer", "203.0.113.9", "-H", "x-api-key: k"], 0),
+        (&["inspect", "k", "--rule", "all"], 0),
+        (&["ban", "user:42", "--for", "1h"], 0),
+        (&["check", "user:42", "10/h"], 1),
+        (&["unban", "user:42"], 0),
+        (&["reset", "user:42", "10/h"], 0),
+        (&["reset", "user:42", "10/h"], 1),
+    ] {
+        let (exit, output) = run(arguments, file);
+        assert_eq!(exit, Some(code), "{arguments:?}: {output}");
+        printed += &output;
+    }
+    printed + &serving.output()
+}
+
+#[test]
+fn printed_user_suffices_for_the_service_and_every_command() {
+    for brand in Brand::ALL {
+        let dir = tempfile::tempdir().unwrap();
+        let rules = printed_rules(&write(dir.path(), "urls = \"redis://h\""));
+        let server = Config::new(brand).only_user("tollgate", PASSWORD, &rules).start();
+        let file = write(dir.path(), &format!("urls = [\"{}\"]", server.url()));
+        let set = |hash: &str, field: &str, value: &str| drop(server.command(&["HSET", hash, field, value]));
+        let printed = use_everything(&file, set);
+        assert!(!printed.contains(PASSWORD) && printed.contains("connected to the store"), "{brand}: {printed}");
+    }
+}
+
+#[test]
+fn printed_user_suffices_on_a_cluster_and_inspect_names_the_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let rules = printed_rules(&write(dir.path(), "urls = \"redis://h\""));
+    let cluster = Cluster::with(&Config::new(Brand::Redis).only_user("tollgate", PASSWORD, &rules));
+    let urls: Vec<String> = cluster.nodes()[..2].iter().map(|node| format!("\"{}\"", node.url())).collect();
+    let file = write(dir.path(), &format!("kind = \"cluster\"\nurls = [{}]", urls.join(", ")));
+    let set = |hash: &str, field: &str, value: &str| {
+        let owner = cluster.owner_of(cluster.slot_of(hash));
+        owner.command(&["HSET", hash, field, value]);
+    };
+    let printed = use_everything(&file, set);
+    assert!(!printed.contains(PASSWORD), "{printed}");
+
+    let slot = cluster.slot_of("{user:42}");
+    let node = cluster.owner_of(slot).url();
+    assert!(printed.contains(&format!("  node         {node} (slot {slot})\n")), "{printed}");
+    run(&["check", "user:42", "10/h"], &file);
+    let (_, json) = run(&["inspect", "user:42", "10/h", "--json"], &file);
+    assert!(json.contains(&format!("\"node\":\"{node}\"")) && json.contains(&format!("\"slot\":{slot}")), "{json}");
+}
+
+/// Changes the password of the user on the server, and closes its connections.
+fn rotate(server: &Server, password: &str) {
+    server.command(&["ACL", "SETUSER", "tollgate", "resetpass", &format!(">{password}")]);
+    server.command(&["CLIENT", "KILL", "USER", "tollgate"]);
+}
+
+#[test]
+fn rotated_password_needs_no_restart_and_is_never_logged() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Config::new(Brand::Redis).only_user("tollgate", PASSWORD, "~* +@all").start();
+    let file = write(dir.path(), &format!("urls = [\"{}\"]", server.url()));
+    let mut command = Serving::command();
+    command.env("TOLLGATE_LOG", "trace");
+    let serving = Serving::start_as(command, &["--config", &file]);
+    serving.until("/readyz", |answer| answer.status == 200);
+    rotate(&server, "planted-next-password");
+    let down = serving.until("/readyz", |answer| answer.status == 503);
+    let explicit = r#"{"key":"user:42","limit":"1000000/h"}"#;
+    assert!(serving.check(explicit).body.contains(r#""source":"local""#));
+    serving.wait_for_log("the server rejects the user or the password");
+    std::fs::write(dir.path().join("password"), "planted-next-password").unwrap();
+    serving.until("/readyz", |answer| answer.status == 200);
+    let answered = tollgate_testkit::poll::poll(|| serving.check(explicit).body.contains(r#""source":"store""#));
+    assert!(answered, "{}", serving.output());
+    let seen = [serving.output(), down.body, serving.visit("/metrics").body, serving.operate("GET", "/v1/rules").body];
+    assert!(seen.iter().all(|text| !text.contains("planted")), "{seen:?}");
+}
+
+#[test]
+fn user_and_password_may_be_in_the_environment() {
+    let server = Config::new(Brand::Redis).only_user("tollgate", PASSWORD, "~* +@all").start();
+    let check = |variables: &[(&str, &str)], url: &str| {
+        let mut command: Command = command();
+        command.envs(variables.iter().copied()).args(["check", "user:42", "10/h", "--store", url]);
+        let output = command.output().unwrap();
+        (output.status.code(), text(&output))
+    };
+    let both = [("TOLLGATE_STORE_USERNAME", "tollgate"), ("TOLLGATE_STORE_PASSWORD", PASSWORD)];
+    assert_eq!(check(&both, &server.url()).0, Some(0));
+    let (code, output) = check(&both[1..], &server.url());
+    assert!(code == Some(2) && output.contains("rejects the user or the password"), "{output}");
+    // Those of the URL come first.
+    let (code, output) = check(&both, &format!("redis://tollgate:planted-other@{}", server.addr()));
+    assert!(code == Some(2) && !output.contains("planted"), "{output}");
+}
+
+#[test]
+fn table_with_tls_is_used_by_the_service_and_commands() {
+    let authority = Authority::new();
+    let server = Config::new(Brand::Redis)
+        .tls(&authority, &authority.issue(&["redis.example"]))
+        .only_user("tollgate", PASSWORD, "~* +@all")
+        .start();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(authority.file(), dir.path().join("ca.pem")).unwrap();
+    let Identity { cert_file, key_file } = authority.issue(&["client"]);
+    std::fs::copy(cert_file, dir.path().join("client.pem")).unwrap();
+    std::fs::copy(key_file, dir.path().join("client.key")).unwrap();
+    let table = |tls: &str| format!("urls = [\"rediss://127.0.0.1:{}\"]\ntls = {{ {tls} }}", server.tls_port());
+    let whole = "ca_file = \"ca.pem\", cert_file = \"client.pem\", key_file = \"client.key\", \
+                 server_name = \"redis.example\", min_version = \"1.3\"";
+    let file = write(dir.path(), &table(whole));
+    assert_eq!(command().args(["validate", &file]).output().unwrap().status.code(), Some(0));
+    let serving = Serving::start_as(Serving::command(), &["--config", &file]);
+    serving.until("/readyz", |answer| answer.status == 200);
+    assert_eq!(run(&["check", "user:42", "10/h"], &file).0, Some(0));
+
+    // Without the name, the certificate is not valid for the address.
+    let unnamed = whole.replace("server_name = \"redis.example\", ", "");
+    let file = write(dir.path(), &table(&unnamed));
+    let (code, output) = run(&["check", "user:42", "10/h"], &file);
+    assert!(code == Some(2) && output.contains("certificate is not valid for 127.0.0.1"), "{output}");
+    // --store replaces the URLs, and the rest of the table applies.
+    let url = format!("rediss://localhost:{}", server.tls_port());
+    let (code, output) = run(&["check", "user:42", "10/h", "--store", &url], &file);
+    assert!(code == Some(2) && output.contains("certificate is not valid for localhost"), "{output}");
+
+    for (tls, expected) in [
+        (whole.replace("client.key", "missing.key"), "missing.key: no such file or directory"),
+        (whole.replace("\"client.pem\"", "\"ca.pem\""), "the key does not belong to the certificate"),
+        (whole.replace("\"1.3\"", "\"1.1\""), "expected one of 1.2, 1.3"),
+        (whole.replace(", key_file = \"client.key\"", ""), "needs both `cert_file` and `key_file`"),
+    ] {
+        let file = write(dir.path(), &table(&tls));
+        for output in [
+            ended(command().args(LISTENERS).args(["--config", &file])),
+            command().args(["validate", &file]).output().unwrap(),
+        ] {
+            let error = text(&output);
+            assert_eq!(output.status.code(), Some(2), "{error}");
+            // Long lines of a report are wrapped.
+            let error = error.split_whitespace().collect::<Vec<_>>().join(" ").replace(" │ ", " ");
+            assert!(error.contains(expected), "no {expected:?} in {error}");
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The user and the password of a store, from its URL, from files or from environment variables.
+//!
+//! Files are read at each connect, so a rotated password is used without a restart. No `Debug` output and no error
+//! contains a user or a password.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tollgate_core::{__io_reason as reason, StoreErrorKind as Kind};
+
+use crate::fault::Fault;
+use crate::url::Endpoint;
+
+/// The largest file with a user or a password that is read.
+const FILE_BYTES_MAX: u64 = 64 << 10;
+
+/// The place of a user name or a password.
+///
+/// For [`RedisStoreBuilder::username_from`](crate::RedisStoreBuilder::username_from) and
+/// [`RedisStoreBuilder::password_from`](crate::RedisStoreBuilder::password_from).
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SecretSource {
+    /// The secret itself.
+    Text(String),
+    /// A file, of which line breaks at the end are not part of the secret. It is read at each connect.
+    File(PathBuf),
+    /// An environment variable, by its name.
+    Env(String),
+}
+
+/// The error of a user name or a password that cannot be read. The message names the file or the variable.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{problem}")]
+pub struct CredentialsError {
+    problem: String,
+}
+
+/// Where the user and the password are read from, if not from the URL.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Credentials {
+    pub(crate) username: Option<SecretSource>,
+    pub(crate) password: Option<SecretSource>,
+}
+
+/// The arguments of `AUTH`.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Login {
+    /// The user; `None` for the server's default user.
+    pub(crate) user: Option<String>,
+    pub(crate) password: String,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl fmt::Debug for SecretSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SecretSource::Text(_) => f.write_str("Text(***)"),
+            SecretSource::File(file) => f.debug_tuple("File").field(file).finish(),
+            SecretSource::Env(name) => f.debug_tuple("Env").field(name).finish(),
+        }
+    }
+}
+
+impl SecretSource {
+    /// Reads the secret: the text of the file without line breaks at its end, or the value of the variable.
+    ///
+    /// # Errors
+    /// Returns an error if the file or the variable does not exist, cannot be read, is empty, or is not UTF-8, or if the
+    /// file has more than 64 KiB.
+    fn read(&self, what: &str) -> Result<String, CredentialsError> {
+        let (place, text) = match self {
+            SecretSource::Text(text) => return Ok(text.clone()),
+            SecretSource::File(file) => {
+                let bytes = read_bounded(file, FILE_BYTES_MAX);
+                (file.display().to_string(), bytes.and_then(|bytes| String::from_utf8(bytes).map_err(not_text)))
+            }
+            SecretSource::Env(name) => {
+                let value = std::env::var(name).map_err(|error| match error {
+                    std::env::VarError::NotPresent => io::Error::other("it is not set"),
+                    std::env::VarError::NotUnicode(_) => not_text(error),
+                });
+                (format!("${name}"), value)
+            }
+        };
+        let problem = |why: &str| CredentialsError {
+            problem: format!("cannot read the {what} of the store from {place}: {why}"),
+        };
+        let text = text.map_err(|error| problem(&reason(&error)))?;
+        match text.trim_end_matches(['\r', '\n']) {
+            "" => Err(problem("it is empty")),
+            text => Ok(text.to_owned()),
+        }
+    }
+}
+
+impl Credentials {
+    /// Reads the user and the password of a server. Those of the URL are used where no source is set.
+    ///
+    /// Returns `None` to connect without authentication. Blocks while it reads files.
+    ///
+    /// # Errors
+    /// Returns an error if a source cannot be read, or there is a user without a password.
+    pub(crate) fn read(&self, endpoint: &Endpoint) -> Result<Option<Login>, CredentialsError> {
+        let read = |source: &Option<SecretSource>, what, from_url: &Option<String>| match source {
+            Some(source) => source.read(what).map(Some),
+            None => Ok(from_url.clone()),
+        };
+        let user = read(&self.username, "user name", &endpoint.user)?;
+        match (user, read(&self.password, "password", &endpoint.password)?) {
+            (user, Some(password)) => Ok(Some(Login { user, password })),
+            (None, None) => Ok(None),
+            (Some(_), None) => Err(CredentialsError { problem: "the store has a user name, but no password".into() }),
+        }
+    }
+
+    /// Reads the user and the password like [`Credentials::read`], without blocking the runtime.
+    ///
+    /// # Errors
+    /// Returns a fault of the kind `Forbidden` if they cannot be read.
+    pub(crate) async fn login(self: &Arc<Self>, endpoint: &Endpoint) -> Result<Option<Login>, Fault> {
+        let read = match self.username.is_some() || self.password.is_some() {
+            true => {
+                let (credentials, endpoint) = (self.clone(), endpoint.clone());
+                let read = tokio::task::spawn_blocking(move || credentials.read(&endpoint)).await;
+                read.map_err(|_| Fault::new(Kind::Forbidden, "the credentials of the store could not be read"))?
+            }
+            false => self.read(endpoint),
+        };
+        read.map_err(|error| Fault::new(Kind::Forbidden, error.problem))
+    }
+}
+
+fn not_text<E>(_: E) -> io::Error {
+    io::Error::other("it is not UTF-8 text")
+}
+
+/// Reads a whole file of at most `bytes_max` bytes.
+///
+/// # Errors
+/// Returns an error if the file cannot be read, or is larger: reading a device might never end.
+pub(crate) fn read_bounded(file: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(file)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > bytes_max {
+        true => Err(io::Error::other(format!("it has more than {bytes_max} bytes"))),
+        false => Ok(bytes),
+    }
+}

@@ -1,0 +1,382 @@
+//! Compiles `store`: a URL, or a table with URLs, credentials and TLS.
+
+use std::path::PathBuf;
+
+use super::Compiler;
+use super::callers::looks_like_variable;
+use crate::config::finding::{Code, Finding};
+use crate::config::forms::{Secret, StoreEntry, StoreUrl};
+use crate::config::span::{Span, Spanned};
+use crate::config::types::{StoreKind, StoreTable, StoreTlsTable, TlsMinVersion};
+
+/// How to connect to a store, besides its URL: credentials and TLS. Files are read again at each connect.
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code))] // without Redis there is no store to connect to
+pub(crate) struct StoreAccess {
+    pub(crate) username: Option<SecretPlace>,
+    pub(crate) password: Option<SecretPlace>,
+    tls: Option<StoreTls>,
+}
+
+/// Where a user name or a password is.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code))]
+pub(crate) enum SecretPlace {
+    /// In the configuration itself.
+    Text(Secret),
+    /// In the environment variable with this name.
+    Env(String),
+    File(PathBuf),
+}
+
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code))]
+struct StoreTls {
+    ca_file: Option<PathBuf>,
+    /// The files of the certificate and of the key.
+    client: Option<(PathBuf, PathBuf)>,
+    server_name: Option<String>,
+    min_version: TlsMinVersion,
+}
+
+#[cfg(feature = "redis")]
+impl StoreAccess {
+    /// Sets the credentials and the TLS options of a store.
+    pub(crate) fn apply(&self, mut builder: tollgate_redis::RedisStoreBuilder) -> tollgate_redis::RedisStoreBuilder {
+        use tollgate_redis::SecretSource;
+        let source = |place: &SecretPlace| match place {
+            SecretPlace::Text(text) => SecretSource::Text(text.reveal().to_owned()),
+            SecretPlace::Env(name) => SecretSource::Env(name.clone()),
+            SecretPlace::File(file) => SecretSource::File(file.clone()),
+        };
+        if let Some(username) = &self.username {
+            builder = builder.username_from(source(username));
+        }
+        if let Some(password) = &self.password {
+            builder = builder.password_from(source(password));
+        }
+        match &self.tls {
+            Some(tls) => builder.tls(tls.options()),
+            None => builder,
+        }
+    }
+}
+
+#[cfg(feature = "redis")]
+impl StoreTls {
+    fn options(&self) -> tollgate_redis::TlsOptions {
+        let mut options = tollgate_redis::TlsOptions::new().min_version(match self.min_version {
+            TlsMinVersion::Tls12 => tollgate_redis::TlsVersion::Tls12,
+            TlsMinVersion::Tls13 => tollgate_redis::TlsVersion::Tls13,
+        });
+        if let Some(file) = &self.ca_file {
+            options = options.ca_file(file);
+        }
+        if let Some((cert, key)) = &self.client {
+            options = options.client_certificate(cert, key);
+        }
+        match &self.server_name {
+            Some(name) => options.server_name(name),
+            None => options,
+        }
+    }
+
+    /// Returns why the files or the name cannot be used, if they cannot.
+    fn check(&self) -> Result<(), String> {
+        self.options().check().map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(not(feature = "redis"))]
+impl StoreTls {
+    /// A program without Redis cannot check the files.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl Compiler<'_> {
+    /// Compiles `store`. Returns the URL, `None` if there is none, and how to connect to it.
+    ///
+    /// A store of the loader overrides the URLs of the file, and a user or a password in its URL overrides those of the
+    /// file. If there is no password, that of the loader's environment variables is used, if they are set. Adds an error
+    /// for each invalid value of the file, even if it is overridden.
+    pub(super) fn store(&mut self, store: Option<&Spanned<StoreEntry>>) -> (Option<Secret>, StoreAccess) {
+        let (written, mut access) = match store.map(|store| (&**store, store)) {
+            None => (None, StoreAccess::default()),
+            Some((StoreEntry::Url(url), store)) => {
+                if let Err(problem) = super::settings::check_url(url.0.reveal()) {
+                    let help = "or `memory`, for counters in this process only";
+                    self.note(Finding::new(Code::InvalidStore, problem).help(help).at(store.span()));
+                }
+                (Some(url.0.clone()), StoreAccess::default())
+            }
+            Some((StoreEntry::Table(table), store)) => {
+                let url = self.store_url(table, store);
+                (url, self.store_access(table))
+            }
+        };
+        let url = self.loader.store_override().cloned().or(written);
+        let has_login = url.as_ref().is_some_and(|url| has_login(url.reveal()));
+        if self.loader.store_override().is_some() && has_login {
+            (access.username, access.password) = (None, None);
+        }
+        if access.password.is_none()
+            && !has_login
+            && let Some((username, password)) = self.loader.store_credentials()
+        {
+            let place = |name: &String| self.loader.variable(name).map(|_| SecretPlace::Env(name.clone()));
+            access.password = place(password);
+            access.username = access.username.or_else(|| place(username));
+        }
+        if access.password.is_none() && !has_login && url.is_some() {
+            self.check_no_username(store);
+        }
+        (url, access)
+    }
+
+    /// Adds an error if the table has a user name, because there is no password.
+    fn check_no_username(&mut self, store: Option<&Spanned<StoreEntry>>) {
+        let Some(StoreEntry::Table(table)) = store.map(|store| &**store) else { return };
+        let StoreTable { username, username_env, username_file, password_env, password_file, .. } = &**table;
+        let span = [username, username_file].into_iter().flatten().map(Spanned::span);
+        let span = span.chain(username_env.iter().map(Spanned::span)).next();
+        if let (Some(span), None, None) = (span, password_env, password_file) {
+            let help = "add `password_file` or `password_env`";
+            self.note(
+                Finding::new(Code::SecretMissing, "the store has a user name, but no password").help(help).at(span),
+            );
+        }
+    }
+
+    /// Combines the URLs of a table into the one that a store is built with. Returns `None` and adds errors if they are
+    /// invalid, or do not fit together.
+    fn store_url(&mut self, table: &StoreTable, store: &Spanned<StoreEntry>) -> Option<Secret> {
+        let urls = match &table.urls {
+            Some(urls) if !urls.is_empty() => urls,
+            Some(urls) => {
+                let finding = Finding::new(Code::InvalidStore, "`urls` must have at least one URL");
+                self.note(finding.help("for example urls = [\"redis://127.0.0.1:6379\"]").at(urls.span()));
+                return None;
+            }
+            None if self.loader.store_override().is_some() => return None,
+            None => {
+                let finding = Finding::new(Code::MissingField, "missing field `urls`");
+                self.note(finding.help("add `urls` to this table").at(store.span()));
+                return None;
+            }
+        };
+        let mut is_valid = true;
+        let mut fail = |compiler: &mut Self, message: String, help: &str, url: &Spanned<StoreUrl>| {
+            is_valid = false;
+            compiler.note(Finding::new(Code::InvalidStore, message).help(help).at(url.span()));
+        };
+        let kind = table.kind.as_deref().map(|kind| kind.name());
+        let mut parts: Vec<UrlParts<'_>> = Vec::new();
+        for url in urls.iter() {
+            let text = url.0.reveal();
+            if let Err(problem) = super::settings::check_url(text) {
+                fail(self, problem, "one server or node for each URL", url);
+                continue;
+            }
+            let Some(part) = UrlParts::of(text) else {
+                fail(self, "`memory` is not a URL".into(), "write `store = \"memory\"` instead of the table", url);
+                continue;
+            };
+            match parts.first() {
+                Some(first) if first.is_tls != part.is_tls => {
+                    let message = "some URLs use TLS (rediss://) and others do not";
+                    fail(self, message.into(), "use redis:// or rediss:// for all of them", url);
+                }
+                Some(first) if first.login != part.login => {
+                    let message = "the URLs have different users or passwords";
+                    fail(
+                        self,
+                        message.into(),
+                        "all nodes must accept the same user: use `username` and `password_file`",
+                        url,
+                    );
+                }
+                _ => {}
+            }
+            if let (Some(kind), Some(other)) = (kind, part.kind)
+                && kind != other
+            {
+                let message = format!("`kind` is {kind:?}, but the scheme of the URL is that of a {other}");
+                fail(self, message, "write redis:// or rediss://, and the kind in `kind`", url);
+            }
+            parts.push(part);
+        }
+        let kind = kind.or_else(|| parts.iter().find_map(|part| part.kind)).unwrap_or(StoreKind::Server.name());
+        if kind == StoreKind::Server.name()
+            && let Some(second) = urls.get(1)
+        {
+            fail(self, "a server has one URL".into(), "for a Redis Cluster, add kind = \"cluster\"", second);
+        }
+        if let (Some(tls), Some(false)) = (&table.tls, parts.first().map(|first| first.is_tls)) {
+            let finding = Finding::new(Code::InvalidStore, "`tls` has no effect, because the URLs do not use TLS");
+            self.note(finding.help("use rediss:// in `urls`, or remove `tls`").at(tls.span()));
+        }
+        if let (Some(login), Some(url)) = (parts.first().and_then(|first| first.login), urls.first())
+            && !login.is_empty()
+            && (table.password_env.is_some() || table.password_file.is_some())
+        {
+            let finding = Finding::new(Code::SecretMissing, "the password of the store is given in several ways");
+            self.note(finding.help("remove user and password from the URL").at(url.span()));
+        }
+        if !is_valid {
+            return None;
+        }
+        let url = combine(kind, &parts)?;
+        if let Err(problem) = super::settings::check_url(&url) {
+            self.note(Finding::new(Code::InvalidStore, problem).at(urls.span()));
+            return None;
+        }
+        Some(Secret::new(url))
+    }
+
+    fn store_access(&mut self, table: &StoreTable) -> StoreAccess {
+        let StoreTable { username, username_env, username_file, password_env, password_file, tls, .. } = table;
+        let text = username.as_ref().map(|name| Spanned::new(Secret::new(name.as_str()), name.span()));
+        StoreAccess {
+            username: self.secret_place("user name", [&text, username_env], username_file),
+            password: self.secret_place("password", [&None, password_env], password_file),
+            tls: tls.as_ref().map(|tls| self.store_tls(tls)),
+        }
+    }
+
+    /// Returns where the user name or the password is. Adds an error and returns `None` if it is given in several ways, is
+    /// empty, or cannot be read.
+    fn secret_place(
+        &mut self,
+        what: &str,
+        [text, variable]: [&Option<Spanned<Secret>>; 2],
+        file: &Option<Spanned<String>>,
+    ) -> Option<SecretPlace> {
+        let fail = |compiler: &mut Self, message: String, span: Span| {
+            compiler.note(Finding::new(Code::SecretMissing, message).at(span));
+            None
+        };
+        match (text, variable, file) {
+            (None, None, None) => None,
+            (Some(text), None, None) if text.reveal().is_empty() => {
+                fail(self, format!("the {what} of the store is empty"), text.span())
+            }
+            (Some(text), None, None) => Some(SecretPlace::Text((**text).clone())),
+            (None, Some(name), None) => match self.loader.variable(name.reveal()) {
+                Some(_) => Some(SecretPlace::Env(name.reveal().to_owned())),
+                // A user may have written the secret itself instead of the name of its variable.
+                None if looks_like_variable(name.reveal()) => {
+                    fail(self, format!("the environment variable `{}` is not set", name.reveal()), name.span())
+                }
+                None => {
+                    fail(self, format!("the environment variable with the {what} of the store is not set"), name.span())
+                }
+            },
+            (None, None, Some(name)) => {
+                let path = self.loader.path(name);
+                if self.loader.is_reload() {
+                    return Some(SecretPlace::File(path));
+                }
+                match self.loader.read_text(&path) {
+                    Ok((text, _)) if text.trim_end_matches(['\r', '\n']).is_empty() => {
+                        fail(self, format!("the {what} of the store is empty: {}", path.display()), name.span())
+                    }
+                    Ok(_) => Some(SecretPlace::File(path)),
+                    Err(finding) => {
+                        self.note(finding.at(name.span()));
+                        None
+                    }
+                }
+            }
+            _ => {
+                let spans = [text.as_ref().map(Spanned::span), variable.as_ref().map(Spanned::span)];
+                let span = spans.into_iter().flatten().next().unwrap_or_default();
+                fail(self, format!("the {what} of the store is given in several ways"), span)
+            }
+        }
+    }
+
+    fn store_tls(&mut self, table: &Spanned<StoreTlsTable>) -> StoreTls {
+        let StoreTlsTable { ca_file, cert_file, key_file, server_name, min_version } = &**table;
+        let mut is_readable = !self.loader.is_reload();
+        for file in [ca_file, cert_file, key_file].into_iter().flatten() {
+            // Read again by the store at each connect, so a reload does not depend on them.
+            if !self.loader.is_reload()
+                && let Err(finding) = self.loader.read_text(&self.loader.path(file))
+            {
+                is_readable = false;
+                self.note(finding.at(file.span()));
+            }
+        }
+        let client = match (cert_file, key_file) {
+            (Some(cert), Some(key)) => Some((self.loader.path(cert), self.loader.path(key))),
+            (None, None) => None,
+            (Some(only), None) | (None, Some(only)) => {
+                let message = "a client certificate needs both `cert_file` and `key_file`";
+                self.note(Finding::new(Code::InvalidStore, message).at(only.span()));
+                None
+            }
+        };
+        let tls = StoreTls {
+            ca_file: ca_file.as_ref().map(|file| self.loader.path(file)),
+            client,
+            server_name: server_name.as_ref().map(|name| name.to_string()),
+            min_version: *min_version,
+        };
+        if is_readable && let Err(problem) = tls.check() {
+            self.note(Finding::new(Code::InvalidStore, problem).at(table.span()));
+        }
+        tls
+    }
+}
+
+/// The parts of a valid URL of a store.
+struct UrlParts<'u> {
+    is_tls: bool,
+    /// The kind that the scheme names; `None` for `redis` and `rediss`.
+    kind: Option<&'u str>,
+    /// The part before the last `@`, which may be a user and a password.
+    login: Option<&'u str>,
+    /// The hosts, the ports and the database.
+    place: &'u str,
+}
+
+impl UrlParts<'_> {
+    /// Splits a URL. Returns `None` for `memory`.
+    fn of(url: &str) -> Option<UrlParts<'_>> {
+        let (scheme, rest) = url.split_once("://")?;
+        let (base, kind) = match scheme.split_once('+') {
+            Some((base, kind)) => (base, Some(kind)),
+            None => (scheme, None),
+        };
+        let (login, place) = match rest.rsplit_once('@') {
+            Some((login, place)) => (Some(login), place),
+            None => (None, rest),
+        };
+        Some(UrlParts { is_tls: base == "rediss", kind, login, place })
+    }
+}
+
+/// Returns whether a URL has a user or a password.
+fn has_login(url: &str) -> bool {
+    UrlParts::of(url).is_some_and(|parts| parts.login.is_some())
+}
+
+/// Returns one URL with the servers of all. `None` without any.
+fn combine(kind: &str, parts: &[UrlParts<'_>]) -> Option<String> {
+    let first = parts.first()?;
+    let mut url = if first.is_tls { "rediss" } else { "redis" }.to_owned();
+    if kind != StoreKind::Server.name() {
+        url.push('+');
+        url.push_str(kind);
+    }
+    url.push_str("://");
+    if let Some(login) = first.login {
+        url.push_str(login);
+        url.push('@');
+    }
+    let places: Vec<&str> = parts.iter().map(|part| part.place.trim_end_matches('/')).collect();
+    url.push_str(&places.join(","));
+    Some(url)
+}
