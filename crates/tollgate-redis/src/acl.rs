@@ -13,8 +13,8 @@ const CALLS: &[&str] = &["evalsha", "eval", "script|load"];
 const READS: &[&str] = &["get", "exists", "pttl", "lindex", "llen", "lrange"];
 /// The other commands of the script.
 const OTHERS: &[&str] = &["time", "set", "del", "pexpire", "pexpireat", "lpush", "lrem", "lset", "ltrim", "rpush"];
-/// The commands that prepare and check a connection, and that find and follow the nodes of a cluster.
-const CONNECTION: &[&str] = &["client|setname", "role", "select", "info", "cluster|slots", "asking"];
+/// The commands that prepare and check a connection, that find and follow the nodes of a cluster, and that wait for replicas.
+const CONNECTION: &[&str] = &["client|setname", "role", "select", "info", "cluster|slots", "asking", "wait"];
 /// The command that reads Redis hashes of plans and API keys.
 const HASHES: &str = "hget";
 
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn rules_have_the_pattern_of_the_prefix_and_read_access_to_hashes() {
-        assert!(acl_rules("shop", &[]).unwrap().ends_with(" +asking ~shop:tg2:*"));
+        assert!(acl_rules("shop", &[]).unwrap().ends_with(" +asking +wait ~shop:tg2:*"));
         let starred = acl_rules("a*[b]", &["pl?ns"]).unwrap();
         assert!(starred.ends_with(" +hget ~a\\*\\[b\\]:tg2:* %R~pl\\?ns"), "{starred}");
         assert!(acl_rules("a b", &[]).is_err());

@@ -110,7 +110,7 @@ async fn missing_command_or_key_pattern_is_named() {
 #[tokio::test]
 async fn permissions_for_reports_may_be_dropped() {
     let server =
-        server(Brand::Redis, &format!("{} -role -client|setname -info -select -cluster|slots -asking", rules()));
+        server(Brand::Redis, &format!("{} -role -client|setname -info -select -cluster|slots -asking -wait", rules()));
     let store = store(&server);
     assert!(decide(&store, "1/h").await.unwrap());
     let error = store.check_server().await.unwrap_err().to_string();

@@ -110,10 +110,20 @@ pub struct Config {
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct StoreTable {
-    /// The URL of the server, or those of some nodes of the cluster: `redis://host:port`, or `rediss://host:port` for TLS.
+    /// The URL of the server, or those of some nodes of the cluster, or of the Sentinels: `redis://host:port`, or
+    /// `rediss://host:port` for TLS.
     pub(crate) urls: Option<Spanned<OneOrMany<Spanned<StoreUrl>>>>,
-    /// One `server`, or the nodes of a `cluster`. Defaults to what the scheme of the URLs says, else `server`.
+    /// One `server`, the nodes of a `cluster`, or the Sentinels of a master (`sentinel`). Defaults to what the scheme of the
+    /// URLs says, else `server`.
     pub(crate) kind: Option<Spanned<StoreKind>>,
+    /// The name by which the Sentinels know the master. Only with `kind = "sentinel"`.
+    pub(crate) master: Option<Spanned<String>>,
+    /// The number of replicas that must have acknowledged a decision before it is returned. If they have not within half
+    /// the deadline, the failure policy applies. Defaults to 0.
+    pub(crate) replicas: Option<Spanned<u32>>,
+    /// Whether checks of different hash slots share a call to a node, for servers that accept keys that a script does not
+    /// declare. Only with `kind = "cluster"`. Defaults to `false`.
+    pub(crate) calls_across_slots: Option<Spanned<bool>>,
     /// The name of the user. Defaults to the server's default user.
     pub(crate) username: Option<Spanned<String>>,
     /// The name of the environment variable that holds the name of the user.
@@ -152,6 +162,8 @@ pub(crate) enum StoreKind {
     Server,
     /// Some nodes of a Redis Cluster.
     Cluster,
+    /// Sentinels, which know the master.
+    Sentinel,
 }
 
 impl StoreKind {
@@ -508,7 +520,9 @@ tables! {
         api_keys, anonymize, jwt, receipt_secret, receipt_secret_env, receipt_secret_file, exempt, bans, plans, keys, keys_file, key_sources, plan_sources, gateway,
         upstreams, rules,
     }
-    StoreTable { urls, kind, username, username_env, username_file, password_env, password_file, tls }
+    StoreTable {
+        urls, kind, master, replicas, calls_across_slots, username, username_env, username_file, password_env, password_file, tls,
+    }
     StoreTlsTable { ca_file, cert_file, key_file, server_name, min_version }
     Expect { rules, keys }
     GatewayTable {
@@ -570,7 +584,7 @@ named! {
         "leaky-bucket" => LeakyBucket,
     }
     RuleStore { "memory" => Memory, }
-    StoreKind { "server" => Server, "cluster" => Cluster, }
+    StoreKind { "server" => Server, "cluster" => Cluster, "sentinel" => Sentinel, }
     TlsMinVersion default { "1.2" => Tls12, "1.3" => Tls13, }
     AccessLog default { "off" => Off, "json" => Json, "combined" => Combined, }
     JwtAlgorithm { "HS256" => Hs256, "RS256" => Rs256, "ES256" => Es256, }

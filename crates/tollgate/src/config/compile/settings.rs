@@ -42,7 +42,7 @@ pub struct Settings {
     /// The store: `memory`, or a URL, which may contain a password. `None` if no store is configured; the counters are
     /// then in memory.
     pub store: Option<Secret>,
-    /// How to connect to the store: credentials and TLS.
+    /// How to connect to the store and call it.
     pub(crate) access: StoreAccess,
     /// The prefix of every key in the store.
     pub prefix: String,
@@ -82,8 +82,8 @@ impl Settings {
     /// Creates the shared store of these settings, with their key prefix. Returns `None` if the counters are in memory.
     ///
     /// The credentials of Sentinels are read from the environment variables `TOLLGATE_SENTINEL_USERNAME` and
-    /// `TOLLGATE_SENTINEL_PASSWORD`, if they are set. Its checks read the bans in the store. Starts a task on the current tokio runtime, which connects in the
-    /// background: a store that cannot be reached is no error.
+    /// `TOLLGATE_SENTINEL_PASSWORD`, if they are set. Its checks read the bans in the store. Starts a task on the current
+    /// tokio runtime, which connects in the background: a store that cannot be reached is no error.
     ///
     /// # Errors
     /// Only if the store is shared: if its URL or the prefix is invalid, if the URL is `rediss://` and `tollgate-redis`
@@ -102,7 +102,7 @@ impl Settings {
         if let Some(password) = source(SENTINEL_PASSWORD) {
             builder = builder.sentinel_password_from(password);
         }
-        Ok(Some(self.access.apply(builder).call_timeout(call_timeout).build()?))
+        Ok(Some(self.access.apply(builder, self.deadline).call_timeout(call_timeout).build()?))
     }
 
     /// Returns a builder for a limiter on this store, or in memory if it is `None`, with the other settings.

@@ -9,13 +9,16 @@ use crate::config::forms::{Secret, StoreEntry, StoreUrl};
 use crate::config::span::{Span, Spanned};
 use crate::config::types::{StoreKind, StoreTable, StoreTlsTable, TlsMinVersion};
 
-/// How to connect to a store, besides its URL: credentials and TLS. Files are read again at each connect.
+/// How to connect to a store and call it, besides its URL. Files are read again at each connect.
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))] // without Redis there is no store to connect to
 pub(crate) struct StoreAccess {
     pub(crate) username: Option<SecretPlace>,
     pub(crate) password: Option<SecretPlace>,
     tls: Option<StoreTls>,
+    /// The number of replicas that must have acknowledged a decision.
+    replicas: u32,
+    calls_across_slots: bool,
 }
 
 /// Where a user name or a password is.
@@ -41,9 +44,14 @@ struct StoreTls {
 
 #[cfg(feature = "redis")]
 impl StoreAccess {
-    /// Sets the credentials and the TLS options of a store.
-    pub(crate) fn apply(&self, mut builder: tollgate_redis::RedisStoreBuilder) -> tollgate_redis::RedisStoreBuilder {
+    /// Sets the credentials and the options of a store whose decisions have this deadline.
+    pub(crate) fn apply(
+        &self,
+        builder: tollgate_redis::RedisStoreBuilder,
+        deadline: std::time::Duration,
+    ) -> tollgate_redis::RedisStoreBuilder {
         use tollgate_redis::SecretSource;
+        let mut builder = builder.replicas(self.replicas, deadline / 2).calls_across_slots(self.calls_across_slots);
         let source = |place: &SecretPlace| match place {
             SecretPlace::Text(text) => SecretSource::Text(text.reveal().to_owned()),
             SecretPlace::Env(name) => SecretSource::Env(name.clone()),
@@ -211,7 +219,19 @@ impl Compiler<'_> {
         if kind == StoreKind::Server.name()
             && let Some(second) = urls.get(1)
         {
-            fail(self, "a server has one URL".into(), "for a Redis Cluster, add kind = \"cluster\"", second);
+            let help = "for a Redis Cluster, add kind = \"cluster\"; for Sentinels, kind = \"sentinel\"";
+            fail(self, "a server has one URL".into(), help, second);
+        }
+        let only_with = [
+            (table.master.as_ref().map(Spanned::span), "master", StoreKind::Sentinel),
+            (table.calls_across_slots.as_ref().map(Spanned::span), "calls_across_slots", StoreKind::Cluster),
+        ];
+        for (span, field, required) in only_with {
+            if let Some(span) = span.filter(|_| kind != required.name()) {
+                let message = format!("`{field}` has no effect, because the store is a {kind}");
+                let help = format!("remove it, or add kind = \"{}\"", required.name());
+                self.note(Finding::new(Code::InvalidStore, message).help(help).at(span));
+            }
         }
         if let (Some(tls), Some(false)) = (&table.tls, parts.first().map(|first| first.is_tls)) {
             let finding = Finding::new(Code::InvalidStore, "`tls` has no effect, because the URLs do not use TLS");
@@ -227,7 +247,7 @@ impl Compiler<'_> {
         if !is_valid {
             return None;
         }
-        let url = combine(kind, &parts)?;
+        let url = combine(kind, &parts, table.master.as_deref())?;
         if let Err(problem) = super::settings::check_url(&url) {
             self.note(Finding::new(Code::InvalidStore, problem).at(urls.span()));
             return None;
@@ -237,11 +257,14 @@ impl Compiler<'_> {
 
     fn store_access(&mut self, table: &StoreTable) -> StoreAccess {
         let StoreTable { username, username_env, username_file, password_env, password_file, tls, .. } = table;
+        let (replicas, calls_across_slots) = (table.replicas.as_deref(), table.calls_across_slots.as_deref());
         let text = username.as_ref().map(|name| Spanned::new(Secret::new(name.as_str()), name.span()));
         StoreAccess {
             username: self.secret_place("user name", [&text, username_env], username_file),
             password: self.secret_place("password", [&None, password_env], password_file),
             tls: tls.as_ref().map(|tls| self.store_tls(tls)),
+            replicas: replicas.copied().unwrap_or_default(),
+            calls_across_slots: calls_across_slots.copied().unwrap_or_default(),
         }
     }
 
@@ -363,8 +386,8 @@ fn has_login(url: &str) -> bool {
     UrlParts::of(url).is_some_and(|parts| parts.login.is_some())
 }
 
-/// Returns one URL with the servers of all. `None` without any.
-fn combine(kind: &str, parts: &[UrlParts<'_>]) -> Option<String> {
+/// Returns one URL with the servers of all, and the name of the master if there is one. `None` without any.
+fn combine(kind: &str, parts: &[UrlParts<'_>], master: Option<&String>) -> Option<String> {
     let first = parts.first()?;
     let mut url = if first.is_tls { "rediss" } else { "redis" }.to_owned();
     if kind != StoreKind::Server.name() {
@@ -378,5 +401,9 @@ fn combine(kind: &str, parts: &[UrlParts<'_>]) -> Option<String> {
     }
     let places: Vec<&str> = parts.iter().map(|part| part.place.trim_end_matches('/')).collect();
     url.push_str(&places.join(","));
+    if let Some(master) = master {
+        url.push('/');
+        url.push_str(master);
+    }
     Some(url)
 }

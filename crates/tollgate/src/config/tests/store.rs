@@ -21,6 +21,8 @@ fn urls_of_a_table_become_one() {
         ("kind = 'cluster'\nurls = ['rediss://u:p@a', 'rediss://u:p@[::1]:2']", "rediss+cluster://u:p@a,[::1]:2"),
         ("urls = ['redis+cluster://a,b', 'redis://c']", "redis+cluster://a,b,c"),
         ("urls = ['redis+sentinel://a,b/main/3']", "redis+sentinel://a,b/main/3"),
+        ("kind = 'sentinel'\nurls = ['redis://a:1', 'redis://b']\nmaster = 'main'", "redis+sentinel://a:1,b/main"),
+        ("kind = 'sentinel'\nurls = 'rediss://u:p@a'\nmaster = 'main'", "rediss+sentinel://u:p@a/main"),
     ] {
         assert_eq!(url(&format!("[store]\n{table}")), expected, "{table}");
     }
@@ -42,6 +44,11 @@ fn invalid_table_has_a_finding_at_its_place() {
         ("kind = 'cluster'\nurls = ['redis://a', 'rediss://b']", Code::InvalidStore, "'rediss://b'"),
         ("kind = 'cluster'\nurls = ['redis://u:p@a', 'redis://b']", Code::InvalidStore, "'redis://b'"),
         ("kind = 'cluster'\nurls = ['redis://a/1']", Code::InvalidStore, "['redis://a/1']"),
+        ("kind = 'sentinel'\nurls = ['redis://a', 'redis://b']", Code::InvalidStore, "['redis://a', 'redis://b']"),
+        ("kind = 'sentinel'\nurls = ['redis://a']\nmaster = ''", Code::InvalidStore, "['redis://a']"),
+        ("urls = ['redis://a']\nmaster = 'main'", Code::InvalidStore, "'main'"),
+        ("urls = ['redis://a']\ncalls_across_slots = true", Code::InvalidStore, "true"),
+        ("urls = ['redis://a']\nreplicas = -1", Code::InvalidValue, "-1"),
         ("urls = ['redis://h']\ntls = { server_name = 'h' }", Code::InvalidStore, "{ server_name = 'h' }"),
         ("urls = ['rediss://h']\ntls = { min_version = '1.1' }", Code::InvalidValue, "'1.1'"),
         (
