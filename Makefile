@@ -54,12 +54,12 @@ chaos: setup ## run the chaos scenarios in full and print figures (TOLLGATE_CHAO
 	TOLLGATE_CHAOS=long TOLLGATE_CHAOS_SEED=$${TOLLGATE_CHAOS_SEED:-$$(date +%s)} \
 		$(CARGO_TEST) --test chaos -- --nocapture --test-threads=1
 
-gateway: setup ## attack the gateway beside a healthy client, with large bodies and random endings, and print figures
+gateway: setup ## attack the gateway beside a healthy client, send large bodies and requests that end in random ways, and print figures
 	TOLLGATE_CHAOS=long $(CARGO_TEST) --test chaos -- gateway:: --nocapture --test-threads=1
 	TOLLGATE_GATEWAY_BODY_MIB=1024 TOLLGATE_GATEWAY_ENDINGS=10000 $(CARGO_TEST) --test suite -- --nocapture --test-threads=1 \
 		large_bodies_are_streamed requests_are_charged_exactly
 
-failover: setup ## repeat failovers with Sentinels and print how soon they heal
+failover: setup ## repeat failovers with Sentinels and print how soon the store decides again (TOLLGATE_FAILOVERS sets how many)
 	TOLLGATE_FAILOVERS=$${TOLLGATE_FAILOVERS:-20} $(CARGO_TEST) --test suite -- sentinel:: --nocapture --test-threads=1
 
 fuzz: ## run each fuzz target for FUZZ_SECONDS (default: 60)
