@@ -1,17 +1,17 @@
-//! The CPU time per response, and the responses per second, of `tollgate gateway`, of bare proxies on hyper, and of nginx,
-//! in front of the same upstream.
+//! The CPU time per response, and the responses per second, of `tollgate gateway`, of bare proxies on hyper, and of
+//! nginx, in front of the same upstream.
 //!
 //! ```text
 //! cargo bench -p tollgate-bench --bench gateway
 //! ```
 //!
-//! Needs `wrk`, and two cores: each server under test has the first one for itself, wrk and the upstream share the second.
-//! The servers take turns. `TOLLGATE_BENCH_ROUNDS` sets the number of rounds, `TOLLGATE_BENCH_SECONDS` the length of a turn.
+//! Needs `wrk`, and two cores. The servers under test take turns on the first core. wrk and the upstream share the
+//! second one. `TOLLGATE_BENCH_ROUNDS` sets the number of rounds, and `TOLLGATE_BENCH_SECONDS` the length of a turn.
 //!
 //! The bare proxies forward every request with its headers, or refuse every request with a constant 429. They have no
-//! limiter, no timeouts and no validation. Of those that forward, one uses the pooling client of hyper-util. The other one
-//! has a list of connections and relies on short responses: it is what a proxy on hyper costs at least. They and the
-//! upstream are this program, started again. Each server has one thread that serves connections.
+//! limiter, no timeouts and no validation. Of those that forward, one uses the pooling client of hyper-util. The other
+//! one has a list of connections and relies on short responses: its cost is the minimum of a proxy on hyper. They and
+//! the upstream are this program, started again. Each server has one thread that serves connections.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -64,7 +64,7 @@ async fn forward_by_client(
     Ok(client.request(request).await?.map(Either::Left))
 }
 
-/// Forwards a request on a connection of a list.
+/// Forwards a request on an idle connection of the pool, or on a new one.
 async fn forward(request: Request<Incoming>, upstream: SocketAddr, pool: Pool) -> Result<Response<Body>, hyper::Error> {
     let idle = pool.lock().expect("no panic").pop();
     let mut sender = match idle {

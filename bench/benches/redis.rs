@@ -1,11 +1,11 @@
-//! Exact sliding windows on Redis and Valkey, and on a Cluster of three masters: Tollgate, and a common design with a sorted
-//! set per key and one script call per request.
+//! Exact sliding windows on Redis and Valkey, and on a Cluster of three masters: Tollgate, and a common design with a
+//! sorted set per key and one script call per request.
 //!
-//! All contestants use the same servers with the same number of concurrent callers, each of which waits for its decision
-//! before it makes the next check. They run one after the other in each of several rounds, and medians are printed. The
-//! sorted set is measured twice: with a connection for each caller, as with a pool, and with the requests of all callers
-//! pipelined on one connection (to each master). The important results are the ratios of decisions per second, of the CPU
-//! time of the server or the masters per decision, and of the memory per admitted request.
+//! All contestants use the same servers with the same number of concurrent callers, each of which waits for its
+//! decision before it makes the next check. They run one after the other in each of several rounds, and medians are
+//! printed. The sorted set is measured twice: with a connection for each caller, as with a pool, and with the requests
+//! of all callers pipelined on one connection (to each master). The important results are the ratios of decisions per
+//! second, of the CPU time of the server or the masters per decision, and of the memory per admitted request.
 //!
 //! Tollgate is measured as a service uses it, through the limiter, which caches denials; and through the store alone.
 //!

@@ -119,8 +119,8 @@ fn store_help(purpose: &str, accepts_memory: bool, fallback: &str) -> String {
 #[derive(Args, Debug)]
 pub(crate) struct StoreChoice {
     /// Store with the counters: redis://[user:password@]host[:port][/database], redis+cluster://[user:password@]host[:port],…
-    /// for a Redis Cluster, redis+sentinel://[user:password@]host[:port],…/NAME for Sentinels, or rediss://… for TLS [default: $TOLLGATE_STORE, else $REDIS_URL, else `store` in the
-    /// configuration file]
+    /// for a Redis Cluster, redis+sentinel://[user:password@]host[:port],…/NAME for Sentinels, or rediss://… for TLS
+    /// [default: $TOLLGATE_STORE, else $REDIS_URL, else `store` in the configuration file]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
     /// File with the URL of the store; keeps a password out of the process list

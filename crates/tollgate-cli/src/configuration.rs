@@ -16,8 +16,9 @@ const PASSWORD_VARIABLE: &str = "TOLLGATE_STORE_PASSWORD";
 /// Creates a loader of configuration files.
 ///
 /// The store in `--store`, `--store-file`, `TOLLGATE_STORE` or `REDIS_URL` overrides that of every file that it loads.
-/// If none of them is set, the store of the file is used. `TOLLGATE_STORE_USERNAME` and `TOLLGATE_STORE_PASSWORD` are used if
-/// neither the URL nor the file has a password. Opens no connection. Prints a warning if `--store` contains a password.
+/// If none of them is set, the store of the file is used. `TOLLGATE_STORE_USERNAME` and `TOLLGATE_STORE_PASSWORD` are
+/// used if neither the URL nor the file has a password. Opens no connection. Prints a warning if `--store` contains a
+/// password.
 ///
 /// # Errors
 /// If the file of `--store-file` cannot be read, or that store is neither `memory` nor a valid URL of a Redis store.

@@ -157,8 +157,8 @@ fn no_such_counter(report: &Value, arguments: &arguments::Inspect) -> String {
     format!("no such counter: nothing is counted for {key}{by}\n")
 }
 
-/// Formats a [`CounterReport`](tollgate_server::CounterReport): the client with its plan, its ban and the node of a
-/// cluster, if it has one of them, then a table per counter, or one line if there is no counter.
+/// Formats a [`CounterReport`](tollgate_server::CounterReport): the client with its plan, its ban and its
+/// node of a cluster, as far as it has them, then a table per counter, or one line if there is no counter.
 fn format_report(report: &Value, arguments: &arguments::Inspect) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut lines = String::new();

@@ -84,9 +84,9 @@ pub(crate) fn receipt_secret(file: Option<&Path>) -> Result<Option<ReceiptSecret
     }
 }
 
-/// Returns an argument with `***@` in place of the user and the password of a URL.
+/// Returns the argument with `***@` in place of the user and the password of a URL.
 ///
-/// The text may not be a valid URL, so everything from the scheme to the last `@` is masked.
+/// The argument may not be a valid URL, so everything between the scheme and the last `@` is masked.
 pub(crate) fn mask_user(argument: &str) -> String {
     let Some((before, host)) = argument.rsplit_once('@') else { return argument.to_owned() };
     let scheme = before.find("://").map_or("", |end| &before[..end + 3]);

@@ -549,8 +549,8 @@ async fn watch_eviction(store: RedisStore, readiness: Readiness) {
     }
 }
 
-/// The filter of the logs unless `TOLLGATE_LOG` sets one. `h2` warns of each connection that it closes because of too many
-/// resets, so a hostile client could fill the log.
+/// The default log filter. `h2` logs a warning for each connection that it closes because of too many resets, so a
+/// hostile client could fill the log.
 const LOG_FILTER: &str = "info,h2=error";
 
 /// Starts logging to standard error, as JSON if `format` is `json`, else as text.

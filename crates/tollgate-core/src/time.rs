@@ -80,7 +80,8 @@ impl<C: Clock + ?Sized> Clock for std::sync::Arc<C> {
 /// The system's clock: the wall time at creation, advanced by a monotonic counter.
 ///
 /// It never steps. Corrections of the wall clock while the process runs have no effect on it, so they never shorten or
-/// lengthen a window. The first clock of a process takes some 10 ms to create: it measures the rate of the counter.
+/// lengthen a window. Creating the first clock of a process blocks for about 10 ms, in which it measures the rate of
+/// the counter.
 pub struct SystemClock {
     counter: quanta::Clock,
     counter_at_start: u64,
@@ -105,14 +106,14 @@ impl SystemClock {
     }
 }
 
-/// How long the rate of the counter is measured. Each end of it is known to less than 100 ns, so the rate is wrong by less
-/// than 20 parts in a million, which is about what a quartz is wrong by.
+/// How long the rate of the counter is measured. The times of the start and the end are exact to 100 ns, so the error
+/// of the rate is below 20 parts in a million, which is about the error of a quartz oscillator.
 const MEASURED_FOR: Duration = Duration::from_millis(10);
 
 /// Returns the microseconds per 2^64 steps of the counter. Measures them once per process.
 ///
-/// quanta calibrates the counter for as little as a millisecond, by single reads. An interrupt between two of them can make
-/// its clock wrong by a percent for as long as the process runs.
+/// quanta calibrates the counter for as little as a millisecond, with single reads. An interrupt between two reads can
+/// make its clock wrong by one percent for as long as the process runs.
 fn us_per_step(counter: &quanta::Clock) -> u64 {
     static US_PER_STEP: OnceLock<u64> = OnceLock::new();
     *US_PER_STEP.get_or_init(|| {
@@ -125,8 +126,9 @@ fn us_per_step(counter: &quanta::Clock) -> u64 {
     })
 }
 
-/// Reads the monotonic clock and the counter at the same time. The thread may be interrupted between the two reads, so this
-/// returns the fastest of many attempts.
+/// Reads the monotonic clock and the counter at nearly the same time.
+///
+/// The thread may be interrupted between the two reads, so this returns the fastest of many attempts.
 #[allow(clippy::disallowed_methods)] // the only place that may read a clock
 fn read_both(counter: &quanta::Clock) -> (Instant, u64) {
     let attempt = || {

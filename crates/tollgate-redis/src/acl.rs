@@ -1,4 +1,4 @@
-//! The permissions of a Redis user that suffice for a store, and the command that a user lacks.
+//! The permissions that a store needs from its Redis user, and the command that a user may not run.
 //!
 //! A script runs its commands as the user that calls it, so the user needs those too. `AUTH` and `HELLO` need no
 //! permission.
@@ -9,20 +9,21 @@ use crate::key::{Prefix, PrefixError};
 
 /// The commands that run the script.
 const CALLS: &[&str] = &["evalsha", "eval", "script|load"];
-/// The commands with which the script reads its keys. It catches their errors.
+/// The commands with which the script reads its keys. The script catches their errors.
 const READS: &[&str] = &["get", "exists", "pttl", "lindex", "llen", "lrange"];
 /// The other commands of the script.
 const OTHERS: &[&str] = &["time", "set", "del", "pexpire", "pexpireat", "lpush", "lrem", "lset", "ltrim", "rpush"];
-/// The commands that prepare and check a connection, that find and follow the nodes of a cluster, and that wait for replicas.
+/// The commands that prepare and check a connection, find and follow the nodes of a cluster, and wait for replicas.
 const CONNECTION: &[&str] = &["client|setname", "role", "select", "info", "cluster|slots", "asking", "wait"];
 /// The command that reads Redis hashes of plans and API keys.
 const HASHES: &str = "hget";
 
 /// Returns the rules of a Redis user that may do what a store needs, and nothing else.
 ///
-/// They are the arguments of `ACL SETUSER` after the name of the user and its password: the commands, the pattern of the
-/// keys with `prefix`, and for each Redis hash of plans or API keys in `hashes` the permission to read it. They replace
-/// earlier permissions of the user. They suffice on one server and on a cluster.
+/// They are the arguments of `ACL SETUSER` after the name of the user and its password: the commands, the pattern of
+/// the keys with `prefix`, and for each Redis hash of plans or API keys in `hashes` the permission to read it. They
+/// replace earlier permissions of the user. They suffice on one server, on a cluster, and on a master that Sentinels
+/// watch, but are not those of a user of the Sentinels.
 ///
 /// ```
 /// let rules = tollgate_redis::acl_rules("tollgate", &["plans"])?;
@@ -49,7 +50,7 @@ pub fn acl_rules(prefix: &str, hashes: &[&str]) -> Result<String, PrefixError> {
     Ok(rules)
 }
 
-/// Escapes the characters of a name that have a meaning in a key pattern.
+/// Escapes the characters of a name that have a special meaning in a key pattern.
 pub(crate) fn escape_pattern(name: &str) -> String {
     let mut pattern = String::with_capacity(name.len());
     for letter in name.chars() {
@@ -66,7 +67,7 @@ pub(crate) fn escape_pattern(name: &str) -> String {
 /// Newer servers quote it. Redis 7.0 does not if the script runs it, but reports the line of the script, except for
 /// commands whose errors the script catches. Returns `None` if the reply is not about a command.
 pub(crate) fn denied_command(reply: &str) -> Option<String> {
-    // The name of the user comes before it.
+    // The last match, because the name of the user comes before it and may contain the same text.
     let quoted = reply.rsplit_once("to run the '").and_then(|(_, rest)| rest.split('\'').next());
     if let Some(name) = quoted.filter(|name| is_command(name)) {
         return Some(name.replace('|', " ").to_uppercase());
@@ -80,7 +81,7 @@ pub(crate) fn denied_command(reply: &str) -> Option<String> {
     let digits: String = position.chars().take_while(char::is_ascii_digit).collect();
     let line = digits.parse::<usize>().ok().and_then(|line| SCRIPT.lines().nth(line.checked_sub(1)?))?;
     match commands_in(line).as_slice() {
-        // The only command whose name is in a variable.
+        // The name of the command is in a variable. Calls without a given time run PEXPIREAT.
         [] => Some("PEXPIREAT".to_owned()),
         names => Some(names.join(" or ")),
     }

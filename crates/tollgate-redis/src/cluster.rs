@@ -37,8 +37,8 @@
 //! replicas that are promoted, and nodes that join or leave, are noticed without a restart. A node that owns no slot
 //! and was not named by a redirection is dropped.
 //!
-//! **The nodes in the URL** must be nodes of one cluster. The first reading compares the answers that arrive within 100 ms of
-//! the first one: if two of them have no owner in common, neither is used.
+//! **The nodes in the URL** must be nodes of one cluster. The first reading compares the first answer with those that
+//! arrive in the next 100 ms. If one of them has no owner in common with it, none is used.
 //!
 //! **Addresses** are those that the nodes announce. If the host is unknown (empty, or `?`), that of the node that was
 //! asked is used. The credentials and the TLS setting of the URL apply to all nodes.
@@ -319,7 +319,7 @@ async fn common_answer(nodes: &[Arc<Node>]) -> Result<(Vec<SlotRange>, Arc<Node>
     let first = next_answer(&mut asked).await?;
     let ids = |ranges: &[SlotRange]| ranges.iter().map(|range| range.owner_id.clone()).collect::<HashSet<_>>();
     let (until, known) = (Instant::now() + SEEDS_WAIT, ids(&first.0));
-    // Without further answers, there is nothing to compare.
+    // Ends when all nodes have answered or failed, or the time is over.
     while let Ok(Ok((ranges, node))) = timeout_at(until, next_answer(&mut asked)).await {
         if known.is_disjoint(&ids(&ranges)) {
             let (one, other) = (first.1.endpoint.address(), node.endpoint.address());
@@ -329,7 +329,7 @@ async fn common_answer(nodes: &[Arc<Node>]) -> Result<(Vec<SlotRange>, Arc<Node>
     Ok(first)
 }
 
-/// A question for the slot map, and the node that is asked.
+/// A pending request for the slot map, which returns the answer and the node that was asked.
 type Asked = Pin<Box<dyn Future<Output = (Result<Vec<SlotRange>, Fault>, Arc<Node>)> + Send>>;
 
 fn ask_all(nodes: &[Arc<Node>]) -> FuturesUnordered<Asked> {
@@ -346,7 +346,7 @@ fn ask_all(nodes: &[Arc<Node>]) -> FuturesUnordered<Asked> {
 /// Returns the next valid answer with the node that sent it.
 ///
 /// # Errors
-/// Returns a fault with the reasons of all nodes that have not answered before if none of them answers.
+/// Returns a fault with the reasons of the remaining nodes if none of them answers.
 async fn next_answer(asked: &mut FuturesUnordered<Asked>) -> Result<(Vec<SlotRange>, Arc<Node>), Fault> {
     let mut faults: Vec<Fault> = Vec::new();
     while let Some((read, node)) = asked.next().await {

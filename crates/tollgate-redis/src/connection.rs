@@ -39,7 +39,7 @@ const INBOX_BYTES_MAX: usize = 8 << 20;
 const CLUSTER_NODE: &str = "the server is a node of a Redis Cluster (cluster_enabled:1), which cannot be used with a redis:// or \
     rediss:// URL, because the node holds only part of the keys; use redis+cluster://, or a server with `cluster-enabled no`";
 
-/// The message of a Sentinel behind a URL that names servers with keys.
+/// The error message for a Sentinel behind a URL that is not `redis+sentinel://`.
 const SENTINEL: &str = "the server is a Sentinel, which holds no keys; use redis+sentinel://host:port/NAME";
 
 /// A byte stream to the server: TCP, TLS, or what a [`Connector`] opened.
@@ -108,9 +108,10 @@ impl Connection {
     /// `SCRIPT LOAD` for a Sentinel. Stores the SHA-1 of the script.
     ///
     /// # Errors
-    /// Returns the fault of the first command that fails, or whose reply shows that the server is not of this kind: it is
-    /// a replica, a node of a cluster, or a Sentinel. Also returns a fault if `SCRIPT LOAD` returns no SHA-1. `HELLO`, `CLIENT SETNAME` and `ROLE` may fail, unless the reply shows that the server is
-    /// unavailable or requires a password.
+    /// Returns the fault of the first command that fails, or whose reply shows that the server is not of this kind, such
+    /// as a replica, a node of a cluster, or a Sentinel. Also returns a fault if `SCRIPT LOAD` returns no SHA-1. `HELLO`,
+    /// `CLIENT SETNAME` and `ROLE` may fail, unless the reply shows that the server is unavailable or requires a
+    /// password.
     async fn prepare(
         &mut self,
         endpoint: &Endpoint,
@@ -183,8 +184,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Adds the probable reason to the fault of a connection that fails before the first reply: one side uses TLS and the
-    /// other does not, or a client certificate is missing.
+    /// Adds the probable reason to the fault of a connection that fails before the first reply: one side uses TLS and
+    /// the other does not, or a client certificate is missing.
     fn explain_no_reply(&self, fault: Fault, settings: &WorkerSettings) -> Fault {
         let hint = match &settings.tls {
             _ if settings.connector.is_some() => return fault,
@@ -309,7 +310,7 @@ enum GreetingStep {
     Required,
     /// It may fail: a restricted user may not be allowed to run it.
     Optional,
-    /// `HELLO`, which tells whether the server is in cluster mode, or a Sentinel. It may fail.
+    /// `HELLO`, which reports whether the server is in cluster mode, or a Sentinel. It may fail.
     Mode,
     /// `ROLE`, which tells whether the server is a replica. It may fail.
     Role,

@@ -17,22 +17,24 @@ use crate::url::Endpoint;
 /// The largest file with a user or a password that is read.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// The place of a user name or a password.
+/// Where a user name or a password is read from.
 ///
-/// For [`RedisStoreBuilder::username_from`](crate::RedisStoreBuilder::username_from) and
-/// [`RedisStoreBuilder::password_from`](crate::RedisStoreBuilder::password_from).
+/// For [`RedisStoreBuilder::username_from`](crate::RedisStoreBuilder::username_from),
+/// [`RedisStoreBuilder::password_from`](crate::RedisStoreBuilder::password_from), and their counterparts for Sentinels.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SecretSource {
     /// The secret itself.
     Text(String),
-    /// A file, of which line breaks at the end are not part of the secret. It is read at each connect.
+    /// A file, which is read at each connect. Line breaks at its end are not part of the secret.
     File(PathBuf),
-    /// An environment variable, by its name.
+    /// The name of an environment variable. Line breaks at the end of its value are not part of the secret.
     Env(String),
 }
 
-/// The error of a user name or a password that cannot be read. The message names the file or the variable.
+/// The error of a user name or a password that cannot be read, or of a user name without a password.
+///
+/// The message names the file or the variable, and does not contain the secret.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{problem}")]
 pub struct CredentialsError {
@@ -71,11 +73,13 @@ impl fmt::Debug for SecretSource {
 }
 
 impl SecretSource {
-    /// Reads the secret: the text of the file without line breaks at its end, or the value of the variable.
+    /// Reads the secret: the text, or the content of the file or the variable without line breaks at its end.
+    ///
+    /// `what` is the kind of secret, for errors.
     ///
     /// # Errors
-    /// Returns an error if the file or the variable does not exist, cannot be read, is empty, or is not UTF-8, or if the
-    /// file has more than 64 KiB.
+    /// Returns an error if the file or the variable does not exist, cannot be read, is empty, or is not UTF-8, or if
+    /// the file is larger than 64 KiB.
     fn read(&self, what: &str) -> Result<String, CredentialsError> {
         let (place, text) = match self {
             SecretSource::Text(text) => return Ok(text.clone()),
@@ -146,7 +150,7 @@ fn not_text<E>(_: E) -> io::Error {
 /// Reads a whole file of at most `bytes_max` bytes.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read, or is larger: reading a device might never end.
+/// Returns an error if the file cannot be read or is larger. Without this limit, reading a device might never end.
 pub(crate) fn read_bounded(file: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(file)?.take(bytes_max + 1).read_to_end(&mut bytes)?;

@@ -13,7 +13,7 @@ use crate::acl::denied_command;
 const REJECTED_PASSWORD: &str = "the server rejects the user or the password";
 const NO_CLUSTER: &str =
     "the server is not a node of a cluster (`cluster-enabled no`); use a redis:// or rediss:// URL for a single server";
-/// The message of a user that may not access a key. [`Fault::naming_keys`] adds the pattern.
+/// The error message if the user may not access a key. [`Fault::naming_keys`] adds the pattern.
 const DENIED_KEY: &str = "the Redis user may not access a key of this call";
 /// The text before the line number in errors of scripts.
 pub(crate) const SCRIPT_POSITION: &str = "user_script:";
@@ -40,7 +40,7 @@ pub(crate) enum Redirect {
     TryAgain,
     /// `CLUSTERDOWN` or `LOADING`: the node does not serve the slot at the moment.
     Later,
-    /// A key that the call has as an argument is not on the node. The call must be made again with declared keys.
+    /// A key that the call passes as an argument is not on the node. The call must be sent again with declared keys.
     NotLocal,
 }
 
@@ -152,7 +152,7 @@ impl Fault {
         Fault::new(Kind::Forbidden, message)
     }
 
-    /// Adds the pattern of the store's keys to the message of a user that may not access a key.
+    /// Adds the pattern of the store's keys to the message if the user may not access a key.
     pub(crate) fn naming_keys(self, pattern: &str) -> Fault {
         if self.message != DENIED_KEY {
             return self;
@@ -173,7 +173,7 @@ impl Fault {
         Fault::new(Kind::Script, format!("the Lua script failed{place}; this is a bug in Tollgate"))
     }
 
-    /// Creates the fault of work that was not sent because the server is no longer the master.
+    /// Creates the fault for work that was not sent because the server is no longer the master.
     pub(crate) fn left() -> Fault {
         Fault::new(Kind::Unavailable, "the server is no longer the master")
     }

@@ -65,7 +65,8 @@ impl Node {
 
     /// Leaves the server, which is no longer the master: no further request is sent to it.
     ///
-    /// Calls in flight get their replies. All other work fails with [`Fault::left`], also work that is submitted later.
+    /// Calls in flight get their replies. All other work, including work that is submitted later, fails with
+    /// [`Fault::left`].
     pub(crate) fn leave(&self) {
         self.is_left.store(true, Ordering::Release);
     }

@@ -212,7 +212,8 @@ pub(crate) enum Script<'a> {
 /// How a call passes its keys to the script.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum KeyPlace {
-    /// As keys. In a cluster, all of them must be in one slot, and the node redirects the call if it does not own the slot.
+    /// As keys. In a cluster, all of them must be in one slot, and the node redirects the call if it does not own the
+    /// slot.
     Keys,
     /// As arguments, before the others. They may be in any slots that the node owns.
     Arguments,

@@ -221,16 +221,16 @@ impl Router {
     }
 }
 
-/// Returns the server on which a request that failed with `fault` on `node` is to be made again.
+/// Returns the server to which a request that failed with `fault` on `node` must be sent again.
 ///
-/// That is the master if it is another server by now, and the request was not executed. If `node` is a replica, asks the
-/// Sentinels first.
+/// That is the current master, if it is not `node` and the request was not executed. Otherwise returns `None`. If
+/// `node` is a replica, asks the Sentinels first.
 async fn new_master(sentinels: &Sentinels, node: &Arc<Node>, fault: &Fault) -> Option<Arc<Node>> {
     if !fault.kind.is_unexecuted() {
         return None;
     }
     if fault.is_read_only() {
-        // If no Sentinel answers, the last known master is compared.
+        // If no Sentinel answers, `node` is compared with the last known master.
         let _ = sentinels.refreshed().await;
     }
     sentinels.known_master().filter(|master| !Arc::ptr_eq(master, node))

@@ -1,4 +1,4 @@
-//! Sentinels: which server is the master, and how the store follows a failover.
+//! Finds the master through Sentinels, and follows failovers.
 //!
 //! ```text
 //!   Sentinel ◀── ask, subscribe ── follower (a task) ──┐
@@ -9,24 +9,24 @@
 //! ```
 //!
 //! **One follower per Sentinel.** It keeps one connection, on which it asks for the master and then subscribes to
-//! `+switch-master`. It asks again when a message arrives, when the store wants to know, and every 10 s. To ask, it
-//! unsubscribes, asks and subscribes in one write, which the Sentinel executes without a gap.
+//! `+switch-master`. It asks again when a message arrives, when the store requests it, and every 10 s. To ask, it
+//! unsubscribes, asks and subscribes in one write, so it misses no message.
 //!
 //! **The address of the master** is the answer to `SENTINEL GET-MASTER-ADDR-BY-NAME` with the highest configuration
-//! epoch, which `SENTINEL MASTER` returns. Each failover has a higher epoch than the one before. The Sentinel that leads
-//! a failover knows the new master up to two seconds before the others. Without the epoch, a Sentinel that has not
-//! learned of it yet would lead the store back to the old master. For this reason a message is not used by itself: it
-//! has no epoch, and a Sentinel that was cut off may send an old one. The answer of a Sentinel that fails stays in use
-//! for 10 s, until the others have learned of it, or have agreed on another master.
+//! epoch, which `SENTINEL MASTER` returns. Each failover has a higher epoch than the one before. The Sentinel that
+//! leads a failover knows the new master up to two seconds before the others. Without the epoch, the answer of a
+//! Sentinel that does not know it yet would make the store return to the old master. For this reason a message is not
+//! used by itself: it has no epoch, and a Sentinel that was cut off may send an old one. The answer of a Sentinel that
+//! fails stays in use for 10 s, until the others have learned of it, or have agreed on another master.
 //!
-//! **A failover.** A new master is a new node: a queue, a worker and a connection. The old node is left: nothing more is
-//! sent on its connection. Calls in flight get their replies. Work that was not sent fails as not executed, and the
-//! router makes it again on the new master. A server that says it is a replica (`ROLE`, or a `READONLY` reply) makes the
-//! store ask all Sentinels at once.
+//! **A failover.** A new master is a new node: a queue, a worker and a connection. The old node is left: nothing more
+//! is sent on its connection. Calls in flight get their replies. Work that was not sent fails as not executed, and the
+//! router sends it to the new master. If a server reports that it is a replica (`ROLE`, or a `READONLY` reply), the
+//! store asks all Sentinels at once.
 //!
-//! **Sentinels come and go.** Those in the URL are asked at the start, and `SENTINEL SENTINELS` names the others. One
-//! Sentinel that answers is enough. Without any, the last known master stays in use. A Sentinel that is not in the URL
-//! and has failed for a minute is forgotten.
+//! **Sentinels that join or fail.** Those in the URL are asked at the start, and `SENTINEL SENTINELS` names the others.
+//! One Sentinel that answers is enough. Without any, the last known master stays in use. A Sentinel that is not in the
+//! URL and has failed for a minute is forgotten.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::Ordering;
@@ -52,12 +52,12 @@ pub(crate) mod answer;
 
 /// The channel on which a Sentinel announces a new master.
 const SWITCH_MASTER: &str = "+switch-master";
-/// The time between two questions to a Sentinel if nothing suggests a change. Also detects a connection that is dead.
+/// The time between two requests to a Sentinel if nothing suggests a change. They also detect a dead connection.
 const ASK_EVERY: Duration = Duration::from_secs(10);
 /// The pause after a Sentinel has failed for the first time. It doubles up to [`PAUSE_LAST`].
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_LAST: Duration = Duration::from_secs(1);
-/// How long the answer of a Sentinel that fails stays in use. Sentinels tell each other of a failover within 2 s.
+/// How long the answer of a Sentinel that fails stays in use. The other Sentinels learn of a failover within 2 s.
 const ANSWER_KEPT: Duration = Duration::from_secs(10);
 /// How long a Sentinel that is not in the URL may fail before it is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
@@ -136,7 +136,7 @@ impl Sentinels {
         });
     }
 
-    /// Spawns the task that asks all Sentinels when a worker wants it: its connection was lost or cannot be opened.
+    /// Spawns the task that asks all Sentinels when a worker requests it: its connection was lost or cannot be opened.
     fn spawn_listener(self: &Arc<Self>) {
         let (weak, settings) = (Arc::downgrade(self), self.settings.clone());
         self.runtime.spawn(async move {
@@ -209,7 +209,8 @@ impl Sentinels {
         timeout(self.settings.call_timeout, wait).await.unwrap_or(false)
     }
 
-    /// Returns the reasons why the Sentinels have failed. One that has not answered yet is named as such.
+    /// Returns a fault with the reasons of all Sentinels. For one that has not failed, the reason is that it has not
+    /// answered yet.
     fn fault(&self) -> Fault {
         self.read(|state| {
             let reason = |sentinel: &Sentinel| {
@@ -274,7 +275,7 @@ impl Sentinels {
         is_known
     }
 
-    /// Uses the master of the answer with the highest epoch. If it is another one than before, leaves the old one.
+    /// Uses the master in the answer with the highest epoch. If it is not the current one, leaves the current one.
     fn choose_master(&self, state: &mut State) {
         let current = state.master.as_ref().map(|node| (node.endpoint.host.clone(), node.endpoint.port));
         let is_valid = |sentinel: &&Sentinel| match (&sentinel.answer, &sentinel.fault) {
@@ -282,7 +283,7 @@ impl Sentinels {
             _ => true,
         };
         let answers = state.sentinels.iter().filter(is_valid).filter_map(|sentinel| sentinel.answer.as_ref());
-        // Among equal epochs, the present master.
+        // Among equal epochs, the current master is preferred.
         let best = answers.max_by_key(|(answer, _)| (answer.epoch, current.as_ref() == Some(&answer.master)));
         let Some((Answer { master: (host, port), .. }, _)) = best else { return };
         if current.is_some_and(|current| current == (host.clone(), *port)) {
@@ -351,8 +352,8 @@ impl Follower {
         }
     }
 
-    /// Connects, and asks the Sentinel at once and whenever that may have a new result. Sets `request` to the number of
-    /// the request that it answers.
+    /// Connects, and asks the Sentinel at once and whenever its answer may have changed. Sets `request` to the number
+    /// of the request that it answers.
     ///
     /// # Errors
     /// Returns the reason why the connection cannot be opened or used any more.
@@ -396,7 +397,7 @@ async fn ask(connection: &mut Connection, name: &str, is_subscribed: bool) -> Re
     }
     push_command(&mut request, &["SUBSCRIBE", SWITCH_MASTER]);
     connection.queue(&request);
-    // Messages that arrived before.
+    // Skips messages that arrived before the reply.
     while is_subscribed && !answer::is_unsubscribed(&connection.receive().await?) {}
     let (address, master) = (connection.receive().await?, connection.receive().await?);
     let (others, subscribed) = (connection.receive().await?, connection.receive().await?);
@@ -424,7 +425,8 @@ async fn next_switch(connection: &mut Connection, name: &str) -> Result<(), Faul
     Ok(())
 }
 
-/// Returns the fault of a question to a Sentinel. No check was sent, so nothing was executed.
+/// Changes the kind of a fault of a request to a Sentinel to one that says that nothing was executed: no check was
+/// sent.
 fn unexecuted(fault: Fault) -> Fault {
     match fault.kind {
         Kind::Interrupted | Kind::TimedOut => Fault { kind: Kind::Unreachable, ..fault },

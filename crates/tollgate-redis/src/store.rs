@@ -184,7 +184,8 @@ impl RedisStoreBuilder {
     /// not follow redirections to other nodes of a cluster. With `false`, a server in cluster mode is not used: every
     /// call fails with [`StoreErrorKind::Unsupported`](tollgate_core::StoreErrorKind::Unsupported).
     ///
-    /// Has no effect for a `redis+cluster://` URL: there, a call never names keys of several slots.
+    /// Has no effect for a `redis+cluster://` URL, whose calls have keys of one slot anyway, unless
+    /// [`calls_across_slots`](RedisStoreBuilder::calls_across_slots) is set.
     #[must_use]
     pub fn one_subject_per_call(mut self, is_required: bool) -> Self {
         self.call_scope = if is_required { CallScope::Slot } else { CallScope::Server };
@@ -194,14 +195,14 @@ impl RedisStoreBuilder {
     /// Sets whether checks of different hash slots share a call to a node of a cluster. Defaults to `false`.
     ///
     /// With `false`, a batch is sent as one call per slot, so under load nearly every check is a call of its own. With
-    /// `true`, all checks for a node share calls, as on a single server, which costs the node a fraction of the CPU time.
-    /// Decisions are the same, also while slots are being moved: if a node does not have one of the keys, it changes
+    /// `true`, all checks for a node share calls, as on a single server, which takes a fraction of the node's CPU time.
+    /// Decisions are the same, even while slots are being moved: if a node does not have one of the keys, it changes
     /// nothing, and the checks are sent again as with `false`.
     ///
     /// The calls pass their keys to the script as arguments. Redis 7.0 and Valkey 7.2 and later accept this. A managed
     /// service may not: its documentation says whether scripts may access keys that they do not declare.
     ///
-    /// Has no effect on a single server, where all checks share calls anyway.
+    /// Has no effect on a single server and with Sentinels, where all checks share calls anyway.
     #[must_use]
     pub fn calls_across_slots(mut self, may_share: bool) -> Self {
         self.calls_across_slots = may_share;
@@ -211,10 +212,10 @@ impl RedisStoreBuilder {
     /// Sets the number of replicas that must have acknowledged a check, refund or redemption before its result is
     /// returned. Defaults to 0: results are returned as soon as the master has them.
     ///
-    /// Replication is asynchronous. What the master has not sent to the promoted replica is lost in a failover, so up to
-    /// that many units may be admitted again. With this setting, an answered check is on `count` replicas, too. It costs
-    /// a round trip between the master and its replicas, during which the connection executes nothing else. If too few
-    /// replicas have acknowledged within `timeout`, the check fails with
+    /// Replication is asynchronous. A failover loses the charges that the promoted replica has not received, so up to
+    /// that many units may be admitted again. With this setting, a returned decision is also on `count` replicas. It
+    /// costs a round trip between the master and its replicas, during which the connection executes nothing else. If
+    /// too few replicas have acknowledged within `timeout`, the check fails with
     /// [`StoreErrorKind::TimedOut`](tollgate_core::StoreErrorKind::TimedOut), although it was charged on the master.
     /// `timeout` is rounded down to whole milliseconds, and is at least one. It should be shorter than the caller's
     /// deadline. Bans, resets and [commands](RedisStore::command) do not wait.
@@ -224,8 +225,8 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets the place from which the user name for the Sentinels is read, at each connect. Defaults to none: the default
-    /// user of the Sentinels.
+    /// Sets where the user name for the Sentinels is read from, at each connect. Defaults to none: the default user of
+    /// the Sentinels.
     ///
     /// The user and the password in a `redis+sentinel://` URL are those of the master. Ignored for other URLs.
     #[must_use]
@@ -234,7 +235,7 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets the place from which the password for the Sentinels is read, at each connect. Defaults to none.
+    /// Sets where the password for the Sentinels is read from, at each connect. Defaults to none.
     ///
     /// The user and the password in a `redis+sentinel://` URL are those of the master. Ignored for other URLs.
     #[must_use]
@@ -252,14 +253,14 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets the place from which the user name is read, at each connect. Defaults to the user in the URL.
+    /// Sets where the user name is read from, at each connect. Defaults to the user in the URL.
     #[must_use]
     pub fn username_from(mut self, source: SecretSource) -> Self {
         self.credentials.username = Some(source);
         self
     }
 
-    /// Sets the place from which the password is read, at each connect. Defaults to the password in the URL.
+    /// Sets where the password is read from, at each connect. Defaults to the password in the URL.
     ///
     /// The store needs no restart when a password in a file changes: the next connection uses the new one.
     #[must_use]
@@ -268,7 +269,7 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets certificate authorities to trust, in PEM form, besides the system's or those of
+    /// Sets certificate authorities to trust, in PEM form, in addition to the system's or those of
     /// [`TlsOptions::ca_file`]. Defaults to none.
     ///
     /// A second call replaces the first. Ignored for URLs without TLS.
@@ -320,23 +321,23 @@ impl RedisStoreBuilder {
     }
 
     /// Builds the store, and spawns its background tasks in the current tokio runtime: one per server and Sentinel, and
-    /// for a cluster one that keeps up with its topology.
+    /// one more for a cluster or Sentinels.
     ///
     /// They connect now and reconnect whenever a connection is lost. They end after the store and all its clones are
-    /// dropped. This method does not wait for the connection, and the server need not be up. For a `rediss://` URL,
-    /// it reads the trusted certificates and the client certificate from disk. It also reads the user and the password if
+    /// dropped. This method does not wait for the connection, and the server need not be up. For a URL with TLS, it
+    /// reads the trusted certificates and the client certificate from disk. It also reads the user and the password if
     /// they are in files.
     ///
     /// # Errors
-    /// Returns an error if the URL or the prefix is invalid, if the URL is `rediss://` and its
-    /// [options](RedisStoreBuilder::tls) or a certificate given to [`trust`](RedisStoreBuilder::trust) cannot be used, if
-    /// the user or the password cannot be read, or if no tokio runtime is running.
+    /// Returns an error if the URL or the prefix is invalid, if the URL requires TLS and the
+    /// [options](RedisStoreBuilder::tls) or a certificate given to [`trust`](RedisStoreBuilder::trust) cannot be used,
+    /// if the user or the password cannot be read, or if no tokio runtime is running.
     pub fn build(self) -> Result<RedisStore, BuildError> {
         let url = StoreUrl::parse(&self.url)?;
         let prefix = Prefix::new(&self.prefix)?;
         let first = url.first();
         let tls = first.is_tls.then(|| Tls::new(self.tls, self.trusted_pem)).transpose()?;
-        // Read again at each connect. An error now is clearer than one of every decision.
+        // They are read again at each connect. One error now is clearer than an error of every decision.
         self.credentials.read(first)?;
         if let StoreUrl::Sentinel(url) = &url {
             self.sentinel_credentials.read(&url.sentinels[0])?;
@@ -388,9 +389,9 @@ impl RedisStore {
     /// The form is `redis://[user:password@]host[:port][/database]` for one server. For a cluster it is
     /// `redis+cluster://[user:password@]host[:port],host[:port],…` with some of its nodes; the others are found through
     /// them. For a master that Sentinels watch under a name it is
-    /// `redis+sentinel://[user:password@]host[:port],host[:port],…/NAME[/database]` with some of the Sentinels; user and
-    /// password are those of the master. `rediss://`, `rediss+cluster://` and `rediss+sentinel://` use TLS. The port
-    /// defaults to 6379, that of a Sentinel to 26379, and the database to 0. The URL is validated by
+    /// `redis+sentinel://[user:password@]host[:port],host[:port],…/NAME[/database]` with some of the Sentinels; user
+    /// and password are those of the master. `rediss://`, `rediss+cluster://` and `rediss+sentinel://` use TLS. The
+    /// port defaults to 6379, that of a Sentinel to 26379, and the database to 0. The URL is validated by
     /// [`RedisStoreBuilder::build`].
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
         RedisStoreBuilder {
@@ -447,7 +448,7 @@ impl RedisStore {
     pub async fn check_server(&self) -> Result<server_check::ServerReport, server_check::ServerCheckError> {
         let masters = self.0.router.masters().await?;
         let reports = join_all(masters.iter().map(|node| async {
-            // All sections, because Redis before 7.0 takes only one name, and must be recognised as too old.
+            // All sections: Redis before 7.0 accepts the name of only one, and must be detected as too old.
             let info = node.command(&["INFO"]).await.map_err(|fault| fault.into_error(&node.endpoint))?;
             server_check::report(&info)
         }));
@@ -678,7 +679,8 @@ impl Store for RedisStore {
     }
 
     /// Probes a server with a subject whose slot it owns. For the shard 0 of a cluster, to which slots without a known
-    /// owner belong, reads the topology instead. Likewise, asks the Sentinels while the master is not known.
+    /// owner belong, reads the topology instead. For the shard 0 of Sentinels, to which checks belong while the master
+    /// is not known, asks the Sentinels. For a former master, does nothing.
     fn probe(&self, shard: ShardId) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let cluster = match &self.0.router.servers {

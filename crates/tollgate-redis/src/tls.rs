@@ -1,9 +1,9 @@
-//! TLS for `rediss://` URLs: whom the store trusts, how it identifies itself, and files that change while it runs.
+//! TLS for `rediss://` URLs: trusted authorities, client certificates, and files that change at run time.
 //!
-//! Certificates are valid for weeks and a process runs for months. So the files are read at each connect, and what has
-//! changed is used from then on. Open connections are not affected. A certificate and its key are two files, which are
-//! replaced one after the other: while they do not match, or one of them cannot be used, the material that was read
-//! before stays in use, and a warning is logged.
+//! Certificates are valid for weeks and a process runs for months. So the files are read at each connect, and changed
+//! contents are used from then on. Open connections are not affected. A certificate and its key are two files, which
+//! are replaced one after the other. While they do not match, or one of them cannot be used, the previous contents stay
+//! in use, and a warning is logged.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 ///
 /// For [`RedisStoreBuilder::tls`](crate::RedisStoreBuilder::tls). The files are in PEM format. They are read when the
 /// store is built and at each connect, so a renewed certificate is used without a restart. If a file that has changed
-/// cannot be used, the store keeps what it read before, and logs a warning.
+/// cannot be used, the store continues to use the previous contents, and logs a warning.
 ///
 /// ```no_run
 /// use tollgate_redis::{RedisStore, TlsOptions, TlsVersion};
@@ -71,7 +71,8 @@ impl TlsOptions {
     /// Sets the DNS name or IP address for which the server's certificate must be valid. Defaults to the host that the
     /// store connects to.
     ///
-    /// Applies to all nodes of a cluster, for example if they announce IP addresses that their certificates do not have.
+    /// Applies to all nodes of a cluster, and to the Sentinels and the master, for example if they announce IP
+    /// addresses that their certificates do not have.
     #[must_use]
     pub fn server_name(mut self, name: impl Into<String>) -> TlsOptions {
         self.server_name = Some(name.into());
@@ -88,8 +89,8 @@ impl TlsOptions {
     /// Checks that the files can be read and used, and that the server name is valid. Does not connect.
     ///
     /// # Errors
-    /// Returns the error with which a store with these options could not be built. In a build without the feature `tls`,
-    /// always returns an error.
+    /// Returns the error with which a store with these options could not be built. In a build without the feature
+    /// `tls`, always returns an error.
     pub fn check(&self) -> Result<(), TlsError> {
         Tls::new(self.clone(), None).map(drop)
     }
@@ -98,8 +99,8 @@ impl TlsOptions {
 /// The error of TLS options that a `rediss://` store cannot use.
 ///
 /// A file of [`TlsOptions`] cannot be read or used, or the certificates given to
-/// [`RedisStoreBuilder::trust`](crate::RedisStoreBuilder::trust) cannot. The message names the file, and nothing of its
-/// contents. A failed TLS handshake is not a `TlsError`: decisions then fail with
+/// [`RedisStoreBuilder::trust`](crate::RedisStoreBuilder::trust) cannot. The message names the file, and does not
+/// contain its contents. A failed TLS handshake is not a `TlsError`: decisions then fail with
 /// [`StoreErrorKind::Unreachable`](tollgate_core::StoreErrorKind::Unreachable).
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{problem}")]
@@ -134,7 +135,7 @@ mod with_rustls {
     use crate::credentials::read_bounded;
     use crate::fault::Fault;
 
-    /// The largest file that is read. A bundle with all public certificate authorities has some 250 kB.
+    /// The largest file that is read. A bundle of all public certificate authorities has about 250 kB.
     const FILE_BYTES_MAX: u64 = 1 << 20;
 
     /// The TLS configuration of a store, used by each of its connections.
@@ -147,7 +148,7 @@ mod with_rustls {
         current: Mutex<Material>,
     }
 
-    /// The contents of the files, and the configuration that was made of them.
+    /// The contents of the files, and the configuration that was created from them.
     struct Material {
         files: Files,
         config: Arc<ClientConfig>,
@@ -163,8 +164,8 @@ mod with_rustls {
     }
 
     impl Tls {
-        /// Reads the files and creates a configuration. `trusted_pem` are certificate authorities to trust besides those
-        /// of the options.
+        /// Reads the files and creates a configuration. `trusted_pem` are certificate authorities to trust besides
+        /// those of the options.
         ///
         /// Without a file for authorities, reads those of the system, and skips those that are missing or invalid.
         ///
@@ -183,12 +184,12 @@ mod with_rustls {
             Ok(Tls(Arc::new(Inner { options, trusted_pem, current })))
         }
 
-        /// Performs the TLS handshake on `tcp` with what the files contain now, and verifies that the server's certificate
-        /// is valid for the configured name, or for `host`.
+        /// Performs the TLS handshake on `tcp` with what the files contain now, and verifies that the server's
+        /// certificate is valid for the configured name, or for `host`.
         ///
         /// # Errors
         /// Returns a fault of the kind `Unreachable` if the handshake or the verification fails or does not complete
-        /// until `until`, or if `host` is neither a DNS name nor an IP address.
+        /// by `until`, or if `host` is neither a DNS name nor an IP address.
         pub(crate) async fn wrap(&self, tcp: TcpStream, host: &str, until: Instant) -> Result<Box<dyn Stream>, Fault> {
             let fault = |message: String| Fault::new(Kind::Unreachable, message);
             let inner = self.0.clone();
@@ -226,7 +227,7 @@ mod with_rustls {
             self.current.lock().unwrap_or_else(PoisonError::into_inner)
         }
 
-        /// Reads the files, and returns the configuration that they give. Blocks.
+        /// Reads the files, and returns the configuration that they define. Blocks.
         ///
         /// If they cannot be used, returns the configuration in use, and logs a warning, once for each problem.
         fn current_config(&self) -> Arc<ClientConfig> {
@@ -416,7 +417,8 @@ mod without {
     pub(crate) enum Tls {}
 
     impl Tls {
-        /// Returns an error: this build does not support TLS. No caller gets here, because `rediss://` URLs are rejected before.
+        /// Returns an error: this build does not support TLS. No store calls it, because `rediss://` URLs are rejected
+        /// before.
         pub(crate) fn new(_: TlsOptions, _: Option<Vec<u8>>) -> Result<Tls, TlsError> {
             Err(TlsError { problem: "this build does not support TLS".into() })
         }

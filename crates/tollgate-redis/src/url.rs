@@ -32,7 +32,8 @@ pub(crate) struct SentinelUrl {
     pub(crate) sentinels: Vec<Endpoint>,
     /// The name under which the Sentinels know the master.
     pub(crate) name: String,
-    /// The database, credentials and TLS setting of the master. The address is that of the first Sentinel, and is not used.
+    /// The database, credentials and TLS setting of the master. The address is that of the first Sentinel, and is not
+    /// used.
     pub(crate) server: Endpoint,
 }
 
@@ -151,8 +152,10 @@ impl StoreUrl {
         }
     }
 
-    /// Returns the server, or the first node. All nodes of a cluster have the same credentials and use of TLS. For
-    /// Sentinels, returns the credentials of the master; its address is not known.
+    /// Returns the server, or the first node of a cluster, whose credentials and TLS setting are those of all nodes.
+    ///
+    /// For Sentinels, returns an endpoint with the credentials and the TLS setting of the master, whose address is not
+    /// known.
     pub(crate) fn first(&self) -> &Endpoint {
         match self {
             StoreUrl::Server(endpoint) => endpoint,

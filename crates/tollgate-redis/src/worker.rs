@@ -69,7 +69,7 @@ pub(crate) type Waiter<T> = oneshot::Sender<Result<T, Fault>>;
 /// Which slot the keys of some work are in, and with which other work it may share a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Delivery {
-    /// The hash slot of all keys; 0 if one call may name keys of several slots.
+    /// The hash slot of all keys; 0 if one call may have keys of several slots.
     pub(crate) slot: u16,
     pub(crate) sharing: Sharing,
 }
@@ -95,7 +95,7 @@ pub(crate) enum CallScope {
     Server,
     /// The keys of one hash slot.
     Slot,
-    /// The keys of all hash slots of one node of a cluster, in a call of checks. Other calls name keys of one slot.
+    /// The keys of all hash slots of one node of a cluster, in a call of checks. Other calls have keys of one slot.
     Node,
 }
 
@@ -125,9 +125,9 @@ pub(crate) struct Worker {
 pub(crate) struct WorkerSettings {
     /// The TLS configuration; `None` for connections without TLS.
     pub(crate) tls: Option<Tls>,
-    /// The user and the password, where they are not those of the URL.
+    /// Where the user and the password are read from, if not from the URL.
     pub(crate) credentials: Arc<Credentials>,
-    /// The credentials of Sentinels.
+    /// Where the user and the password for the Sentinels are read from.
     pub(crate) sentinel_credentials: Arc<Credentials>,
     /// Opens the stream to a server; `None` for TCP to the endpoint.
     pub(crate) connector: Option<Connector>,
@@ -137,7 +137,7 @@ pub(crate) struct WorkerSettings {
     pub(crate) server_kind: ServerKind,
     /// The timeout of one call, and of one attempt to connect.
     pub(crate) call_timeout: Duration,
-    /// How many replicas must acknowledge a call; `None` if none must.
+    /// The number of replicas that must acknowledge a call; `None` for none.
     pub(crate) replicas: Option<Replicas>,
     /// The clock by which calls are decided; `None` for the server's.
     pub(crate) clock: Option<Arc<dyn Clock>>,
@@ -178,8 +178,8 @@ impl Worker {
 
     /// Connects, sends the work in the queue to the server, and reconnects when the connection is lost.
     ///
-    /// Returns when the queue is closed and its work is done: the store and all its clones were dropped. Also returns when
-    /// the server is [left](crate::node::Node::leave), and then fails all work that was not sent. After a failed
+    /// Returns when the queue is closed and its work is done: the store and all its clones were dropped. Also returns
+    /// when the server is [left](crate::node::Node::leave), and then fails all work that was not sent. After a failed
     /// attempt to connect, or if the server closes a new connection within 200 ms and before a call, all work fails
     /// with that fault for a pause of 50 ms to 300 ms.
     pub(crate) async fn run(&self, queue: &mut mpsc::Receiver<Work>) {

@@ -1,7 +1,7 @@
-//! A Sentinel whose answers the test chooses: outdated ones, or nonsense.
+//! A Sentinel whose answers the test chooses, including outdated and malformed ones.
 //!
-//! Real Sentinels agree with each other sooner or later, and announce every failover. How a store behaves before that can
-//! be tested only with one that does as it is told.
+//! Real Sentinels agree with each other sooner or later, and announce every failover. How a store behaves before that
+//! can be tested only with a Sentinel that the test controls.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

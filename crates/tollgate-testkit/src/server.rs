@@ -69,7 +69,7 @@ pub struct Config {
     has_tls: bool,
 }
 
-/// What the server's binary is started as.
+/// The role in which the server's binary is started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mode {
     /// A server with keys.
@@ -107,7 +107,8 @@ impl Config {
         self
     }
 
-    /// Makes the server listen for TLS on a port of its own too, as `identity`. Clients need a certificate of `authority`.
+    /// Makes the server also listen for TLS, on a separate port, with the certificate `identity`. Clients need a
+    /// certificate of `authority`.
     ///
     /// `tls-auth-clients` can be [set](Config::set) to `no` afterwards. Only Redis is built with TLS here, not Valkey.
     #[must_use]
@@ -339,9 +340,10 @@ impl Server {
         assert!(poll(|| self.launch()), "port {} is in use by another process\n{}", self.port, self.log_end());
     }
 
-    /// Starts the process and waits until its log says that it listens. A Sentinel is started with the configuration that
-    /// it has written itself, if any. Returns `true` then, and `false` if its port is
-    /// in use.
+    /// Starts the process and waits until its log says that it listens.
+    ///
+    /// A Sentinel is started with the configuration that it has written itself, if any. Returns `true` if the process
+    /// listens, and `false` if its port is in use.
     ///
     /// # Panics
     /// If the process exits for another reason, or does not listen within about 30 seconds.

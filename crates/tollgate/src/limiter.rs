@@ -163,8 +163,8 @@ impl LimiterBuilder {
 
     /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` for one server,
     /// `redis+cluster://[user:password@]host[:port],…` for a cluster, or
-    /// `redis+sentinel://[user:password@]host[:port],…/NAME[/database]` for the master that Sentinels name; with `rediss`
-    /// for TLS.
+    /// `redis+sentinel://[user:password@]host[:port],…/NAME[/database]` for the master that Sentinels name; with
+    /// `rediss` for TLS.
     ///
     /// A Redis store connects in a background task on the current tokio runtime. This does not wait for it, and the
     /// server may be down. Checks read the bans on their subjects. `memory` removes a shared store that was set before.
@@ -568,8 +568,8 @@ impl Limiter {
         }
     }
 
-    /// Returns the servers that hold the counters of the shared store: one, the masters of a cluster, or the master that
-    /// Sentinels name.
+    /// Returns the servers that hold the counters of the shared store: one, the masters of a cluster, or the master
+    /// that Sentinels name.
     ///
     /// Empty without a shared store, and while the nodes of a cluster, or the master, are not known.
     pub fn servers(&self) -> Vec<StoreServer> {
@@ -585,7 +585,7 @@ impl Limiter {
 
     /// Returns where the shared store holds the counters of a subject. `None` if the store is not a cluster.
     ///
-    /// Does no I/O: a node is known after the first call to the store.
+    /// Does no I/O. The node is not known before the first call to the store.
     pub fn locate(&self, subject: &[u8]) -> Option<ClusterLocation> {
         let Backend::Shared(shared) = &self.0.backend else { return None };
         let store = shared.store();

@@ -1,10 +1,10 @@
 //! Attacks on the gateway, beside a healthy client: slow connections, rapid resets, CONTINUATION frames, a surge over
 //! the quota, and a Redis that does not answer.
 //!
-//! The quota of the attackers is large, so that their requests are not merely refused. A round of an attack consists of a
-//! quiet part and an attacked part, in each of which the healthy client sends one request after the other. The ratio is
-//! that of the medians of the two parts, and the median of all rounds is reported. `make gateway` runs the long form,
-//! which also asserts the ratio, for resets and CONTINUATION frames at a fixed rate.
+//! The quota of the attackers is large, so that their requests are not merely refused. A round of an attack consists of
+//! a quiet part and an attacked part, in each of which the healthy client sends one request after the other. The ratio
+//! is that of the medians of the two parts, and the median of all rounds is reported. `make gateway` runs the long
+//! form, which also asserts the ratio, for resets and CONTINUATION frames at a fixed rate.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -26,11 +26,11 @@ mod process;
 #[allow(dead_code)] // the scenarios use a part of it
 mod upstream;
 
-/// The most that an attack may multiply the median latency of the healthy client by.
+/// The maximum ratio of the healthy client's median latency during an attack to that before it.
 const RATIO_MAX: f64 = 2.0;
-/// The most by which the memory may grow from the first round to the last.
+/// The maximum growth of the gateway's memory from the first round to the last.
 const GROWTH_BYTES_MAX: u64 = 16 << 20;
-/// The most memory of the gateway during an attack, beyond that before it.
+/// The maximum growth of the gateway's memory during an attack.
 const ATTACK_BYTES_MAX: u64 = 64 << 20;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -135,8 +135,9 @@ impl Round {
 
 /// Runs rounds of an attack beside a healthy client, reports the latencies and the memory, and asserts them.
 ///
-/// The rounds of the long form send `per_second` requests or frames. If that is set, another round sends them as fast as
-/// possible. It is only reported, because attacker, client and upstream compete with the gateway for the same cores.
+/// The rounds of the long form send `per_second` requests or frames. If it is set, another round sends them as fast as
+/// possible. That round is only reported, because attacker, client and upstream compete with the gateway for the same
+/// cores.
 fn withstand(scenario: &str, gateway: &GatewayProcess, per_second: Option<f64>, mut attack: impl FnMut(&Pace) + Send) {
     let (rounds, count) = (scale(1, 10), scale(20, 300));
     let _ = latencies(gateway, "/healthy", |sent| sent < count);
@@ -187,7 +188,7 @@ impl Drop for SetAtEnd<'_> {
     }
 }
 
-/// Each connection sends a byte now and then, so that its request is never complete.
+/// Each connection sends a byte from time to time, so that its request is never complete.
 #[test]
 fn slow_connections_do_not_slow_down_a_healthy_client() {
     crate::bursts::allow_descriptors();
@@ -263,8 +264,8 @@ fn ping(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// In turn, a connection sends resets until the gateway closes it, and another one resets only requests that the gateway
-/// has begun to forward, so that it is not closed.
+/// Connections alternate: one sends resets until the gateway closes it, the next one resets only requests that the
+/// gateway has begun to forward, so that it is not closed.
 #[test]
 fn rapid_resets_do_not_slow_down_a_healthy_client() {
     let per_round = scale(1_000, 10_000);
@@ -317,7 +318,8 @@ fn rapid_resets_do_not_slow_down_a_healthy_client() {
     gateway.until("/metrics", |answer| answer.body.contains("tollgate_upstream_in_flight{upstream=\"web\"} 0\n"));
 }
 
-/// Each connection sends CONTINUATION frames, in turn with a header in each and empty, until it is closed.
+/// Each connection sends 1,000 CONTINUATION frames, or fewer if it is closed. Connections alternate between frames with
+/// a header and empty ones.
 #[test]
 fn continuation_frames_do_not_slow_down_a_healthy_client() {
     const FRAMES: u64 = 1_000;
@@ -445,7 +447,7 @@ fn stopped_redis_does_not_stop_requests() {
     assert!(degraded >= count, "{degraded} were decided without the store");
 }
 
-/// The latency of a gateway on Redis and of one in memory, in turn, each on one connection.
+/// Alternates between a gateway on Redis and one in memory, each with one connection.
 #[test]
 fn latency_on_redis_is_recorded_beside_that_in_memory() {
     let (rounds, count) = (scale(1, 40), scale(20, 250));

@@ -105,8 +105,8 @@ fn clients_of_two_instances_are_admitted_in_order_and_never_over_the_limit() {
     assert!((staying as u64..2 * CLIENTS_PER_INSTANCE as u64).contains(&report.checks), "{report}");
 }
 
-/// Returns the wall time in microseconds. It is also the time of Redis, which is on this machine, so a correction of the
-/// machine's clock moves both.
+/// Returns the wall time in microseconds. It is also the time of Redis, which is on this machine, so a correction of
+/// the machine's clock moves both.
 #[allow(clippy::disallowed_methods)] // compared with the clock of Redis
 fn now_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros().try_into().unwrap()

@@ -20,7 +20,7 @@ use crate::reply::Reply;
 pub(super) struct SlotRange {
     pub(super) slots: Range<usize>,
     pub(super) owner: Target,
-    /// The id of the owner, which no other node of any cluster has. Empty if the reply has none.
+    /// The id of the owner, which is unique among all clusters. Empty if the reply has none.
     pub(super) owner_id: String,
     pub(super) replicas: Vec<Target>,
 }

@@ -1,4 +1,4 @@
-//! The replies of a Sentinel, and the faults of servers that are not one.
+//! The replies of a Sentinel, and the faults for servers that are not Sentinels.
 
 use tollgate_core::StoreErrorKind as Kind;
 
@@ -14,7 +14,7 @@ const NAMES_MAX: usize = 8;
 pub(super) struct Answer {
     /// The host and the port of the master. During a failover, those of the promoted replica.
     pub(super) master: (String, u16),
-    /// The number of the configuration, which is higher after each failover; 0 if the Sentinel does not reveal it.
+    /// The configuration epoch, which is higher after each failover; 0 if the Sentinel does not report it.
     pub(super) epoch: u64,
     /// The hosts and ports of the other Sentinels of this master.
     pub(super) others: Vec<(String, u16)>,
@@ -55,14 +55,14 @@ pub(super) fn is_switch_of(reply: &Reply, name: &str) -> bool {
     is_message && text.as_text().and_then(|text| text.split(' ').next()) == Some(name)
 }
 
-/// Creates the fault of a Sentinel that does not know the name, given its reply to `SENTINEL MASTERS`.
+/// Creates the fault for a Sentinel that does not know the name, given its reply to `SENTINEL MASTERS`.
 pub(super) fn unknown_name(name: &str, masters: &Reply) -> Fault {
     let names: Vec<&str> = items(masters).iter().filter_map(|master| field(master, "name")).take(NAMES_MAX).collect();
     let known = if names.is_empty() { String::new() } else { format!("; it watches {}", names.join(", ")) };
     Fault::new(Kind::Unsupported, format!("it does not watch a master named {name}{known}"))
 }
 
-/// Creates the fault of an error reply to `SENTINEL` or `SUBSCRIBE`.
+/// Converts an error reply to `SENTINEL` or `SUBSCRIBE` to a fault.
 pub(super) fn rejected(message: &str) -> Fault {
     if message.contains("unknown command") {
         return Fault::new(Kind::Unsupported, NOT_A_SENTINEL);
@@ -76,7 +76,7 @@ pub(super) fn rejected(message: &str) -> Fault {
     Fault::of_reply(message)
 }
 
-/// The message of a server that is not a Sentinel.
+/// The error message for a server that is not a Sentinel.
 pub(crate) const NOT_A_SENTINEL: &str =
     "the server is not a Sentinel; a redis+sentinel:// URL lists Sentinels, usually with port 26379";
 

@@ -110,7 +110,8 @@ impl Batch {
     /// Splits the batch into the calls in which it is sent. Returns each with whether it must follow `ASKING`.
     ///
     /// There is one call for all work that may [share](Sharing) the call of its node or slot, and one for each other
-    /// caller, in the order in which they first occur. Work of one slot keeps its order. A command is a call of its own.
+    /// caller, in the order in which they first occur. Work of one slot keeps its order. A command is a call of its
+    /// own.
     pub(super) fn into_calls(self) -> Vec<(Batch, bool)> {
         match self {
             Batch::Command(request, delivery, waiter) => {

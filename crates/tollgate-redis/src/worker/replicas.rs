@@ -1,4 +1,4 @@
-//! How many replicas must acknowledge a call before its results are used.
+//! Waiting for replicas: how many must acknowledge a call before its results are returned.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

@@ -22,11 +22,12 @@
 //! **`ASKING`** makes a node execute the next command although it does not own the slot yet. It is sent right before the
 //! call, also when the call is resent, and its own reply is skipped.
 //!
-//! **`WAIT`** makes the server reply when enough replicas have acknowledged what this connection has written. If the store
-//! [requires replicas](crate::RedisStoreBuilder::replicas), it is sent after the calls of each batch, and the results are
-//! held until its reply arrives. If too few replicas have acknowledged in time, the callers get an error: their checks
-//! were charged, but a failover may lose that. The server executes nothing else on this connection meanwhile, so there
-//! is one batch per round trip to the replicas. Not more than two batches are in flight then, and batches grow instead.
+//! **`WAIT`** makes the server reply when enough replicas have acknowledged what this connection has written. If the
+//! store [requires replicas](crate::RedisStoreBuilder::replicas), it is sent after the calls of each batch, and the
+//! results are held until its reply arrives. If too few replicas have acknowledged in time, the callers get an error:
+//! their checks were charged, but a failover may lose the charges. Meanwhile the server executes nothing else on this
+//! connection, so there is one batch per round trip to the replicas. At most two batches are then in flight, and
+//! batches grow instead.
 //!
 //! **One timer.** It ticks every millisecond while calls are in flight. At each tick the worker takes what has come
 //! into the queue, and sends it if it is due. The tick also detects calls that take too long. No timer is set per check
@@ -44,8 +45,8 @@
 //! doubt. So nothing more is sent, and the calls in flight get their own replies, which usually say that they were not
 //! executed. Then the session ends.
 //!
-//! **A server that is left**, because the Sentinels have named another master, is treated in the same way. Work that was
-//! not sent fails at once, so that it can be sent to the other server.
+//! **A server that is left**, because the Sentinels have named another master, is treated in the same way. Work that
+//! was not sent fails at once, so that it can be sent to the other server.
 //!
 //! **The timeout of a call** starts when the call is put into the outbox, so it includes the time that earlier calls
 //! take.
@@ -95,7 +96,7 @@ pub(super) struct Session<'a> {
     in_flight: VecDeque<InFlight>,
     /// The number of batches in flight: those whose last call has no reply yet.
     batches_in_flight: usize,
-    /// Calls with their replies, whose callers wait until replicas have acknowledged them.
+    /// Executed calls with their replies, which are held until replicas have acknowledged the calls.
     held: Vec<(Call, Reply)>,
     /// Calls to be resent, which the server has not executed.
     to_resend: VecDeque<Call>,
@@ -239,7 +240,8 @@ impl<'a> Session<'a> {
 
     /// Returns whether another batch may be sent.
     ///
-    /// `false` if [`BATCHES_MAX`] are in flight, or [`EAGER_BATCHES_MAX`] with replicas to wait for, the session is draining, or the server is left.
+    /// `false` if [`BATCHES_MAX`] are in flight, or [`EAGER_BATCHES_MAX`] if the store waits for replicas. Also `false`
+    /// if the session is draining or the server is left.
     fn has_room(&self) -> bool {
         let batches_max = if self.worker.settings.replicas.is_some() { EAGER_BATCHES_MAX } else { BATCHES_MAX };
         self.batches_in_flight < batches_max && self.draining.is_none() && !self.worker.is_left()
@@ -299,8 +301,8 @@ impl<'a> Session<'a> {
 
     /// Puts a call into the outbox, counts it, and records it as in flight. Sends nothing.
     ///
-    /// The timeout of the call starts now. `ends_batch` tells whether it is the last call of its batch. Then `WAIT` follows
-    /// if the store requires replicas, unless the batch is a command.
+    /// The timeout of the call starts now. `ends_batch` tells whether it is the last call of its batch. Then `WAIT`
+    /// follows if the store requires replicas, unless the batch is a command.
     fn queue(&mut self, call: Call, ends_batch: bool) {
         let name = match call.script {
             ScriptRef::Sha | ScriptRef::ShaAgain => Script::Sha(self.connection.script_sha()),

@@ -1,4 +1,5 @@
-//! `rediss://`: TLS to a server whose certificate is trusted, with a client certificate, on one server and on a cluster.
+//! `rediss://`: TLS to a server whose certificate is trusted, with a client certificate, on one server and on a
+//! cluster.
 
 use std::fs;
 use std::path::Path;
@@ -90,7 +91,7 @@ async fn certificate_that_cannot_be_trusted_is_refused_with_its_reason() {
             format!("cannot reach the store rediss://localhost:{}: the TLS handshake failed: ", server.tls_port());
         assert!(error.starts_with(&prefix) && error.contains(expected), "{error}");
     }
-    // The system's authorities do not include this one, and the name can be another than that of the host.
+    // The system's authorities do not include this one, and the name may differ from the host.
     let server = Config::new(Brand::Redis)
         .tls(&authority, &authority.issue(&["redis.example"]))
         .set("tls-auth-clients", "no")
@@ -159,7 +160,7 @@ async fn files_that_cannot_be_used_are_build_errors_with_their_names() {
     }
 }
 
-/// A store is told nothing: it reads the files when it connects.
+/// The store is not notified of a change: it reads the files when it connects.
 #[tokio::test]
 async fn changed_files_are_used_at_the_next_connect_and_broken_ones_are_not() {
     let authority = Authority::new();
@@ -178,7 +179,7 @@ async fn changed_files_are_used_at_the_next_connect_and_broken_ones_are_not() {
     install(&authority.issue(&["client"]));
     eventually_decides(&store).await;
 
-    // A key that does not match, and a file that is gone: the pair that was read before stays in use.
+    // A key that does not match, and a missing file: the previous pair stays in use.
     fs::copy(authority.issue(&["client"]).key_file, &key).unwrap();
     for _ in 0..2 {
         let connects = store.stats().connects;

@@ -1,5 +1,5 @@
-//! A store on a server of its own, or on the master of a group with Sentinels, with a clock that the test sets, as a user
-//! with the least permissions.
+//! A store on a server of its own, or on the master of a group with Sentinels, with a clock that the test sets, as a
+//! user with the least permissions.
 
 use std::cell::Cell;
 use std::future::Future;

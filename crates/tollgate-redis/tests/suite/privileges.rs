@@ -15,7 +15,7 @@ fn rules() -> String {
     acl_rules("tollgate", &["plans"]).unwrap()
 }
 
-/// A server on which only the user `tollgate` may do something, with these rules.
+/// Starts a server with the user `tollgate`, which has these rules, and without a default user.
 fn server(brand: Brand, rules: &str) -> Server {
     Config::new(brand).only_user("tollgate", PASSWORD, rules).start()
 }
@@ -81,7 +81,7 @@ async fn user_with_a_database_of_its_own_may_select_it() {
     assert!(decide(&store, "1/h").await.unwrap());
 }
 
-/// Every command of the rules but those that are only used for reports, on both servers.
+/// Removes every command of the rules, except those that are only used for reports, on both servers.
 #[tokio::test]
 async fn missing_command_or_key_pattern_is_named() {
     for brand in Brand::ALL {

@@ -1,4 +1,4 @@
-//! A master with a replica and three Sentinels: failovers, Sentinels that come and go, passwords.
+//! A master with a replica and three Sentinels: failovers, Sentinels that fail and restart, passwords.
 
 use std::fs;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn store_on(group: &SentinelGroup) -> RedisStore {
     builder(&group.url()).build().unwrap()
 }
 
-/// A demand for one unit of a million in an hour.
+/// A demand for one unit of a limit of a million per hour.
 fn demand(subject: &str) -> Demand<'_> {
     Demand::new("1000000/h".parse().unwrap(), Key::new(subject).unwrap())
 }
@@ -34,13 +34,13 @@ async fn decide(store: &RedisStore, subject: &str) -> Result<Decision, StoreErro
     store.decide(&[Check::one(&demand)]).await.map(|mut decisions| decisions.remove(0))
 }
 
-/// Charges one unit and returns the charged ones.
+/// Charges one unit and returns the number of charged units.
 async fn charge(store: &RedisStore, subject: &str) -> Result<u32, Kind> {
     let decided = decide(store, subject).await;
     decided.map(|decision| 1_000_000 - decision.limits[0].remaining).map_err(|error| error.kind())
 }
 
-/// Charges one unit again and again until the store decides, and returns the charged ones.
+/// Retries charging one unit until the store decides, and returns the number of charged units.
 async fn charge_eventually(store: &RedisStore, subject: &str) -> u32 {
     let mut last = None;
     for _ in 0..3_000 {
@@ -118,7 +118,7 @@ async fn store_uses_the_master_and_names_it() {
     }
 }
 
-/// After the store knows the new master, no call reaches the old one, and no check fails as not executed.
+/// After the store knows the new master, no call reaches the old one, and no unexecuted check fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn planned_failover_is_followed_and_nothing_more_is_sent_to_the_old_master() {
     for brand in Brand::ALL {
@@ -198,7 +198,7 @@ async fn killed_master_is_replaced_by_the_elected_one() {
     }
 }
 
-/// The Sentinel does not announce the new master. The store asks for it when the old one says that it is a replica.
+/// The Sentinel does not announce the new master. The store asks for it when the old one reports that it is a replica.
 #[tokio::test]
 async fn read_only_reply_leads_to_the_new_master_without_an_error() {
     for brand in Brand::ALL {
@@ -238,7 +238,7 @@ async fn answer_with_the_highest_epoch_wins_and_an_announcement_is_not_needed() 
     // The leader announces it, while the other one still names the old master.
     leader.say(says(&second, 2, true));
     until_master(&store, &second).await;
-    // An announcement of an old failover does not lead back, and neither does a lost connection.
+    // Neither the announcement of an old failover nor a lost connection makes the store return to the old master.
     outdated.say(says(&first, 1, true));
     let connects = store.stats().connects;
     second.command(&["CLIENT", "KILL", "TYPE", "normal"]);
@@ -361,7 +361,7 @@ async fn sentinels_may_be_killed_and_restarted_while_the_store_decides() {
         group.fail_over();
         until_master(&store, &group.servers()[1]).await;
         group.wait_until_complete();
-        // Without any Sentinel, the last known master is used, also after a lost connection.
+        // Without any Sentinel, the last known master is used, even after a lost connection.
         group.sentinels().iter().for_each(Server::kill9);
         assert_eq!(charge_eventually(&store, "ann").await, 2, "{brand}");
         let connects = store.stats().connects;
@@ -462,7 +462,7 @@ async fn server_that_is_no_sentinel_or_does_not_know_the_name_is_an_error_that_s
     let expected = format!("cannot reach the store redis+sentinel://{one},{other}/main: {reasons}");
     assert_eq!((kind, message), (Kind::Unreachable, expected));
 
-    // Nonsense: not RESP, no address, an error, a reply to nothing.
+    // Malformed: not RESP, no address, an error, a reply without a request.
     for (bytes, expected) in [
         (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "the server's reply is not valid RESP2"),
         (b"+OK\r\n", "the reply to SENTINEL GET-MASTER-ADDR-BY-NAME is not an address"),

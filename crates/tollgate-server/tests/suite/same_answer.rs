@@ -147,7 +147,8 @@ fn every_endpoint_that_decides_by_rules_gives_the_same_answer() {
     }
 }
 
-/// Rules with several algorithms, costs, plans, and charges by outcome, whose quotas a trace uses up and gets back.
+/// Rules with several algorithms, costs, plans, and charges by outcome. A trace exhausts their quotas and waits until
+/// they are restored.
 const TRACE_RULES: &str = r#"
 [plans.anonymous]
 limits = ["3/s", "12/min sliding-log"]
@@ -238,6 +239,6 @@ fn random_trace_through_the_gateway_gets_the_answers_of_the_library() {
             *seen.entry(answer.status).or_default() += 1;
         }
     }
-    // The trace uses up the quotas, and pauses give them back.
+    // The trace exhausts the quotas, and pauses restore them.
     assert!([200, 404, 429, 500].iter().all(|status| seen[status] > 100), "{seen:?}");
 }

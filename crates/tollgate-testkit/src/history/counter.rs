@@ -11,8 +11,8 @@ use super::{Answer, Counter, Refund, Report, Violation, tick_us};
 /// Verifies all decisions of the store for this counter, and adds violations to `report`, as well as the numbers of
 /// limit statuses of admitted checks and of denials.
 ///
-/// `number` is the index of the counter in the history, for violations. The store may have lost `lost` units, or charged
-/// them without an answer. Sorts all its answers by `at_us`; those of other sources are not verified.
+/// `number` is the index of the counter in the history, for violations. The store may have lost `lost` units, or
+/// charged them without an answer. Sorts all its answers by `at_us`; those of other sources are not verified.
 pub(super) fn verify(number: usize, counter: &mut Counter, lost: u64, report: &mut Report) {
     counter.answers.sort_unstable_by_key(|answer| answer.at_us);
     let by_store = counter.answers.iter().filter(|answer| answer.source == Source::Store);

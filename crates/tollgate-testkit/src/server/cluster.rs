@@ -88,7 +88,7 @@ impl Cluster {
         own.environment.clone_from(&config.environment);
         own.has_tls = config.has_tls;
         if own.has_tls {
-            // Clients with TLS are then told the nodes' ports for TLS, and others the plain ones.
+            // Clients with TLS then get the nodes' TLS ports, and others the plain ones.
             own = own.set("tls-cluster", "yes").set("tls-replication", "yes");
         }
         let starting: Vec<_> = (0..2 * SHARDS)

@@ -17,7 +17,8 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts the server with this configuration file and further argument, and the leash. Does not wait until the server listens.
+    /// Starts the server with this configuration file and further argument, and the leash. Does not wait until the
+    /// server listens.
     ///
     /// `environment` is added to the inherited environment. Standard output and standard error are written to `log`. If
     /// this process ends without dropping the result, the leash kills the server with SIGKILL and removes `dir`.

@@ -11,8 +11,9 @@
 //! group.sentinels()[0].kill9(); // the others notice nothing
 //! ```
 //!
-//! **Fast.** Sentinels ask servers, and tell each other, every few seconds. Here they do it several times a second, so that
-//! a group starts, and fails over, within a second or two. [`SentinelGroup::slow_down`] restores the usual periods.
+//! **Fast.** Sentinels query servers, and exchange what they know, every few seconds. Here they do so several times a
+//! second, so that a group starts, and fails over, within a second or two. [`SentinelGroup::slow_down`] restores the
+//! usual periods.
 //!
 //! **Shared.** Tests that leave the master as it is can use [`SentinelGroup::shared`], with keys of their own.
 
@@ -150,7 +151,7 @@ impl SentinelGroup {
         self.servers.iter().filter(|server| server.port() != master).collect()
     }
 
-    /// Restores the periods at which Sentinels ask servers and tell each other, which are 1 to 10 seconds.
+    /// Restores the default periods at which Sentinels query servers and exchange what they know: 1 to 10 seconds.
     ///
     /// # Panics
     /// If a Sentinel does not accept it.
@@ -162,9 +163,10 @@ impl SentinelGroup {
         }
     }
 
-    /// Makes the first running Sentinel promote a replica, as an operator does it, and waits until it names the new master.
+    /// Makes the first running Sentinel promote a replica, as an operator does it, and waits until it names the new
+    /// master.
     ///
-    /// The other Sentinels learn of it within half a second, and the old master is told later that it is a replica.
+    /// The other Sentinels learn of it within half a second. The old master becomes a replica later.
     ///
     /// # Panics
     /// If there is no other master within about 30 seconds.
@@ -192,8 +194,10 @@ impl SentinelGroup {
         speed_up(&self.sentinels[index]);
     }
 
-    /// Waits until all running Sentinels name the same master, which says that it is one, and know all running servers
-    /// and each other, and all running replicas are in sync with the master.
+    /// Waits until the group is complete.
+    ///
+    /// All running Sentinels then name the same master, and know all running servers and each other. The master reports
+    /// that it is one, and all running replicas are in sync with it.
     ///
     /// # Panics
     /// If that takes longer than about 30 seconds.
@@ -246,11 +250,11 @@ fn start(config: Config) -> thread::JoinHandle<Server> {
     thread::spawn(|| config.start())
 }
 
-/// Makes a Sentinel ask servers, and tell the other Sentinels, every 500 ms. A busy machine does not put it into TILT
-/// mode.
+/// Makes a Sentinel query servers, and inform the other Sentinels, every 500 ms. Also prevents TILT mode on a busy
+/// machine.
 ///
-/// A Sentinel that does not lead a failover demotes the promoted replica if it has not been told for four periods. The
-/// leader needs up to a second to notice the promotion.
+/// A Sentinel that does not lead a failover demotes the promoted replica if it has not learned of it for four periods.
+/// The leader needs up to a second to notice the promotion.
 fn speed_up(sentinel: &Server) {
     let periods = ["INFO-PERIOD", "500", "PUBLISH-PERIOD", "500", "PING-PERIOD", "200", "ASK-PERIOD", "100"];
     debug(sentinel, &periods);

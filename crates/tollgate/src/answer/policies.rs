@@ -17,8 +17,8 @@ use super::style::{IetfDraft, Style};
 /// Size of the stack buffer for `RateLimit`: about four policies with short names.
 const STACK_BYTES: usize = 128;
 
-/// The number of headers to reserve for a refusal, so that the map does not grow: those of [`Policies::write_headers`],
-/// and some that a server adds.
+/// The number of headers for which a refusal reserves space, so that the map does not grow: those of
+/// [`Policies::write_headers`], and some that a server adds.
 const REFUSAL_HEADERS: usize = 12;
 
 static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");

@@ -200,8 +200,8 @@ impl Loader {
     /// Sets the store: `memory`, or a `redis://`, `redis+cluster://` or `redis+sentinel://` URL, with `rediss` for TLS.
     /// Overrides the `store` of the file.
     ///
-    /// If `store` is a table in the file, only its `urls` and `kind` are overridden, and its user and password if the URL
-    /// has some.
+    /// If `store` is a table in the file, only its `urls`, `kind` and `master` are overridden, and its user and
+    /// password if the URL has a password.
     ///
     /// The URL is not checked here: an invalid one is an error of `Loaded::engine`, `Settings::limiter` and
     /// `Settings::redis`.
@@ -212,7 +212,8 @@ impl Loader {
 
     /// Sets the names of the environment variables with the user and the password of the store. Defaults to none.
     ///
-    /// They are used if neither the URL nor the file has a password. A variable that is not set is ignored.
+    /// They are used if neither the URL nor the file has a password. A variable that is not set is ignored. The store
+    /// reads the variables again at each connect.
     #[must_use]
     pub fn store_credentials_env(self, username: impl Into<String>, password: impl Into<String>) -> Loader {
         Loader { store_credentials: Some((username.into(), password.into())), ..self }

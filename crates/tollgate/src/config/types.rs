@@ -28,8 +28,8 @@ pub struct Config {
     /// The expected number of rules and keys. A file with a different number, for example because it was truncated, is
     /// rejected.
     pub(crate) expect: Option<Spanned<Expect>>,
-    /// The store for the counters: `memory`, a `redis://`, `redis+cluster://` or `redis+sentinel://` URL, with `rediss` for
-    /// TLS, or a table with URLs, credentials and TLS.
+    /// The store for the counters: `memory`, a `redis://`, `redis+cluster://` or `redis+sentinel://` URL, with `rediss`
+    /// for TLS, or a table with URLs, credentials and TLS.
     pub(crate) store: Option<Spanned<StoreEntry>>,
     /// The prefix of every key in the store. Defaults to `tollgate`.
     pub(crate) prefix: Option<Spanned<String>>,
@@ -113,16 +113,16 @@ pub(crate) struct StoreTable {
     /// The URL of the server, or those of some nodes of the cluster, or of the Sentinels: `redis://host:port`, or
     /// `rediss://host:port` for TLS.
     pub(crate) urls: Option<Spanned<OneOrMany<Spanned<StoreUrl>>>>,
-    /// One `server`, the nodes of a `cluster`, or the Sentinels of a master (`sentinel`). Defaults to what the scheme of the
-    /// URLs says, else `server`.
+    /// What the URLs name: one `server`, nodes of a `cluster`, or the Sentinels of a master (`sentinel`). Defaults to
+    /// the kind in the scheme of the URLs, else to `server`.
     pub(crate) kind: Option<Spanned<StoreKind>>,
-    /// The name by which the Sentinels know the master. Only with `kind = "sentinel"`.
+    /// The name under which the Sentinels watch the master. Only with `kind = "sentinel"`.
     pub(crate) master: Option<Spanned<String>>,
-    /// The number of replicas that must have acknowledged a decision before it is returned. If they have not within half
+    /// The number of replicas that must have acknowledged a decision before it is returned. If too few have within half
     /// the deadline, the failure policy applies. Defaults to 0.
     pub(crate) replicas: Option<Spanned<u32>>,
-    /// Whether checks of different hash slots share a call to a node, for servers that accept keys that a script does not
-    /// declare. Only with `kind = "cluster"`. Defaults to `false`.
+    /// Whether checks of different hash slots share a call to a node, for servers that accept keys that a script does
+    /// not declare. Only with `kind = "cluster"`. Defaults to `false`.
     pub(crate) calls_across_slots: Option<Spanned<bool>>,
     /// The name of the user. Defaults to the server's default user.
     pub(crate) username: Option<Spanned<String>>,
@@ -142,13 +142,13 @@ pub(crate) struct StoreTable {
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct StoreTlsTable {
-    /// A PEM file with the certificate authorities to trust. Defaults to those of the machine.
+    /// A PEM file with the certificate authorities to trust. Defaults to the system's.
     pub(crate) ca_file: Option<Spanned<String>>,
     /// A PEM file with the client certificate. Requires `key_file`.
     pub(crate) cert_file: Option<Spanned<String>>,
     /// A PEM file with the private key of the client certificate.
     pub(crate) key_file: Option<Spanned<String>>,
-    /// The name for which the certificates of the servers must be valid. Defaults to the host that is connected to.
+    /// The name for which the certificates of the servers must be valid. Defaults to the host of each connection.
     pub(crate) server_name: Option<Spanned<String>>,
     /// The minimum version of TLS: `1.2` or `1.3`. Defaults to `1.2`.
     pub(crate) min_version: TlsMinVersion,
@@ -162,7 +162,7 @@ pub(crate) enum StoreKind {
     Server,
     /// Some nodes of a Redis Cluster.
     Cluster,
-    /// Sentinels, which know the master.
+    /// Sentinels, which name the master.
     Sentinel,
 }
 
@@ -225,7 +225,7 @@ pub(crate) struct UpstreamTable {
     pub(crate) idle_connections: Option<Spanned<u32>>,
     /// Whether the client's `Host` is forwarded, instead of the host of the server's URL. Defaults to true.
     pub(crate) preserve_host: Option<bool>,
-    /// A PEM file with the certificate authorities of servers with `https`. Defaults to those of the machine.
+    /// A PEM file with the certificate authorities of servers with `https`. Defaults to the system's.
     pub(crate) ca_file: Option<Spanned<String>>,
     /// The timeouts of requests to it.
     #[cfg_attr(feature = "schema", schemars(default))]

@@ -1,7 +1,7 @@
 //! A limiter on a master that Sentinels watch: what a failover costs, and how soon it heals.
 //!
-//! `make failover` repeats each failover [`ROUNDS_VARIABLE`] times, prints the figures, and asserts their bounds. A plain
-//! run makes one of each, and asserts no times.
+//! `make failover` repeats each failover [`ROUNDS_VARIABLE`] times, prints the figures, and asserts their bounds. A
+//! plain run makes one of each, and asserts no times.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,11 +23,11 @@ const CALLERS: usize = 8;
 /// The pause of a caller between two checks. The machine must not be busy with the callers alone.
 const PAUSE: Duration = Duration::from_millis(1);
 const QUOTA: u64 = 100;
-/// So small that counters are often at their limits, and a window ends several times during a failover. All have
-/// [`QUOTA`] units.
+/// Limits of [`QUOTA`] units. The windows are so short that counters are often at their limits, and a window ends
+/// several times during a failover.
 const LIMITS: [&str; 4] = ["100/200ms", "100/s", "100/500ms sliding-log", "100/300ms"];
 
-/// Callers that check without an end, and the record of their decisions.
+/// Callers that make checks until they are stopped, and the record of their decisions.
 struct Load {
     limiter: Limiter,
     is_over: Arc<AtomicBool>,
@@ -101,7 +101,7 @@ impl Load {
     }
 }
 
-/// The time at which the first Sentinel announces another master. Subscribes before this returns.
+/// Subscribes to all Sentinels, and returns a thread that returns when the first of them announced another master.
 fn announced(group: &SentinelGroup) -> thread::JoinHandle<Instant> {
     let (sender, receiver) = std::sync::mpsc::channel();
     for sentinel in group.sentinels() {
@@ -119,7 +119,7 @@ fn announced(group: &SentinelGroup) -> thread::JoinHandle<Instant> {
     thread::spawn(move || receiver.recv_timeout(Duration::from_secs(60)).expect("an announcement"))
 }
 
-/// Watches a server. Returns when it last executed a call of the script, as of when it is asked for it.
+/// Watches a server: the number of script calls that it has executed, and when it last executed one.
 struct CallsOf {
     last: Arc<Mutex<Option<Instant>>>,
     is_over: Arc<AtomicBool>,
@@ -299,7 +299,7 @@ async fn demoted_master_is_left_after_its_first_read_only_reply() {
     }
 }
 
-/// What it costs to wait for a replica: calls, processor time of the master, and latency, side by side.
+/// Compares decisions with and without waiting for a replica: rate, CPU time of the master, and latency.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_for_a_replica_decides_the_same_and_its_cost_is_printed() {
     let decisions = if rounds().is_some() { 40_000 } else { 400 };
@@ -352,7 +352,7 @@ async fn waiting_for_a_replica_decides_the_same_and_its_cost_is_printed() {
     }
 }
 
-/// Returns the processor time that a server has used, in seconds.
+/// Returns the CPU time that a server has used, in seconds.
 fn cpu_of(server: &Server) -> f64 {
     let info = server.command(&["INFO", "cpu"]).text();
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.parse::<f64>().ok()).unwrap();

@@ -455,14 +455,14 @@ fn mark(bytes: &mut [u8], number: usize) {
     }
 }
 
-/// Returns whether servers can understand a forwarded request only as the gateway did.
+/// Returns whether servers can interpret a forwarded request only as the gateway did.
 fn is_well_formed(request: &Recorded) -> bool {
     let names = || request.head.lines().skip(1).filter_map(|line| line.split_once(':')).map(|(name, _)| name);
     let lengths = request.all("content-length");
     let is_plain = |length: &&str| length.parse::<u64>().is_ok_and(|number| number.to_string() == **length);
     let codings = request.all("transfer-encoding");
     let is_framed_once = lengths.len() + codings.len() <= 1 && lengths.iter().all(is_plain);
-    // A header that CGI or WSGI would take for another one.
+    // A header that CGI or WSGI would confuse with another one.
     let is_disguised = |name: &str| {
         let name = name.to_ascii_lowercase().replace('_', "-");
         name.starts_with("x-forwarded-")

@@ -79,9 +79,10 @@ pub struct CounterReport {
     /// Why the client is refused regardless of its counters: a ban in the configuration or in the store. `None` if it
     /// is not banned.
     pub banned: Option<String>,
-    /// The address of the node that holds the counters, without user and password. `None` unless the store is a cluster.
+    /// The address of the node that holds the counters, without user and password. `None` if the store is not a
+    /// cluster, or the node is not known.
     pub node: Option<String>,
-    /// The hash slot of the counters. `None` unless the store is a cluster.
+    /// The hash slot of the counters. `None` if the store is not a cluster.
     pub slot: Option<u32>,
     /// The counters, in the order of the limits.
     pub counters: Vec<CounterStatus>,

@@ -54,7 +54,7 @@ const WINDOW_BYTES: [u32; 2] = [256 * 1024, 1024 * 1024];
 /// The client of a connection, shared by its requests.
 pub(super) struct Client {
     peer: SocketAddr,
-    /// The text of its address, in canonical form.
+    /// The address of the peer as text, in canonical form.
     address: HeaderValue,
     is_tls: bool,
     /// The port on which the connection was accepted.
@@ -100,7 +100,7 @@ impl Client {
         self.peer
     }
 
-    /// Returns the text of the address of the client or proxy, in canonical form.
+    /// Returns the address of the client or proxy as text, in canonical form.
     pub(super) fn address(&self) -> &HeaderValue {
         &self.address
     }

@@ -147,7 +147,7 @@ fn entries(headers: &HeaderMap, name: &HeaderName) -> String {
     text
 }
 
-/// Writes `for=ADDRESS`, as in RFC 7239. `shown` is the text of the address.
+/// Writes `for=ADDRESS`, as in RFC 7239. `shown` is the address as text.
 fn write_node(text: &mut String, address: IpAddr, shown: &str) {
     match address {
         IpAddr::V4(_) => text.extend(["for=", shown]),
@@ -221,8 +221,8 @@ fn remove_where(headers: &mut HeaderMap, is_dropped: impl Fn(&HeaderName) -> boo
     }
 }
 
-/// Returns whether a header belongs to the connection on which it was received. `named` has the headers that `Connection`
-/// names.
+/// Returns whether a header belongs to the connection on which it was received. `named` has the headers that
+/// `Connection` names.
 fn is_hop_by_hop(name: &HeaderName, named: &[HeaderName]) -> bool {
     HOP_BY_HOP.contains(name) || named.contains(name)
 }

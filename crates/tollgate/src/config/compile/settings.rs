@@ -42,7 +42,7 @@ pub struct Settings {
     /// The store: `memory`, or a URL, which may contain a password. `None` if no store is configured; the counters are
     /// then in memory.
     pub store: Option<Secret>,
-    /// How to connect to the store and call it.
+    /// The settings of the store other than its URL.
     pub(crate) access: StoreAccess,
     /// The prefix of every key in the store.
     pub prefix: String,
@@ -81,9 +81,9 @@ impl Settings {
 
     /// Creates the shared store of these settings, with their key prefix. Returns `None` if the counters are in memory.
     ///
-    /// The credentials of Sentinels are read from the environment variables `TOLLGATE_SENTINEL_USERNAME` and
-    /// `TOLLGATE_SENTINEL_PASSWORD`, if they are set. Its checks read the bans in the store. Starts a task on the current
-    /// tokio runtime, which connects in the background: a store that cannot be reached is no error.
+    /// Its checks read the bans in the store. The credentials of Sentinels are read from the environment variables
+    /// `TOLLGATE_SENTINEL_USERNAME` and `TOLLGATE_SENTINEL_PASSWORD`, if they are set. Starts tasks on the current
+    /// tokio runtime, which connect in the background: a store that cannot be reached is no error.
     ///
     /// # Errors
     /// Only if the store is shared: if its URL or the prefix is invalid, if the URL is `rediss://` and `tollgate-redis`

@@ -9,7 +9,7 @@ use crate::config::forms::{Secret, StoreEntry, StoreUrl};
 use crate::config::span::{Span, Spanned};
 use crate::config::types::{StoreKind, StoreTable, StoreTlsTable, TlsMinVersion};
 
-/// How to connect to a store and call it, besides its URL. Files are read again at each connect.
+/// The settings of a store other than its URL. Files are read again at each connect.
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))] // without Redis there is no store to connect to
 pub(crate) struct StoreAccess {
@@ -21,7 +21,7 @@ pub(crate) struct StoreAccess {
     calls_across_slots: bool,
 }
 
-/// Where a user name or a password is.
+/// Where a user name or a password is read from.
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub(crate) enum SecretPlace {
@@ -89,7 +89,10 @@ impl StoreTls {
         }
     }
 
-    /// Returns why the files or the name cannot be used, if they cannot.
+    /// Checks the files and the server name.
+    ///
+    /// # Errors
+    /// Returns why they cannot be used.
     fn check(&self) -> Result<(), String> {
         self.options().check().map_err(|error| error.to_string())
     }
@@ -97,7 +100,7 @@ impl StoreTls {
 
 #[cfg(not(feature = "redis"))]
 impl StoreTls {
-    /// A program without Redis cannot check the files.
+    /// Returns `Ok`: a program without Redis cannot check the files.
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
@@ -107,7 +110,7 @@ impl Compiler<'_> {
     /// Compiles `store`. Returns the URL, `None` if there is none, and how to connect to it.
     ///
     /// A store of the loader overrides the URLs of the file, and a user or a password in its URL overrides those of the
-    /// file. If there is no password, that of the loader's environment variables is used, if they are set. Adds an error
+    /// file. If neither has a password, the loader's environment variables are used, if they are set. Adds an error
     /// for each invalid value of the file, even if it is overridden.
     pub(super) fn store(&mut self, store: Option<&Spanned<StoreEntry>>) -> (Option<Secret>, StoreAccess) {
         let (written, mut access) = match store.map(|store| (&**store, store)) {
@@ -157,8 +160,8 @@ impl Compiler<'_> {
         }
     }
 
-    /// Combines the URLs of a table into the one that a store is built with. Returns `None` and adds errors if they are
-    /// invalid, or do not fit together.
+    /// Combines the URLs of a table into one URL, with which a store is built. Returns `None` and adds errors if they
+    /// are invalid or do not fit together. Also returns `None` if they are missing and the loader has a store.
     fn store_url(&mut self, table: &StoreTable, store: &Spanned<StoreEntry>) -> Option<Secret> {
         let urls = match &table.urls {
             Some(urls) if !urls.is_empty() => urls,
@@ -268,8 +271,8 @@ impl Compiler<'_> {
         }
     }
 
-    /// Returns where the user name or the password is. Adds an error and returns `None` if it is given in several ways, is
-    /// empty, or cannot be read.
+    /// Returns where the user name or the password is. Adds an error and returns `None` if it is given in several ways,
+    /// is empty, or cannot be read.
     fn secret_place(
         &mut self,
         what: &str,
@@ -386,7 +389,8 @@ fn has_login(url: &str) -> bool {
     UrlParts::of(url).is_some_and(|parts| parts.login.is_some())
 }
 
-/// Returns one URL with the servers of all, and the name of the master if there is one. `None` without any.
+/// Returns one URL with the servers of all URLs, and with the name of the master if there is one. Returns `None` if
+/// `parts` is empty.
 fn combine(kind: &str, parts: &[UrlParts<'_>], master: Option<&String>) -> Option<String> {
     let first = parts.first()?;
     let mut url = if first.is_tls { "rediss" } else { "redis" }.to_owned();
