@@ -217,31 +217,40 @@ fn send(address: SocketAddr, seconds: usize) -> u64 {
     })
 }
 
+/// The samples of one server, one for each round.
+#[derive(Default)]
+struct Samples {
+    cpu_us: Vec<f64>,
+    rates: Vec<f64>,
+    /// The CPU time of the first server of the table, divided by that of this one.
+    ratios: Vec<f64>,
+}
+
 /// Measures the processes, one after the other in each round, and prints a table.
 fn measure(title: &str, processes: &[(&str, Process)]) {
     let (rounds, seconds) = (setting("TOLLGATE_BENCH_ROUNDS", 9), setting("TOLLGATE_BENCH_SECONDS", 2));
-    let mut samples = vec![(Vec::new(), Vec::new(), Vec::new()); processes.len()];
+    let mut all: Vec<Samples> = processes.iter().map(|_| Samples::default()).collect();
     for round in 0..=rounds {
         let mut first = 0.0;
-        for ((_, process), (times, rates, ratios)) in processes.iter().zip(&mut samples) {
+        for ((_, process), samples) in processes.iter().zip(&mut all) {
             let before = process.cpu_seconds();
             let responses = send(process.addr, seconds) as f64;
             let us = (process.cpu_seconds() - before) * 1e6 / responses;
             first = if first == 0.0 { us } else { first };
             // Round 0 is for warming up.
             if round > 0 {
-                times.push(us);
-                rates.push(responses / seconds as f64);
-                ratios.push(first / us);
+                samples.cpu_us.push(us);
+                samples.rates.push(responses / seconds as f64);
+                samples.ratios.push(first / us);
             }
         }
     }
     println!("\n{title}, median of {rounds} rounds");
-    let row = |((name, _), (times, rates, ratios)): (&(&str, Process), (Vec<f64>, Vec<f64>, Vec<f64>))| {
-        let [us, rate, ratio] = [times, rates, ratios].map(median);
+    let row = |((name, _), samples): (&(&str, Process), Samples)| {
+        let [us, rate, ratio] = [samples.cpu_us, samples.rates, samples.ratios].map(median);
         vec![(*name).to_owned(), format!("{us:.1} µs"), format!("{rate:.0}"), format!("{ratio:.2}×")]
     };
-    let rows: Vec<Vec<String>> = processes.iter().zip(samples).map(row).collect();
+    let rows: Vec<Vec<String>> = processes.iter().zip(all).map(row).collect();
     print_table(&["", "CPU per response", "responses per second", "by CPU"], &rows);
 }
 

@@ -54,7 +54,7 @@ pub fn acl_rules(prefix: &str, hashes: &[&str]) -> Result<String, PrefixError> {
 pub(crate) fn escape_pattern(name: &str) -> String {
     let mut pattern = String::with_capacity(name.len());
     for letter in name.chars() {
-        if "*?[]\\^-".contains(letter) && letter != '-' {
+        if "*?[]\\^".contains(letter) {
             pattern.push('\\');
         }
         pattern.push(letter);

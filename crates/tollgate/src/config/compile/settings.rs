@@ -95,7 +95,8 @@ impl Settings {
         // A call that is given up before the deadline would not be waited for as long as the deadline says.
         let call_timeout = self.deadline.max(RedisStoreBuilder::CALL_TIMEOUT_DEFAULT);
         let mut builder = RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).bans(true);
-        let source = |name: &str| std::env::var_os(name).map(|_| SecretSource::Env(name.to_owned()));
+        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let source = |name: &str| is_set(name).then(|| SecretSource::Env(name.to_owned()));
         if let Some(username) = source(SENTINEL_USERNAME) {
             builder = builder.sentinel_username_from(username);
         }
