@@ -53,6 +53,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     };
     let rules = settings.rules()?;
 
+    let stop = asked_to_stop()?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, settings.port))
         .await
         .map_err(|error| format!("PORT: cannot listen on 127.0.0.1:{}: {error}", settings.port))?;
@@ -62,9 +63,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
     println!("listening on http://{address}, documentation at http://{address}/docs/");
     // The limit is by address, so the service needs the peer address of each request.
-    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
-        .with_graceful_shutdown(asked_to_stop())
-        .await?;
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).with_graceful_shutdown(stop).await?;
     match slugs.unsaved() {
         0 => {}
         lost => tracing::error!(lost, "links that were created while Redis was unavailable are lost"),
@@ -72,16 +71,17 @@ async fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Waits for Ctrl-C or SIGTERM. Requests in progress are still answered.
-async fn asked_to_stop() {
-    let terminated = async {
-        match signal(SignalKind::terminate()) {
-            Ok(mut terminate) => terminate.recv().await,
-            Err(_) => std::future::pending().await,
+/// Returns a future that waits for Ctrl-C or SIGTERM. Both are handled from now on, also before the future is polled.
+/// Requests in progress are still answered.
+///
+/// # Errors
+/// If the process cannot handle signals.
+fn asked_to_stop() -> std::io::Result<impl Future<Output = ()>> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
         }
-    };
-    tokio::select! {
-        Ok(()) = tokio::signal::ctrl_c() => {}
-        _ = terminated => {}
-    }
+    })
 }
