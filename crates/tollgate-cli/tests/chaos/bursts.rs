@@ -28,7 +28,7 @@ const BUDGET_BYTES: u64 = 2 * 32 * 1024 * 1024;
 /// Maximum memory of all connections together.
 const ALL_BYTES_MAX: u64 = 200 * 1000 * 1000;
 /// Growth of a process under load that does not depend on the number of connections.
-const SLACK_BYTES: u64 = 6 * 1024 * 1024;
+const SLACK_BYTES: u64 = 8 * 1024 * 1024;
 
 enum Listener {
     Http,

@@ -105,10 +105,11 @@ impl Serving {
         String::from_utf8_lossy(&std::fs::read(format!("/proc/{}/{file}", self.child.id())).unwrap()).into_owned()
     }
 
-    /// Returns the resident memory of the process in bytes.
+    /// Returns the resident memory of the process in bytes, without the pages of its files: those of the program itself
+    /// become resident when they are first used.
     pub(crate) fn resident_bytes(&self) -> u64 {
         let status = self.proc("status");
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a resident size");
+        let line = status.lines().find(|line| line.starts_with("RssAnon:")).expect("a resident size");
         line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
     }
 
