@@ -151,7 +151,15 @@ impl Router {
             };
             self.settings.counters.redirections.fetch_add(1, Ordering::Relaxed);
             (node, sharing) = match redirect {
-                Redirect::Moved(target) => (cluster.moved(slot, target, &node), usual),
+                Redirect::Moved(target) => {
+                    // Nodes that redirect to each other do not agree yet on the owner of the slot.
+                    if attempts > 2
+                        && let Some(pause) = pauses.next()
+                    {
+                        sleep(pause).await;
+                    }
+                    (cluster.moved(slot, target, &node), usual)
+                }
                 Redirect::Ask(_) | Redirect::TryAgain if width != Width::Narrow => return Err(Refused::SlotIsMoving),
                 Redirect::Ask(target) => (cluster.node_at(target, &node), Sharing::Asking),
                 Redirect::NotLocal => {

@@ -154,13 +154,14 @@ async fn slot_that_was_moved_is_found_and_its_counters_continue() {
             // A target that does not have the script is sent its source.
             target.command(&["SCRIPT", "FLUSH"]);
             cluster.move_slots(&[slot], target);
-            assert_eq!(charge(&store, "ann").await, Ok(98 - round), "{brand}");
+            // The nodes may disagree for a moment on who owns the slot.
+            assert_eq!(charge_eventually(&store, "ann").await, 98 - round, "{brand}");
             let address = format!("redis://{}", target.addr());
             let shard = store.shards().into_iter().find(|shard| shard.address.as_ref() == Some(&address)).unwrap();
             assert_eq!(store.locate(b"ann").shard, shard.id, "{brand}");
         }
         let stats = store.stats();
-        assert_eq!((stats.redirections, stats.panics), (4, 0), "{brand} {stats:?}");
+        assert!(stats.redirections >= 4 && stats.panics == 0, "{brand} {stats:?}");
     }
 }
 
