@@ -213,6 +213,7 @@ fn slow_connections_do_not_slow_down_a_healthy_client() {
             for (number, stream) in slow.iter_mut().enumerate().filter(|(number, _)| number % 3 != 2) {
                 stream.write_all(b"x").unwrap_or_else(|error| panic!("connection {number}: {error}"));
             }
+            // The attack is to be slow.
             std::thread::sleep(Duration::from_millis(50));
         }
     });
@@ -364,6 +365,7 @@ fn surge_of_ten_times_the_quota_leaves_the_upstream_with_exactly_the_quota() {
         let measured = measured.clone();
         move |request, stream| {
             let began = Instant::now();
+            // Stands for the work of a service.
             std::thread::sleep(WORK);
             let is_sent = ok(stream, "", b"hello");
             measured.lock().unwrap().push((request.path().to_owned(), began.elapsed().as_secs_f64() * 1e6));

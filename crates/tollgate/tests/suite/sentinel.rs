@@ -147,6 +147,7 @@ impl CallsOf {
                 if count > calls.swap(count, Ordering::Relaxed) {
                     *last.lock().unwrap() = Some(Instant::now());
                 }
+                // There is no message for a call, so this polls.
                 thread::sleep(Duration::from_millis(2));
             }
         });

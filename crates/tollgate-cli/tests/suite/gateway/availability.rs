@@ -128,7 +128,7 @@ fn a_response_that_is_not_complete_in_total_is_504_or_ends_the_connection() {
             barrier.pass();
             false
         }
-        // Sends without a pause, so no other timeout expires.
+        // Sends some bytes every 10 ms for as long as it can, so no other timeout expires.
         _ => {
             let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
             let mut sent = stream.write_all(head);
