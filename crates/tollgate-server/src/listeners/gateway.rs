@@ -45,8 +45,11 @@ mod tunnel;
 mod upstream;
 mod validate;
 
+use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::header::CONNECTION;
@@ -55,16 +58,17 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 use tollgate::engine::Engine;
 use tollgate::gateway::{AccessLogFormat, GatewayBounds, GatewaySettings};
-use tollgate::layer::{FromBytes, RateLimit, RateLimitLayer};
+use tollgate::layer::{FromBytes, RateLimit, RateLimitLayer, ResponseFuture};
 use tower_layer::Layer;
 use tower_service::Service;
 
 use self::access_log::{AccessLog, LogEntry};
 use self::body::GatewayBody;
-use self::connection::Client;
+use self::connection::{Client, InFlight};
 use self::proxy::Proxy;
 pub use self::upstream::UpstreamError;
 use self::upstream::Upstreams;
+use self::validate::Invalid;
 use crate::decider::Decider;
 use crate::listener::{ConnectionContext, Listener, PeerPolicy, ServeFuture, ServerState};
 use crate::listeners::http::connection::OVER_LIMIT_RESPONSE;
@@ -147,33 +151,68 @@ impl GatewayListener {
     }
 
     /// Answers a request: validates it, decides it by the rules, and forwards it if it is admitted.
-    async fn handle(&self, mut request: Request<Incoming>, client: Arc<Client>) -> Response<GatewayBody> {
+    fn handle(self: Arc<Self>, mut request: Request<Incoming>, client: &Arc<Client>) -> Handling {
         let began = Instant::now();
         let in_flight = client.begin(request.version() == Version::HTTP_2);
         let is_http1 = request.version() <= Version::HTTP_11;
         let log = self.log.as_ref().map(|log| log.begin(&request, client.peer().ip(), began));
-        let mut response = match validate::validate(&request, &self.bounds) {
+        let answer = match validate::validate(&request, &self.bounds) {
             Ok(()) => {
                 request.extensions_mut().insert(client.clone());
                 if let Some(log) = &log {
                     request.extensions_mut().insert(log.clone());
                 }
-                match self.service.clone().call(request).await {
-                    Ok(response) => response,
-                    Err(never) => match never {},
-                }
+                Answer::Decided(self.service.clone().call(request))
             }
-            Err(invalid) => invalid.response(),
+            Err(invalid) => Answer::Invalid(invalid),
         };
-        self.stats.request_times.record(began.elapsed());
-        self.stats.errors.count_http(response.status());
-        if is_http1 && client.is_draining() && !response.headers().contains_key(CONNECTION) {
+        Handling { listener: self, answer, began, is_http1, in_flight: Some(in_flight), log }
+    }
+}
+
+/// The handling of one request. Resolves to the response.
+///
+/// Not an `async fn`, so that hyper can hold it without a box, and the request is moved only once.
+struct Handling {
+    listener: Arc<GatewayListener>,
+    answer: Answer,
+    began: Instant,
+    is_http1: bool,
+    /// Taken by the response.
+    in_flight: Option<InFlight>,
+    log: Option<Arc<LogEntry>>,
+}
+
+/// Where the response to a request comes from.
+enum Answer {
+    /// The rate-limit layer, and an upstream if it admits the request.
+    Decided(ResponseFuture<GatewayBody, Infallible>),
+    /// The request is rejected before it is decided.
+    Invalid(Invalid),
+}
+
+impl Future for Handling {
+    type Output = Result<Response<GatewayBody>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let mut response = match &mut this.answer {
+            Answer::Decided(decided) => ready!(Pin::new(decided).poll(cx))?,
+            Answer::Invalid(invalid) => invalid.response(),
+        };
+        let GatewayListener { stats, .. } = &*this.listener;
+        stats.request_times.record(this.began.elapsed());
+        stats.errors.count_http(response.status());
+        let in_flight = this.in_flight.take();
+        let is_last = this.is_http1 && in_flight.as_ref().is_some_and(InFlight::is_draining);
+        if is_last && !response.headers().contains_key(CONNECTION) {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
+        let log = this.log.take();
         if let Some(log) = &log {
             log.responded(response.status());
         }
-        response.map(|body| body.until_end(in_flight, log))
+        Poll::Ready(Ok(response.map(|body| body.until_end(in_flight, log))))
     }
 }
 

@@ -262,8 +262,8 @@ impl UpstreamBody {
 
 impl GatewayBody {
     /// Attaches values that are dropped with the body: the guard of the request, and its entry in the access log.
-    pub(super) fn until_end(self, in_flight: InFlight, log: Option<Arc<LogEntry>>) -> GatewayBody {
-        GatewayBody { _in_flight: Some(in_flight), log, ..self }
+    pub(super) fn until_end(self, in_flight: Option<InFlight>, log: Option<Arc<LogEntry>>) -> GatewayBody {
+        GatewayBody { _in_flight: in_flight, log, ..self }
     }
 
     fn new(content: Content) -> GatewayBody {

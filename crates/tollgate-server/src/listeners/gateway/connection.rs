@@ -1,8 +1,8 @@
 //! A connection of a client: its limits, its shutdown, and the tunnel that it may become.
 //!
-//! hyper limits the head of a request. Everything else is limited here: a connection without a request in progress is
-//! closed after the idle time, in HTTP/2 as well, and so is the connection of a client that does not read its
-//! responses.
+//! hyper limits the size of the head of a request. Everything else is limited here: a connection without a request in
+//! progress is closed after the idle time, even if it has received a part of a head, and so is the connection of a client
+//! that does not read its responses.
 //!
 //! The total size of incomplete heads is bounded over all connections, as on the other listeners: when the receive
 //! budget is used up, the connection with the oldest incomplete head is closed. Bodies need no budget, because they are
@@ -31,9 +31,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, Sleep};
 use tollgate::gateway::GatewayBounds;
 
-use super::GatewayListener;
 use super::body::GatewayBody;
 use super::tunnel::Tunnel;
+use super::{GatewayListener, Handling};
 use crate::budget::Receiving;
 use crate::listener::{BoxError, ConnectionContext};
 use crate::metrics::ListenerStats;
@@ -120,11 +120,6 @@ impl Client {
         &self.port
     }
 
-    /// Returns whether the instance is shutting down, so that the next response should be the last.
-    pub(super) fn is_draining(&self) -> bool {
-        self.shutdown.is_draining()
-    }
-
     /// Sets the tunnel that runs when hyper has written the current response.
     pub(super) fn set_tunnel(&self, tunnel: Tunnel) {
         *self.tunnel.lock() = Some(tunnel);
@@ -164,6 +159,13 @@ impl Client {
 /// A guard that counts a request of a connection as under way.
 pub(super) struct InFlight(Arc<Client>);
 
+impl InFlight {
+    /// Returns whether the instance is shutting down, so that the response should be the last of its connection.
+    pub(super) fn is_draining(&self) -> bool {
+        self.0.shutdown.is_draining()
+    }
+}
+
 impl Drop for InFlight {
     fn drop(&mut self) {
         let now_ms = u64::try_from(self.0.began.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -181,11 +183,10 @@ struct ConnectionService {
 impl hyper::service::Service<Request<Incoming>> for ConnectionService {
     type Response = Response<GatewayBody>;
     type Error = std::convert::Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<GatewayBody>, Self::Error>> + Send>>;
+    type Future = Handling;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let (listener, client) = (self.listener.clone(), self.client.clone());
-        Box::pin(async move { Ok(listener.handle(request, client).await) })
+        self.listener.clone().handle(request, &self.client)
     }
 }
 
@@ -266,7 +267,9 @@ async fn watch(client: Arc<Client>, shutdown: Shutdown, idle: Duration, signals:
     let idling = async {
         client.idle_for(idle).await;
         let _ = signals.send(Signal::End);
-        client.idle_for(idle.saturating_mul(2)).await;
+        // hyper closes an HTTP/1.1 connection at once, unless it has received a part of a head.
+        let grace = if client.is_http2.load(Ordering::Relaxed) { idle } else { LINGER };
+        client.idle_for(idle.saturating_add(grace)).await;
         let _ = signals.send(Signal::Drop);
     };
     tokio::join!(closing, idling);
@@ -292,8 +295,8 @@ fn builder(bounds: &GatewayBounds, idle: Duration) -> auto::Builder<TokioExecuto
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(idle)
+        // `watch` closes connections with incomplete heads, without a timer for each request.
+        .header_read_timeout(None)
         .max_buf_size(bounds.header_bytes_max)
         .max_headers(bounds.headers_max);
     builder

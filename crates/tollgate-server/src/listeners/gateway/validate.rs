@@ -100,9 +100,8 @@ pub(super) fn validate<B>(request: &Request<B>, bounds: &GatewayBounds) -> Resul
     validate_target(request.method(), uri)?;
     validate_host(request)?;
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    if codings.any(|value| !value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"))
-        || headers.get_all(TRANSFER_ENCODING).iter().count() > 1
-    {
+    let is_chunked = |value: &HeaderValue| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
+    if codings.next().is_some_and(|value| !is_chunked(value)) || codings.next().is_some() {
         return Err(Invalid::TransferEncoding);
     }
     match headers.get_all(EXPECT).iter().all(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
