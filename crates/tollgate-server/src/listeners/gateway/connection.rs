@@ -42,6 +42,8 @@ use crate::stream::{ClientStream, WriteTimeout};
 
 /// How long a connection whose write side is closed waits for the client to close it too.
 const LINGER: Duration = Duration::from_secs(1);
+/// The bytes that are read and discarded at a time during this wait.
+const DISCARD_BYTES: usize = 16 * 1024;
 /// The maximum number of streams of an HTTP/2 connection that were reset by the client before they were accepted. With
 /// more, the connection is closed, so that a client cannot overload the server with resets.
 const PENDING_RESETS_MAX: usize = 20;
@@ -412,16 +414,18 @@ impl AsyncWrite for ClientIo {
             ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
         }
         let linger = this.linger.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
-        let mut scratch = [0; 4096];
-        loop {
-            if linger.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(Ok(()));
+        if linger.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        let mut scratch = [0; DISCARD_BYTES];
+        let mut buf = ReadBuf::new(&mut scratch);
+        match ready!(Pin::new(&mut this.stream).poll_read(cx, &mut buf)) {
+            Ok(()) if !buf.filled().is_empty() => {
+                // Other connections of this thread have their turn before the next bytes are read.
+                cx.waker().wake_by_ref();
+                Poll::Pending
             }
-            let mut buf = ReadBuf::new(&mut scratch);
-            match ready!(Pin::new(&mut this.stream).poll_read(cx, &mut buf)) {
-                Ok(()) if !buf.filled().is_empty() => {}
-                Ok(()) | Err(_) => return Poll::Ready(Ok(())),
-            }
+            Ok(()) | Err(_) => Poll::Ready(Ok(())),
         }
     }
 }
