@@ -59,21 +59,8 @@ const DECISIONS_VARIABLE: &str = "TOLLGATE_SHARED_DECISIONS";
 
 #[test]
 fn four_processes_on_one_redis_exceed_no_quota_and_deny_no_check_without_reason() {
-    let wanted = decisions_wanted();
     let server = Server::redis();
-    let (mut decided, mut by_store) = (0, 0);
-    for round in 0.. {
-        let report = run_round(&server.url(), round, (wanted - decided).min(ROUND_DECISIONS_MAX), || ());
-        println!("round {round}: {report}");
-        report.expect_clean();
-        assert!(report.admitted > 0 && report.refused > 0 && report.cached > 0, "all kinds of decisions: {report}");
-        decided += report.checks;
-        by_store += report.admitted + report.refused;
-        server.command(&["FLUSHALL"]);
-        if decided >= wanted {
-            break;
-        }
-    }
+    let (decided, by_store) = run_rounds(&server.url(), decisions_wanted(), |_| ());
     let calls = calls_of(&server);
     println!("{decided} decisions, {by_store} limit statuses of the store, {calls} calls");
     assert!(calls < decided / 4, "{calls} calls for {decided} decisions");
@@ -85,11 +72,8 @@ fn decisions_wanted() -> u64 {
 
 fn four_processes_on_a_cluster_whose_slots_move(brand: Brand, wanted: u64) {
     let cluster = Cluster::start(brand);
-    let report = run_round(&cluster.url(), 0, wanted, || move_every_slot(&cluster));
-    println!("{brand}: {report}");
-    report.expect_clean();
-    assert!(report.checks >= wanted && report.admitted > 0 && report.refused > 0 && report.cached > 0, "{report}");
-    assert_eq!((report.local, report.uncounted), (0, 0), "no decision was degraded: {report}");
+    let (decided, by_store) = run_rounds(&cluster.url(), wanted, |round| move_every_slot(&cluster, round));
+    println!("{brand}: {decided} decisions, {by_store} limit statuses of the store");
 }
 
 #[test]
@@ -102,13 +86,13 @@ fn four_processes_on_a_valkey_cluster_whose_slots_move_exceed_no_quota_and_deny_
     four_processes_on_a_cluster_whose_slots_move(Brand::Valkey, decisions_wanted() / 4);
 }
 
-/// Moves the slots of each master to the next one: each slot once, a few at a time.
+/// Moves the slots of each master to the next one: each slot once, a few at a time. Called once for each round.
 ///
 /// On Redis each slot is moved key by key, on Valkey by `CLUSTER MIGRATESLOTS`.
-fn move_every_slot(cluster: &Cluster) {
+fn move_every_slot(cluster: &Cluster, round: usize) {
     let shard = SLOTS.div_ceil(3);
     for (index, first) in (0..SLOTS).step_by(usize::from(shard)).enumerate() {
-        let (source, target) = (&cluster.nodes()[index], &cluster.nodes()[(index + 1) % 3]);
+        let [source, target] = [round, round + 1].map(|moves| &cluster.nodes()[(index + moves) % 3]);
         let slots: Vec<u16> = (first..(first + shard).min(SLOTS)).collect();
         match source.brand() {
             Brand::Redis => slots.chunks(64).for_each(|slots| cluster.move_slots(slots, target)),
@@ -119,10 +103,30 @@ fn move_every_slot(cluster: &Cluster) {
     }
 }
 
+/// Runs rounds, and calls `meanwhile` with the number of each, until `wanted` decisions have been made.
+///
+/// Returns the number of decisions, and the number of limit statuses that came from the store.
+fn run_rounds(url: &str, wanted: u64, meanwhile: impl Fn(usize)) -> (u64, u64) {
+    let (mut decided, mut by_store) = (0, 0);
+    for round in 0.. {
+        let report = run_round(url, round, (wanted - decided).min(ROUND_DECISIONS_MAX), || meanwhile(round));
+        println!("round {round}: {report}");
+        report.expect_clean();
+        assert!(report.admitted > 0 && report.refused > 0 && report.cached > 0, "all kinds of decisions: {report}");
+        assert_eq!((report.local, report.uncounted), (0, 0), "no decision was degraded: {report}");
+        decided += report.checks;
+        by_store += report.admitted + report.refused;
+        if decided >= wanted {
+            break;
+        }
+    }
+    (decided, by_store)
+}
+
 /// Starts the workers, calls `meanwhile`, and verifies the history of their decisions.
 ///
 /// The workers make `decisions` in all, or more if `meanwhile` takes longer.
-fn run_round(url: &str, round: u64, decisions: u64, meanwhile: impl FnOnce()) -> Report {
+fn run_round(url: &str, round: usize, decisions: u64, meanwhile: impl FnOnce()) -> Report {
     let dir = tempfile::tempdir().unwrap();
     let busy = dir.path().join("busy");
     File::create(&busy).unwrap();
