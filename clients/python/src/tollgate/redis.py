@@ -15,6 +15,9 @@ TLS, database) except that the deadline is their timeout and that nothing is ret
 and its connections are not changed. With `deadline=None`, or for a Cluster or Sentinel client, the
 blocking limiter runs its commands on your client, whose own timeouts then apply. The asyncio
 limiter applies its deadline to every kind of client.
+
+**Redis Cluster.** A call is sent to the master of its keys and is not retried there. redis-py
+follows redirections, after which nothing was executed.
 """
 
 from __future__ import annotations
@@ -31,10 +34,13 @@ try:
     from redis.backoff import NoBackoff
     from redis.exceptions import (
         AuthenticationError,
+        ClusterError,
+        MovedError,
         NoPermissionError,
         NoScriptError,
         RedisClusterException,
         RedisError,
+        SlotNotCoveredError,
     )
     from redis.exceptions import TimeoutError as RedisTimeoutError
 except ImportError as missing:
@@ -134,7 +140,12 @@ class _LimiterCore:
             return error_of("CROSSSLOT")
         if isinstance(error, redis.exceptions.ClusterCrossSlotError):
             return error_of("CROSSSLOT")
-        if isinstance(error, redis.exceptions.ResponseError):
+        if isinstance(error, MovedError):
+            return Unavailable(
+                "the server is a node of a Redis Cluster; pass a cluster client, such as "
+                "redis.RedisCluster"
+            )
+        if isinstance(error, (redis.exceptions.ResponseError, ClusterError)):
             return error_of(str(error))
         return Unavailable(f"cannot reach Redis: {str(error)[:256] or type(error).__name__}")
 
@@ -244,15 +255,19 @@ class RedisLimiter:
         started = time.monotonic()
         try:
             try:
-                reply = self._client.execute_command(*call.by_sha)
+                reply = self._client.execute_command(*call.by_sha, **self._route(call))
             except NoScriptError:
                 deadline = self._core.deadline
                 if deadline is not None and time.monotonic() - started >= deadline:
                     raise RedisTimeoutError from None
-                reply = self._client.execute_command(*call.by_source)
+                reply = self._client.execute_command(*call.by_source, **self._route(call))
         except _FAILURES as error:
             raise self._core.error_of(error) from error
         return call.decode(reply)
+
+    def _route(self, call: ScriptCall[Any]) -> dict[str, Any]:
+        is_cluster = isinstance(self._client, redis.RedisCluster)
+        return _route_in_cluster(self._client, call) if is_cluster else {}
 
     def _command(self, *command: Any) -> Any:
         try:
@@ -358,10 +373,14 @@ class AsyncRedisLimiter:
 
     async def _evaluate(self, call: ScriptCall[Any]) -> Any:
         client = self._client()
+        route = {}
+        if isinstance(client, redis.asyncio.RedisCluster):
+            await client.initialize()
+            route = _route_in_cluster(client, call)
         try:
-            return await client.execute_command(*call.by_sha)
+            return await client.execute_command(*call.by_sha, **route)
         except NoScriptError:
-            return await client.execute_command(*call.by_source)
+            return await client.execute_command(*call.by_source, **route)
 
     async def _command(self, *command: Any) -> Any:
         return await self._within_deadline(self._client().execute_command(*command))
@@ -381,6 +400,20 @@ class AsyncRedisLimiter:
             if self._core.deadline is not None:
                 self._own = _own_client(self._template, self._core.deadline, redis.asyncio)
         return self._own or self._template
+
+
+def _route_in_cluster(client: Any, call: ScriptCall[Any]) -> dict[str, Any]:
+    """Returns the option that sends a call to the master of its keys.
+
+    If redis-py finds the node itself, it retries a command whose connection was lost, although the
+    command may have been executed. It follows redirections in both cases.
+    """
+    try:
+        node = client.get_node_from_key(call.keys[0])
+    except SlotNotCoveredError:
+        # Any node knows whether the slot has a master by now, and redirects the call to it.
+        node = client.get_default_node()
+    return {"target_nodes": node}
 
 
 def _is_asyncio(client: Any) -> bool:
