@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -150,6 +151,43 @@ def test_call_with_a_lost_reply_is_not_repeated(
     with pytest.raises(Unavailable, match="reset by the test"):
         limiter.check("k", "9/h")
     assert limiter.peek("k", "9/h").remaining == 7, "charged once"
+
+
+def test_layout_is_read_although_it_takes_longer_than_the_deadline(
+    redis_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = redis.asyncio.cluster.NodesManager.initialize
+
+    async def read_slowly(manager: Any, *arguments: Any, **options: Any) -> None:
+        await asyncio.sleep(0.5)
+        await real(manager, *arguments, **options)
+
+    monkeypatch.setattr(redis.asyncio.cluster.NodesManager, "initialize", read_slowly)
+    limiter = limiter_of("asyncio", redis_cluster, deadline=0.3, on_error="allow")
+    assert limiter.check("k", "9/h").source == "none"
+    wait_until(lambda: limiter.peek("k", "9/h").source == "store", "a decision")
+
+
+def test_layout_is_read_again_after_a_call_that_took_too_long(
+    redis_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter = limiter_of("asyncio", redis_cluster, deadline=0.3, on_error="allow")
+    wait_until(lambda: limiter.peek("k", "9/h").source == "store", "a decision")
+    readings = []
+    real = redis.asyncio.cluster.NodesManager.initialize
+
+    async def count(manager: Any, *arguments: Any, **options: Any) -> None:
+        readings.append(manager)
+        await real(manager, *arguments, **options)
+
+    async def hang(*arguments: Any, **options: Any) -> None:
+        await asyncio.sleep(GENEROUS)
+
+    monkeypatch.setattr(redis.asyncio.cluster.NodesManager, "initialize", count)
+    with monkeypatch.context() as hanging:
+        hanging.setattr(redis.asyncio.cluster.ClusterNode, "execute_command", hang)
+        assert limiter.check("k", "9/h").source == "none"
+    wait_until(lambda: limiter.peek("k", "9/h").source == "store" and readings, "a decision")
 
 
 def test_client_of_one_node_is_told_to_use_a_cluster_client(redis_cluster: Cluster) -> None:

@@ -6,6 +6,7 @@ namespace Tollgate\Redis;
 
 use Predis\ClientInterface;
 use Predis\Command\RawCommand;
+use Predis\CommunicationException;
 use Predis\Connection\AggregateConnectionInterface;
 use Predis\Connection\NodeConnectionInterface;
 use Predis\NotSupportedException;
@@ -46,9 +47,9 @@ final class Predis implements Connection
             // Predis finds the slots of the keys itself.
             throw new ErrorReply('CROSSSLOT');
         } catch (PredisException $exception) {
-            if (self::isCluster($connection) && $node !== null) {
-                $node->disconnect();
-                $connection->remove($node); // another node may have its slots by now
+            // Another node may have its slots by now. The last node stays, because without any, Predis finds no other.
+            if (self::isCluster($connection) && $exception instanceof CommunicationException && $exception->getConnection() === $node && count($connection) > 1) {
+                $connection->remove($node);
             }
             throw new Unavailable(sprintf('Redis did not answer within %g ms: %s', 1000 * $seconds, $exception->getMessage()), 0, $exception);
         } finally {
