@@ -23,6 +23,7 @@ const subjects = 40
 
 // TestCluster tests the limiter on a Redis Cluster of three masters. Its tests share the cluster.
 func TestCluster(t *testing.T) {
+	t.Parallel() // with the cluster of Valkey
 	cluster := servers.StartCluster(t, "redis")
 	client := connectCluster(t, cluster)
 	t.Run("traces", func(t *testing.T) { testClusterTraces(t, cluster) })
@@ -42,6 +43,7 @@ func TestCluster(t *testing.T) {
 }
 
 func TestVectorsOfTracesOnAValkeyCluster(t *testing.T) {
+	t.Parallel()
 	testClusterTraces(t, servers.StartCluster(t, "valkey"))
 }
 
