@@ -145,10 +145,7 @@ class _LimiterCore:
         if isinstance(error, redis.exceptions.ClusterCrossSlotError):
             return error_of("CROSSSLOT")
         if isinstance(error, MovedError):
-            return Unavailable(
-                "the server is a node of a Redis Cluster; pass a cluster client, such as "
-                "redis.RedisCluster"
-            )
+            return error_of("MOVED")
         if isinstance(error, (redis.exceptions.ResponseError, ClusterError)):
             return error_of(str(error))
         return Unavailable(f"cannot reach Redis: {str(error)[:256] or type(error).__name__}")
