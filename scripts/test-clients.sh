@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Runs the tests of the client packages and of the examples that use them, for each language that is on this machine, and
-# then all packages on one Redis at the same time. The tests use the `tollgate` binary of the debug build, and start their
-# own servers.
+# then all packages on one Redis at the same time. The tests use the binaries `tollgate` and `tollgate-test-cluster` of the
+# debug build, and start their own servers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.tools/bin:$PATH"
 export TOLLGATE_BIN="${TOLLGATE_BIN:-$PWD/target/debug/tollgate}"
-[ -x "$TOLLGATE_BIN" ] || { echo "clients: $TOLLGATE_BIN is missing: cargo build -p tollgate-cli" >&2; exit 1; }
+for binary in "$TOLLGATE_BIN" target/debug/tollgate-test-cluster; do
+    [ -x "$binary" ] || { echo "clients: $binary is missing: cargo build --workspace --all-features --locked" >&2; exit 1; }
+done
 
 not_run=() failed=()
 

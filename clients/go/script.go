@@ -205,8 +205,10 @@ func ScriptError(reply string) error {
 	is := func(phrase string) bool { return strings.Contains(reply, phrase) }
 	failed := func(kind error, message string) error { return &Error{Kind: kind, Message: message} }
 	switch code {
-	case "OOM", "LOADING", "READONLY", "BUSY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK":
+	case "OOM", "LOADING", "READONLY", "BUSY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN":
 		return failed(ErrUnavailable, "Redis cannot decide at the moment ("+code+")")
+	case "MOVED", "ASK":
+		return failed(ErrUnavailable, "the server is a node of a Redis Cluster and does not have the key; use a cluster client")
 	case "NOAUTH", "WRONGPASS":
 		return failed(ErrForbidden, "Redis requires a different user or password")
 	case "NOPERM":

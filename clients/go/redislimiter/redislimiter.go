@@ -7,7 +7,8 @@
 // same prefix. Redis 7.0 or Valkey 7.2, or a later version, is required. On a Redis Cluster all limits of a check must
 // be on the same key, so that its counters are in one slot.
 //
-// Set MaxRetries to -1: go-redis otherwise repeats a call whose answer was lost, which may charge twice.
+// Set MaxRetries to -1: go-redis otherwise repeats a call whose answer was lost, which may charge twice. It is the default
+// of redis.ClusterClient.
 package redislimiter
 
 import (
@@ -196,9 +197,19 @@ func (l *Limiter) run(ctx context.Context, call *tollgate.ScriptCall) ([]int64, 
 		args[i] = arg
 	}
 	reply, err := within(ctx, l.deadline, func(ctx context.Context) (any, error) {
-		reply, err := l.redis.EvalSha(ctx, tollgate.ScriptSHA1(), call.Keys, args...).Result()
-		if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-			reply, err = l.redis.Eval(ctx, tollgate.Script(), call.Keys, args...).Result()
+		cluster, isCluster := l.redis.(*redis.ClusterClient)
+		if !isCluster {
+			return evaluate(ctx, l.redis, call.Keys, args)
+		}
+		// A cluster client repeats a call whose answer was lost. The client of a node does not, but it does not follow
+		// redirections either, after which nothing was executed.
+		master, err := cluster.MasterForKey(ctx, call.Keys[0])
+		if err != nil {
+			return nil, err
+		}
+		reply, err := evaluate(ctx, master, call.Keys, args)
+		if err != nil && (redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK")) {
+			return evaluate(ctx, cluster, call.Keys, args)
 		}
 		return reply, err
 	})
@@ -206,6 +217,14 @@ func (l *Limiter) run(ctx context.Context, call *tollgate.ScriptCall) ([]int64, 
 		return nil, err
 	}
 	return integers(reply)
+}
+
+func evaluate(ctx context.Context, client redis.Scripter, keys []string, args []any) (any, error) {
+	reply, err := client.EvalSha(ctx, tollgate.ScriptSHA1(), keys, args...).Result()
+	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+		reply, err = client.Eval(ctx, tollgate.Script(), keys, args...).Result()
+	}
+	return reply, err
 }
 
 // integers converts a reply to the flat list of integers that the script returns.

@@ -1,5 +1,5 @@
 /** Converts errors of Redis clients. The first word of an error reply determines its code. */
-import { TollgateError, UnavailableError, type ErrorCode } from "./errors.js";
+import { InvalidInputError, TollgateError, UnavailableError, type ErrorCode } from "./errors.js";
 
 type FailureCode = Exclude<ErrorCode, "invalid_input">;
 
@@ -13,16 +13,18 @@ const REPLIES: Readonly<Record<string, readonly [FailureCode, string]>> = {
   NOREPLICAS: ["unavailable", "the server has fewer replicas than it requires for writes"],
   CLUSTERDOWN: ["unavailable", "the cluster does not serve this slot at the moment"],
   TRYAGAIN: ["unavailable", "the cluster does not serve this slot at the moment"],
-  MOVED: ["unavailable", "the key is on another node of the cluster"],
-  ASK: ["unavailable", "the key is on another node of the cluster"],
+  MOVED: ["unavailable", "the server is a node of a cluster and does not have the key; use a cluster client"],
+  ASK: ["unavailable", "the server is a node of a cluster and does not have the key; use a cluster client"],
   NOAUTH: ["forbidden", "the server requires a different user or password"],
   WRONGPASS: ["forbidden", "the server requires a different user or password"],
   NOPERM: ["forbidden", "the Redis user lacks permission to run the script or to access its keys"],
-  CROSSSLOT: ["forbidden", "the keys of one check are in different slots of the cluster; use one key per check"],
   TOLLGATE_FOREIGN: ["foreign", "a counter's key holds data that Tollgate did not write"],
   TOLLGATE_ARGUMENT: ["script", "the script does not accept the call; its version does not match this package"],
   TOLLGATE_INTERNAL: ["script", "the Lua script failed; this is a bug in Tollgate"],
 };
+
+/** What ioredis writes before the last of several error replies. */
+const CLUSTER_REDIRECTIONS = /^Too many Cluster redirections\. Last error: (ReplyError: )?/;
 
 /**
  * Converts an error of a Redis client.
@@ -31,7 +33,11 @@ const REPLIES: Readonly<Record<string, readonly [FailureCode, string]>> = {
  */
 export function replyError(cause: unknown): TollgateError {
   if (cause instanceof TollgateError) return cause;
-  const text = cause instanceof Error ? cause.message : String(cause);
+  const text = (cause instanceof Error ? cause.message : String(cause)).replace(CLUSTER_REDIRECTIONS, "");
+  if (text.startsWith("CROSSSLOT")) {
+    const message = "the keys of one check are in different slots of the Redis Cluster; use one key per check";
+    return new InvalidInputError(message, { cause });
+  }
   const [code, reason] = classify(text.replace(/^TOLLGATE_PARTLY /, ""), cause);
   const message = code === "unreachable" ? `cannot reach Redis: ${reason}` : `Redis: ${reason}`;
   return new UnavailableError(code, message, { cause });

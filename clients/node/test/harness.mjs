@@ -1,5 +1,5 @@
-// Real servers for tests: redis-server, valkey-server and tollgate, on free ports of 127.0.0.1. All are killed when the
-// process ends.
+// Real servers for tests: redis-server, valkey-server, clusters of them and tollgate, on free ports of 127.0.0.1. All are
+// killed when the process ends.
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -7,6 +7,7 @@ import { createServer as createHttpServer } from "node:http";
 import { createRequire } from "node:module";
 import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
+import { createInterface } from "node:readline";
 import { after } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
@@ -76,9 +77,9 @@ export async function eventually(what, read) {
 
 /** A child process. Its output is in `output`. */
 class Child {
-  constructor(command, args) {
+  constructor(command, args, stdin = "ignore") {
     this.output = "";
-    this.process = spawn(command, args, { stdio: ["ignore", "pipe", "pipe"] });
+    this.process = spawn(command, args, { stdio: [stdin, "pipe", "pipe"] });
     children.add(this.process);
     this.process.on("error", (error) => (this.output += `${error}\n`));
     this.process.stdout.on("data", (chunk) => (this.output += chunk));
@@ -164,6 +165,47 @@ export class RedisServer {
   /** Starts the server again on its port, without data. */
   async restart() {
     await eventually("the port is free again", () => this.launch());
+  }
+}
+
+/** A Redis or Valkey Cluster of three masters, started by `tollgate-test-cluster`. */
+export class TestCluster {
+  /** `brand` is `redis` or `valkey`. */
+  static async start(brand) {
+    const binary = `${root}target/debug/tollgate-test-cluster`;
+    if (!existsSync(binary)) throw new Error(`${binary} is missing: cargo build -p tollgate-testkit`);
+    const cluster = new TestCluster(new Child(binary, [brand], "pipe"));
+    cluster.addresses = (await cluster.#read()).split(" ");
+    return cluster;
+  }
+
+  #lines;
+
+  constructor(child) {
+    this.child = child;
+    this.#lines = createInterface({ input: child.process.stdout })[Symbol.asyncIterator]();
+  }
+
+  /** Host and port of each master. */
+  get nodes() {
+    return this.addresses.map((address) => ({ host: "127.0.0.1", port: Number(address.split(":")[1]) }));
+  }
+
+  get urls() {
+    return this.addresses.map((address) => `redis://${address}`);
+  }
+
+  /** Changes the slot of a key: `begin-move`, `end-move`, `drop-slot` or `restore-slot`. */
+  async run(command, key) {
+    this.child.process.stdin.write(`${command} ${key}\n`);
+    const answer = await this.#read();
+    if (answer !== "ok") throw new Error(`${command}: ${answer}`);
+  }
+
+  async #read() {
+    const { value, done } = await this.#lines.next();
+    if (done) throw new Error(`tollgate-test-cluster has ended: ${this.child.output}`);
+    return value;
   }
 }
 

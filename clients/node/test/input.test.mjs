@@ -61,7 +61,11 @@ for (const [form, tollgate] of Object.entries(FORMS)) {
         "NOPERM this user has no permissions to access secret-key": "forbidden",
         "ERR The user executing the script can't access at least one of the keys": "forbidden",
         "WRONGPASS invalid username-password pair": "forbidden",
-        "CROSSSLOT Keys in request don't hash to the same slot": "forbidden",
+        "CROSSSLOT Keys in request don't hash to the same slot": "invalid_input",
+        "CLUSTERDOWN Hash slot not served": "unavailable",
+        "Too many Cluster redirections. Last error: ReplyError: TRYAGAIN Multiple keys request": "unavailable",
+        "Too many Cluster redirections. Last error: Error: Connection is closed.": "unreachable",
+        "MOVED 3999 127.0.0.1:6381": "unavailable",
         "OOM command not allowed when used memory > 'maxmemory'.": "unavailable",
         "LOADING Redis is loading the dataset in memory": "unavailable",
         "READONLY You can't write against a read only replica.": "unavailable",
@@ -74,7 +78,8 @@ for (const [form, tollgate] of Object.entries(FORMS)) {
       for (const [reply, code] of Object.entries(replies)) {
         const client = { isOpen: true, isReady: true, evalSha: () => Promise.reject(new Error(reply)) };
         await assert.rejects(new RedisLimiter(client, { onError: "throw" }).check("secret-key", "1/s"), (error) => {
-          assert.deepEqual([error.name, error.code], ["UnavailableError", code], reply);
+          const name = code === "invalid_input" ? "InvalidInputError" : "UnavailableError";
+          assert.deepEqual([error.name, error.code], [name, code], reply);
           assert.doesNotMatch(error.message, /secret-key/);
           return error.cause.message === reply;
         });

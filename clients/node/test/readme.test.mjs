@@ -1,23 +1,24 @@
-// Every JavaScript block of the README runs as it is, with a real Redis and the real service.
+// Every JavaScript block of the README runs as it is, with a real Redis, a real cluster and the real service.
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { readFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { RedisServer, Service, eventually, freePort, writeConfig } from "./harness.mjs";
+import { RedisServer, Service, TestCluster, eventually, freePort, writeConfig } from "./harness.mjs";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
 const readme = readFileSync(`${root}README.md`, "utf8");
 const blocks = [...readme.matchAll(/^```js\n(.*?)^```$/gms)].map((match) => match[1]);
 
-let redis, service;
+let redis, cluster, service;
 before(async () => {
   const config = writeConfig('[[rules]]\nname = "api"\nby = ["ip"]\nlimits = ["10/h"]\n');
   redis = await RedisServer.start();
+  cluster = await TestCluster.start("redis");
   service = await Service.start(["--store", "memory", "--config", config]);
 });
-after(() => Promise.all([redis.kill(), service.child.kill()]));
+after(() => Promise.all([redis.kill(), cluster.child.kill(), service.child.kill()]));
 
 test("the README opens with ten lines that work", () => {
   assert.ok(blocks[0].trim().split("\n").length <= 10);
@@ -30,7 +31,8 @@ test("there are no other blocks", () => {
 for (const [index, block] of blocks.entries()) {
   test(`block ${index + 1}: ${/from "(tollgate.*?)";\n(?!import)/.exec(block)?.[1]}`, async () => {
     const port = String(await freePort());
-    const env = { ...process.env, REDIS_URL: redis.url, TOLLGATE_URL: service.url, PORT: port };
+    const urls = { REDIS_URL: redis.url, REDIS_CLUSTER_URL: cluster.urls[0], TOLLGATE_URL: service.url };
+    const env = { ...process.env, ...urls, PORT: port };
     const child = spawn(process.execPath, ["--input-type=module", "--eval", block], { cwd: root, env });
     let output = "";
     child.stdout.on("data", (chunk) => (output += chunk));

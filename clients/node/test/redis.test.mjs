@@ -1,12 +1,9 @@
 // The script client on a real Redis, with every supported client.
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
-import { Cluster, Redis } from "ioredis";
-import { createCluster } from "redis";
-import { createCluster as createClusterV4 } from "redis-v4";
-import { createCluster as createClusterV5 } from "redis-v5";
+import { Redis } from "ioredis";
 
-import { CLIENTS, FORMS, RedisServer, closing, eventually } from "./harness.mjs";
+import { CLIENTS, FORMS, RedisServer, closing } from "./harness.mjs";
 
 const { RedisLimiter } = FORMS.esm;
 /** Exact counts need answers, not deadlines. */
@@ -154,71 +151,4 @@ describe("one server", () => {
     await assert.rejects(new RedisLimiter(client, PATIENT).check("a", "1/h"), { code: "unavailable" });
     await full.kill();
   });
-});
-
-describe("a cluster", () => {
-  let nodes;
-  before(async () => {
-    const args = ["--cluster-enabled", "yes"];
-    nodes = [await RedisServer.start({ args }), await RedisServer.start({ args })];
-    const [first, second] = nodes;
-    await first.command("CLUSTER ADDSLOTSRANGE 0 8000");
-    await second.command("CLUSTER ADDSLOTSRANGE 8001 16383");
-    await first.command("CLUSTER SET-CONFIG-EPOCH 1");
-    await second.command("CLUSTER SET-CONFIG-EPOCH 2");
-    await first.command(`CLUSTER MEET 127.0.0.1 ${second.port}`);
-    for (const node of nodes) {
-      await eventually("the cluster is whole", async () => {
-        const info = await node.command("CLUSTER INFO");
-        return info.includes("cluster_state:ok") && info.includes("cluster_known_nodes:2");
-      });
-    }
-  });
-  after(() => Promise.all(nodes.map((node) => node.kill())));
-
-  const open = {
-    ioredis: () => {
-      const client = new Cluster(nodes.map(({ port }) => ({ host: "127.0.0.1", port })));
-      return { client, close: closing(() => client.disconnect()) };
-    },
-    "redis v4": async () => {
-      const client = createClusterV4({ rootNodes: nodes.map(({ url }) => ({ url })) });
-      client.on("error", () => {});
-      await client.connect();
-      return { client, close: closing(() => client.disconnect()) };
-    },
-    "redis v5": async () => {
-      const client = createClusterV5({ rootNodes: nodes.map(({ url }) => ({ url })) });
-      client.on("error", () => {});
-      await client.connect();
-      return { client, close: closing(() => client.destroy()) };
-    },
-    "redis v6": async () => {
-      const client = createCluster({ rootNodes: nodes.map(({ url }) => ({ url })) });
-      client.on("error", () => {});
-      await client.connect();
-      return { client, close: closing(() => client.destroy()) };
-    },
-  };
-  for (const [name, connect] of Object.entries(open)) {
-    test(`${name}: subjects in all slots are counted exactly, with several limits, refunds and bans`, async () => {
-      const { client, close } = await connect();
-      const limiter = new RedisLimiter(client, { ...PATIENT, prefix: name.replaceAll(" ", "-") });
-      for (let n = 0; n < 40; n++) {
-        const key = `subject:${n}`;
-        const decision = await limiter.check(key, ["1/h", "5/day"]);
-        assert.equal(decision.allowed, true);
-        assert.equal((await limiter.check(key, ["1/h", "5/day"])).allowed, false);
-        assert.equal(await limiter.refund(decision), true);
-        await limiter.ban(key);
-        assert.equal((await limiter.check(key, ["1/h", "5/day"])).reason, "banned");
-        await limiter.unban(key);
-        await limiter.reset(key, ["1/h", "5/day"]);
-        assert.equal((await limiter.check(key, ["1/h", "5/day"])).allowed, true);
-      }
-      const two = Array.from({ length: 20 }, (_, n) => ({ key: `other:${n}`, limit: "1/h" }));
-      await assert.rejects(limiter.checkAll(two), { code: "forbidden", message: /different slots/ });
-      close();
-    });
-  }
 });

@@ -6,8 +6,8 @@ import { after, before, describe, test } from "node:test";
 import { Redis } from "ioredis";
 
 import { FORMS, RedisServer } from "./harness.mjs";
+import { replayTraces, vectors } from "./traces.mjs";
 
-const vectors = JSON.parse(readFileSync(new URL("../../vectors.json", import.meta.url), "utf8"));
 const script = new URL("../../../crates/tollgate-redis/lua/tollgate.lua", import.meta.url);
 
 for (const [form, tollgate] of Object.entries(FORMS)) {
@@ -104,40 +104,6 @@ for (const kind of ["redis-server", "valkey-server"]) {
       await server.kill();
     });
 
-    test("every decision and refund is that of the oracle", async () => {
-      const { RedisLimiter } = FORMS.esm;
-      for (const [index, trace] of vectors.traces.entries()) {
-        let nowUs = 0;
-        const options = { onError: "throw", deadlineMs: 30_000, prefix: `trace-${index}`, nowUs: () => nowUs };
-        const limiter = new RedisLimiter(redis, options);
-        const decisions = [];
-        for (const [at, step] of trace.steps.entries()) {
-          nowUs = step.at_us;
-          if (step.check === undefined) {
-            if (step.refund !== undefined) await limiter.refund(decisions[step.refund]);
-            else await limiter.reset(Buffer.from(step.reset.key_hex, "hex"), step.reset.limit);
-            decisions.push(undefined);
-            continue;
-          }
-          const demands = step.check.map(({ key_hex, ...rest }) => ({ key: Buffer.from(key_hex, "hex"), ...rest }));
-          const decision = await limiter.checkAll(demands);
-          decisions.push(decision);
-          const where = `${trace.name}, step ${at}`;
-          assert.equal(decision.allowed, step.allowed, where);
-          assert.deepEqual(decision.limits.map(inMicroseconds), step.limits, where);
-        }
-      }
-    });
+    test("every decision and refund is that of the oracle", () => replayTraces(redis));
   });
-}
-
-function inMicroseconds({ allowed, remaining, retryAfter, nextAfter, resetAfter }) {
-  const us = (seconds) => (seconds === null ? -1 : Math.round(seconds * 1e6));
-  return {
-    allowed,
-    remaining,
-    retry_after_us: us(retryAfter),
-    next_after_us: us(nextAfter),
-    reset_after_us: us(resetAfter),
-  };
 }

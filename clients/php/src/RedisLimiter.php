@@ -32,7 +32,7 @@ final class RedisLimiter extends Limiter
      *     are not used
      * @param string $prefix the first part of all keys
      * @param float $deadline the deadline of each call in seconds. It bounds reading; connecting is bounded by the
-     *     client's own timeout
+     *     client's own timeout, and so is reading with a RedisCluster, and after a redirection with Predis
      * @param string $onError what happens without a verdict: allow, deny (503) or raise
      * @param ?LoggerInterface $logger for failures, at most once a second; null for error_log
      * @param ?\Closure(): int $clock returns the time in microseconds, for tests; null for the server's clock
@@ -86,7 +86,7 @@ final class RedisLimiter extends Limiter
         self::validate($demands, 0.0);
         $counters = ScriptCall::check($this->prefix, $demands)->counters;
         try {
-            $this->connection->send($counters[0], ['DEL', ...$counters], $this->deadline);
+            $this->connection->send(['DEL', ...$counters], $this->deadline);
         } catch (ErrorReply $reply) {
             throw ScriptCall::error($reply->getMessage());
         }
@@ -141,7 +141,7 @@ final class RedisLimiter extends Limiter
         $keysAndArguments = [(string) count($call->keys), ...$call->keys, ...$call->arguments];
         try {
             try {
-                return $this->connection->send($call->keys[0], ['EVALSHA', ScriptCall::sha1(), ...$keysAndArguments], $this->deadline);
+                return $this->connection->send(['EVALSHA', ScriptCall::sha1(), ...$keysAndArguments], $this->deadline);
             } catch (ErrorReply $reply) {
                 if (!str_starts_with($reply->getMessage(), 'NOSCRIPT')) {
                     throw $reply;
@@ -150,7 +150,7 @@ final class RedisLimiter extends Limiter
                 if ($left <= 0) {
                     throw new Unavailable(sprintf('Redis did not answer within %g ms', 1000 * $this->deadline));
                 }
-                return $this->connection->send($call->keys[0], ['EVAL', ScriptCall::script(), ...$keysAndArguments], $left);
+                return $this->connection->send(['EVAL', ScriptCall::script(), ...$keysAndArguments], $left);
             }
         } catch (ErrorReply $reply) {
             throw ScriptCall::error($reply->getMessage());

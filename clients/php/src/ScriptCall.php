@@ -152,9 +152,10 @@ final class ScriptCall
             case 'NOREPLICAS':
             case 'CLUSTERDOWN':
             case 'TRYAGAIN':
+                return new Unavailable("Redis cannot decide at the moment ($code)");
             case 'MOVED':
             case 'ASK':
-                return new Unavailable("Redis cannot decide at the moment ($code)");
+                return new Unavailable('the server is a node of a Redis Cluster and does not have the key; use a cluster client');
             case 'NOAUTH':
             case 'WRONGPASS':
                 return new Forbidden('Redis requires a different user or password');

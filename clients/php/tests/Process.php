@@ -11,6 +11,8 @@ final class Process
     private $process;
     private readonly int $id;
     /** @var resource */
+    private $input;
+    /** @var resource */
     private $output;
 
     /**
@@ -19,11 +21,12 @@ final class Process
      */
     public function __construct(array $command, array $environment = [])
     {
-        $process = proc_open($command, [['file', '/dev/null', 'r'], ['pipe', 'w'], ['file', '/dev/null', 'w']], $pipes, null, $environment + getenv());
+        $process = proc_open($command, [['pipe', 'r'], ['pipe', 'w'], ['file', '/dev/null', 'w']], $pipes, null, $environment + getenv());
         if ($process === false) {
             throw new \RuntimeException("cannot start $command[0]");
         }
-        [$this->process, $this->output, $this->id] = [$process, $pipes[1], proc_get_status($process)['pid']];
+        [$this->process, $this->id] = [$process, proc_get_status($process)['pid']];
+        [$this->input, $this->output] = $pipes;
     }
 
     public function __destruct()
@@ -48,6 +51,12 @@ final class Process
     public function resume(): void
     {
         posix_kill($this->id, SIGCONT);
+    }
+
+    /** Writes a line to the standard input of the process. */
+    public function write(string $line): void
+    {
+        fwrite($this->input, "$line\n");
     }
 
     /** Returns the first match of the pattern in the lines that the process prints. */

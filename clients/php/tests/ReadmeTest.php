@@ -15,17 +15,18 @@ use Psr\Http\Server\RequestHandlerInterface;
 /** Runs the PHP blocks of the README, with the servers of the tests. */
 final class ReadmeTest extends TestCase
 {
-    /** @return list<string> */
-    private static function blocks(): array
+    /** @return list<string> the service, Redis, a cluster, middleware */
+    public static function blocks(): array
     {
         $readme = (string) file_get_contents(__DIR__ . '/../README.md');
         preg_match_all('/^```php\n(.*?)^```$/sm', $readme, $matches);
         return $matches[1];
     }
 
-    public function testEveryBlockIsRunHere(): void
+    /** ClusterTest runs the block of a cluster. */
+    public function testEveryBlockHasATest(): void
     {
-        self::assertCount(3, self::blocks());
+        self::assertCount(4, self::blocks());
     }
 
     public function testFirstProgramWorks(): void
@@ -53,7 +54,7 @@ final class ReadmeTest extends TestCase
         file_put_contents($config, "[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['7/h']\n");
         [$service, $address] = Servers::tollgate('127.0.0.1:0', '--config', $config);
         unlink($config);
-        [, $onRedis, $middleware] = self::blocks();
+        [, $onRedis, , $middleware] = self::blocks();
         $onRedis = str_replace(["'127.0.0.1', 6379, 0.1", 'RedisLimiter($redis)'], [var_export($socket, true), 'RedisLimiter($redis, deadline: 30.0)'], $onRedis);
         $tollgate = new \Tollgate\Client("http://$address", deadline: 30.0);
         $app = new class () {
@@ -86,7 +87,7 @@ final class ReadmeTest extends TestCase
      * @param array<string, mixed> $variables
      * @return array<string, mixed>
      */
-    private static function evaluate(string $code, array $variables): array
+    public static function evaluate(string $code, array $variables): array
     {
         return (static function () use ($code, $variables): array {
             extract($variables);

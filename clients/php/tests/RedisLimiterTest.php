@@ -7,14 +7,11 @@ namespace Tollgate\Tests;
 use PHPUnit\Framework\TestCase;
 use Predis\Client as PredisClient;
 use Tollgate\Decision;
-use Tollgate\Demand;
 use Tollgate\Exception\Foreign;
 use Tollgate\Exception\Forbidden;
-use Tollgate\Exception\Invalid;
 use Tollgate\Exception\Protocol;
 use Tollgate\Exception\TollgateException;
 use Tollgate\Exception\Unavailable;
-use Tollgate\LimitStatus;
 use Tollgate\RedisLimiter;
 
 final class RedisLimiterTest extends TestCase
@@ -67,40 +64,10 @@ final class RedisLimiterTest extends TestCase
     /** @dataProvider clients */
     public function testVectorsOfTraces(\Closure $connect): void
     {
-        self::replayTraces($connect());
+        Traces::replay($connect());
         $socket = Servers::socket();
         $valkey = Servers::store('valkey-server', $socket);
-        self::replayTraces($connect($socket));
-    }
-
-    private static function replayTraces(\Redis|PredisClient $redis): void
-    {
-        foreach (Servers::vectors()['traces'] as $number => $trace) {
-            $now = 0;
-            $limiter = self::limiter($redis, prefix: "trace$number", clock: static function () use (&$now): int {
-                return $now;
-            });
-            $decisions = [];
-            foreach ($trace['steps'] as $index => $step) {
-                $now = $step['at_us'];
-                if (isset($step['refund'])) {
-                    $limiter->refund($decisions[$step['refund']]);
-                    continue;
-                }
-                if (isset($step['reset'])) {
-                    $limiter->reset((string) hex2bin($step['reset']['key_hex']), $step['reset']['limit']);
-                    continue;
-                }
-                $demands = array_map(static fn (array $demand) => new Demand((string) hex2bin($demand['key_hex']), $demand['limit'], $demand['cost']), $step['check']);
-                $decisions[$index] = $limiter->checkAll($demands);
-                $found = array_map(static fn (LimitStatus $status) => [
-                    'allowed' => $status->allowed, 'remaining' => $status->remaining, 'retry_after_us' => $status->retryAfterUs,
-                    'next_after_us' => $status->nextAfterUs, 'reset_after_us' => $status->resetAfterUs,
-                ], $decisions[$index]->limits);
-                self::assertSame($step['allowed'], $decisions[$index]->allowed, "{$trace['name']}, step $index");
-                self::assertEquals($step['limits'], $found, "{$trace['name']}, step $index");
-            }
-        }
+        Traces::replay($connect($socket));
     }
 
     /** @dataProvider clients */
@@ -277,34 +244,5 @@ final class RedisLimiterTest extends TestCase
         }
         $admitted = array_sum(array_map(static fn (Process $child) => (int) $child->awaitOutput('/^(\d+)$/'), $children));
         self::assertSame(50, $admitted, 'of 200 calls with a quota of 50');
-    }
-
-    public function testClusterRejectsSeveralSubjects(): void
-    {
-        $socket = Servers::socket();
-        [$port, $bus] = [self::freePort(), self::freePort()];
-        $server = Servers::redis($socket, '--cluster-enabled', 'yes', '--port', $port, '--cluster-port', $bus, '--bind', '127.0.0.1', '--cluster-announce-ip', '127.0.0.1');
-        $node = self::phpredis($socket);
-        $node->rawCommand('CLUSTER', 'ADDSLOTSRANGE', '0', '16383');
-        Servers::eventually('the cluster', static fn () => str_contains((string) $node->rawCommand('CLUSTER', 'INFO'), 'cluster_state:ok'));
-        $clusters = [new \RedisCluster(null, ["127.0.0.1:$port"]), new PredisClient(["tcp://127.0.0.1:$port"], ['cluster' => 'redis'])];
-        foreach ($clusters as $remaining => $cluster) {
-            $limiter = new RedisLimiter($cluster, deadline: self::GENEROUS, onError: 'raise', logger: new MemoryLogger());
-            foreach (['a', 'b', '{c}', ''] as $key) {
-                self::assertSame(9 - $remaining, $limiter->check($key, ['10/h', '100/day'])->remaining);
-            }
-            try {
-                $limiter->checkAll([new Demand('a', '10/h'), new Demand('b', '10/h')]);
-                self::fail('no exception');
-            } catch (Invalid $error) {
-                self::assertStringContainsString('slots', $error->getMessage());
-            }
-        }
-    }
-
-    private static function freePort(): string
-    {
-        $server = stream_socket_server('tcp://127.0.0.1:0');
-        return substr((string) strrchr((string) stream_socket_get_name($server, false), ':'), 1);
     }
 }

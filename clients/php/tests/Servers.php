@@ -45,6 +45,31 @@ final class Servers
         return $process;
     }
 
+    /**
+     * Starts a Redis or Valkey Cluster of three masters.
+     *
+     * Lines that are written to the process change the slot of a key, and are answered with ok: begin-move KEY, end-move
+     * KEY, drop-slot KEY, restore-slot KEY.
+     */
+    public static function startCluster(string $brand): Process
+    {
+        $binary = self::ROOT . '/target/debug/tollgate-test-cluster';
+        if (!is_file($binary)) {
+            throw new \RuntimeException("$binary is missing: cargo build -p tollgate-testkit");
+        }
+        return new Process([$binary, $brand]);
+    }
+
+    /**
+     * Waits until a cluster serves all slots, and returns the addresses of its masters.
+     *
+     * @return list<string>
+     */
+    public static function addresses(Process $cluster): array
+    {
+        return explode(' ', $cluster->awaitOutput('/^(127\.0\.0\.1:.*)$/'));
+    }
+
     /** Returns the path of a Unix socket in a directory of its own. */
     public static function socket(): string
     {

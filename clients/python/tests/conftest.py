@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import os
@@ -169,6 +170,43 @@ class RedisServer(Server):
         return redis.asyncio.Redis(port=self.port, **options)
 
 
+class Cluster:
+    """A Redis or Valkey Cluster of three masters, started by `tollgate-test-cluster`."""
+
+    def __init__(self, brand: str) -> None:
+        binary = REPOSITORY / "target/debug/tollgate-test-cluster"
+        assert binary.exists(), f"{binary} is missing: cargo build -p tollgate-testkit"
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen([str(binary), brand], stdin=pipe, stdout=pipe, text=True)
+
+    @functools.cached_property
+    def ports(self) -> list[int]:
+        """The ports of the masters. Waits until the cluster has started."""
+        return [int(address.rpartition(":")[2]) for address in self._read().split()]
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "tollgate-test-cluster has ended"
+        return line.strip()
+
+    def run(self, command: str, key: str) -> None:
+        """Changes the slot of a key: `begin-move`, `end-move`, `drop-slot` or `restore-slot`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command} {key}\n")
+        self._process.stdin.flush()
+        assert self._read() == "ok"
+
+    def masters(self) -> list[Any]:
+        """Returns a client of each master."""
+        import redis
+
+        return [redis.Redis(port=port) for port in self.ports]
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
 class TollgateService(Server):
     """`tollgate serve` on a port of its own, which stays the same after a restart."""
 
@@ -306,6 +344,27 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[dict[str, Cluster]]:
+    """A cluster of each brand. They start at the same time."""
+    clusters = {brand: Cluster(brand) for brand in ("redis", "valkey")}
+    yield clusters
+    for cluster in clusters.values():
+        cluster.end()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(clusters: dict[str, Cluster]) -> Cluster:
+    """A Redis Cluster that all tests share. Tests use keys of their own."""
+    return clusters["redis"]
+
+
+@pytest.fixture(scope="session")
+def valkey_cluster(clusters: dict[str, Cluster]) -> Cluster:
+    """A Valkey Cluster that all tests share. Tests use keys of their own."""
+    return clusters["valkey"]
 
 
 @pytest.fixture(scope="session")

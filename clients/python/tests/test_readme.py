@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import GENEROUS, PACKAGE, RedisServer, TollgateService
+from conftest import GENEROUS, PACKAGE, Cluster, RedisServer, TollgateService
 from starlette.testclient import TestClient
 
 README = (PACKAGE / "README.md").read_text("utf-8")
@@ -54,6 +54,17 @@ def test_limiter_on_redis_and_flask_blocks_work(
     assert response.json["left"] == int(response.headers["x-ratelimit-remaining"])
 
 
+def test_cluster_block_works(
+    service: TollgateService, redis_server: RedisServer, redis_cluster: Cluster
+) -> None:
+    (block,) = BLOCKS["Redis Cluster"]
+    port, timeout = f"port={redis_cluster.ports[0]}", f"timeout={GENEROUS}"
+    block = block.replace("port=6379", port).replace("timeout=0.1", timeout)
+    names = run(block, service, redis_server)
+    assert names["decision"].source == "store"
+    assert [status.remaining for status in names["decision"].limits] == [9, 999]
+
+
 def test_asgi_block_works(tmp_path: Path, redis_server: RedisServer) -> None:
     config = tmp_path / "tollgate.toml"
     config.write_text('[[rules]]\nname = "all"\nby = ["ip"]\nlimits = ["1/h"]\n')
@@ -69,7 +80,8 @@ def test_asgi_block_works(tmp_path: Path, redis_server: RedisServer) -> None:
 def test_all_blocks_are_run() -> None:
     """Fails if there is a block that no test above knows."""
     counts = {title: len(blocks) for title, blocks in BLOCKS.items() if blocks}
-    titles = ["Tollgate for Python", "On your own Redis", "Flask", "FastAPI, Starlette"]
+    titles = ["Tollgate for Python", "On your own Redis", "Redis Cluster", "Flask"]
+    titles += ["FastAPI, Starlette"]
     assert counts == dict.fromkeys(titles, 1)
     other = set(re.findall(r"^```(\S+)", README, re.M)) - {"python", "console"}
     assert other == set()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from conftest import GENEROUS, Caller, RedisServer, free_port, wait_until
+from conftest import GENEROUS, Caller, RedisServer, wait_until
 
 from tollgate import (
     Decision,
@@ -300,52 +300,3 @@ def test_valkey_has_the_same_verdicts(tmp_path: Path, kind: str) -> None:
         assert [limiter.check("k", "2/min").allowed for _ in range(3)] == [True, True, False]
     finally:
         server.kill()
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Any:
-    """A Redis Cluster of one node that holds all slots."""
-    bus = str(free_port())
-    server = RedisServer(tmp_path / "cluster", "--cluster-enabled", "yes", "--cluster-port", bus)
-    server.start()
-    admin = server.client()
-    admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-    wait_until(lambda: b"cluster_state:ok" in _cluster_info(server), "cluster_state:ok")
-    yield server
-    server.kill()
-
-
-def _cluster_info(server: RedisServer) -> bytes:
-    reply = server.client().execute_command("CLUSTER", "INFO")
-    return reply if isinstance(reply, bytes) else str(reply).replace("'", "").encode()
-
-
-def test_cluster_client_decides_limits_of_one_key(cluster: RedisServer) -> None:
-    client = redis.RedisCluster(host="127.0.0.1", port=cluster.port)
-    limiter = RedisLimiter(client, on_error="raise")
-    decisions = [limiter.check("a b", ["2/min", "9/h"]) for _ in range(3)]
-    assert [decision.allowed for decision in decisions] == [True, True, False]
-    assert limiter.refund(decisions[0])
-    assert limiter.reset("a b", ["2/min", "9/h"]) == 2
-    limiter.ban("a b", 5)
-    assert limiter.check("a b", "2/min").banned
-    with pytest.raises(InvalidInput, match="Cluster"):
-        limiter.check_all([("a", "1/s"), ("b", "1/s")])
-    with pytest.raises(InvalidInput, match="deadline=None"):
-        RedisLimiter(client, deadline=1)
-
-
-def test_asyncio_cluster_client_decides_limits_of_one_key(cluster: RedisServer) -> None:
-    import asyncio
-
-    async def run() -> None:
-        client = redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.port)
-        limiter = AsyncRedisLimiter(client, on_error="raise", deadline=GENEROUS)
-        decisions = [await limiter.check("a b", ["2/min", "9/h"]) for _ in range(3)]
-        assert [decision.allowed for decision in decisions] == [True, True, False]
-        assert await limiter.refund(decisions[0])
-        with pytest.raises(InvalidInput, match="Cluster"):
-            await limiter.check_all([("a", "1/s"), ("b", "1/s")])
-        await client.aclose()
-
-    asyncio.run(run())

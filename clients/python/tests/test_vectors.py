@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
 import pytest
-from conftest import GENEROUS, PACKAGE, REPOSITORY, RedisServer
+from conftest import GENEROUS, REPOSITORY, Caller, RedisServer
+from traces import VECTORS, replay
 
 from tollgate import InvalidInput, Limit
 from tollgate.address import TrustedProxies, address_subject
@@ -15,9 +15,7 @@ from tollgate.answer import asks_for_problem
 from tollgate.decision import Decision, LimitStatus
 from tollgate.keys import STATE_VERSION, ban_key, counter_key
 from tollgate.redis import RedisLimiter
-from tollgate.script import SHA1, SOURCE, check_call
-
-VECTORS: dict[str, Any] = json.loads((PACKAGE.parent / "vectors.json").read_text("utf-8"))
+from tollgate.script import SHA1, SOURCE
 
 
 def cases(section: str) -> Any:
@@ -58,42 +56,8 @@ def test_limit_is_parsed_as_in_rust(case: dict[str, Any]) -> None:
 def test_trace_has_the_same_verdicts(
     case: dict[str, Any], redis_server: RedisServer, key: str
 ) -> None:
-    prefix = f"trace:{abs(hash(key)):x}"
-    limiter = RedisLimiter(
-        redis_server.client(), prefix=prefix, deadline=GENEROUS, on_error="raise"
-    )
-    decisions: list[Decision | None] = []
-    for number, step in enumerate(case["steps"]):
-        now = str(step["at_us"])
-        if "reset" in step:
-            limiter.reset(bytes.fromhex(step["reset"]["key_hex"]), step["reset"]["limit"])
-            decisions.append(None)
-            continue
-        if "refund" in step:
-            refunded = decisions[step["refund"]]
-            assert refunded is not None
-            assert refunded.receipt is not None, f"step {number}: nothing was charged"
-            call = refunded.receipt.take()
-            limiter._run(dataclasses.replace(call, arguments=[now, *call.arguments[1:]]))
-            decisions.append(None)
-            continue
-        checks = [
-            (bytes.fromhex(check["key_hex"]), Limit.parse(check["limit"]), check["cost"])
-            for check in step["check"]
-        ]
-        decision = limiter._run(check_call(prefix, checks, now))
-        decisions.append(decision)
-        found = [_numbers(status) for status in decision.limits]
-        assert (decision.allowed, found) == (step["allowed"], step["limits"]), f"step {number}"
-
-
-def _numbers(status: LimitStatus) -> dict[str, Any]:
-    waits = {
-        name: getattr(status, name)
-        for name in ("retry_after_us", "next_after_us", "reset_after_us")
-    }
-    waits = {name: -1 if wait is None else wait for name, wait in waits.items()}
-    return {"allowed": status.allowed, "remaining": status.remaining, **waits}
+    client = redis_server.client()
+    replay(case, Caller(RedisLimiter(client, deadline=GENEROUS, on_error="raise")), key)
 
 
 @cases("addresses")

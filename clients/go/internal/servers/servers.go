@@ -4,12 +4,15 @@ package servers
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -140,6 +143,57 @@ func Tollgate(t *testing.T, address string, options ...string) (*Process, string
 	}
 	t.Fatal("tollgate printed no address")
 	return nil, ""
+}
+
+// Cluster is a Redis or Valkey Cluster of three masters, started by tollgate-test-cluster.
+type Cluster struct {
+	// Addresses are those of the masters.
+	Addresses []string
+
+	commands io.Writer
+	lines    *bufio.Scanner
+}
+
+// StartCluster starts a cluster of this brand, redis or valkey, and waits until it serves all slots.
+func StartCluster(t *testing.T, brand string) *Cluster {
+	t.Helper()
+	path := filepath.Join(Root(), "target", "debug", "tollgate-test-cluster")
+	if !isFile(path) {
+		t.Fatalf("%s is missing: cargo build -p tollgate-testkit", path)
+	}
+	cmd := exec.Command(path, brand)
+	cmd.Stderr = os.Stderr
+	commands, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, cmd)
+	cluster := &Cluster{commands: commands, lines: bufio.NewScanner(output)}
+	cluster.Addresses = strings.Fields(cluster.read(t))
+	return cluster
+}
+
+// Run changes the slot of a key: begin-move, end-move, drop-slot or restore-slot.
+func (c *Cluster) Run(t *testing.T, command, key string) {
+	t.Helper()
+	if _, err := fmt.Fprintf(c.commands, "%s %s\n", command, key); err != nil {
+		t.Fatal(err)
+	}
+	if answer := c.read(t); answer != "ok" {
+		t.Fatalf("%s: %s", command, answer)
+	}
+}
+
+func (c *Cluster) read(t *testing.T) string {
+	t.Helper()
+	if !c.lines.Scan() {
+		t.Fatal("tollgate-test-cluster has ended")
+	}
+	return c.lines.Text()
 }
 
 // Eventually waits until the condition holds.

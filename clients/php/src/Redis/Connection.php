@@ -16,10 +16,9 @@ interface Connection
     /**
      * Sends a command without the client's key prefix and serializer, and returns the reply within $seconds.
      *
-     * @param string $key the first key of the command, by which a cluster routes it
-     * @param list<string> $command
+     * @param list<string> $command EVALSHA, EVAL or DEL with its arguments
      * @throws ErrorReply if the server replied with an error
      * @throws TollgateException if there is no reply; the connection is then closed, and opened again by the next command
      */
-    public function send(string $key, array $command, float $seconds): mixed;
+    public function send(array $command, float $seconds): mixed;
 }

@@ -11,6 +11,8 @@ use Tollgate\Exception\Unavailable;
  * phpredis. A read timeout leaves its connection open, and the late reply would be taken for the reply to the next
  * command, so the connection is closed after every failure. phpredis does not open it again by itself.
  *
+ * The timeouts of a RedisCluster are those of its constructor. Setting the read timeout later does not change them.
+ *
  * @internal
  */
 final class PhpRedis implements Connection
@@ -22,7 +24,7 @@ final class PhpRedis implements Connection
     {
     }
 
-    public function send(string $key, array $command, float $seconds): mixed
+    public function send(array $command, float $seconds): mixed
     {
         $timeout = null;
         try {
@@ -31,21 +33,20 @@ final class PhpRedis implements Connection
             $this->redis->setOption(\Redis::OPT_READ_TIMEOUT, $seconds);
             $this->redis->clearLastError();
             try {
-                $reply = $this->redis instanceof \Redis
-                    ? $this->redis->rawCommand(...$command)
-                    : $this->redis->rawCommand($key, ...$command);
+                $reply = $this->redis instanceof \Redis ? $this->redis->rawCommand(...$command) : self::sendToCluster($this->redis, $command);
                 $error = $this->redis->getLastError();
             } catch (\RedisException | \RedisClusterException $exception) {
                 // phpredis returns some error replies and throws others. A reply begins with a code.
-                if (preg_match('/^-?([A-Z][A-Z_]{2,} .*)$/Ds', $exception->getMessage(), $match) !== 1) {
+                if (preg_match('/^-?([A-Z][A-Z_]{2,} .*)$|\((CLUSTERDOWN)\)$/Ds', $exception->getMessage(), $match) !== 1) {
                     throw $exception;
                 }
-                [$reply, $error] = [false, $match[1]];
+                [$reply, $error] = [false, $match[2] ?? $match[1]];
             }
         } catch (\RedisException | \RedisClusterException $exception) {
             $this->close();
             // The message is from phpredis and contains no key.
-            throw new Unavailable(sprintf('Redis did not answer within %g ms: %s', 1000 * $seconds, $exception->getMessage()), 0, $exception);
+            $problem = $this->redis instanceof \Redis ? sprintf('Redis did not answer within %g ms', 1000 * $seconds) : 'the Redis Cluster did not answer';
+            throw new Unavailable("$problem: {$exception->getMessage()}", 0, $exception);
         } finally {
             if ($timeout !== null) {
                 // When connecting, 0 means PHP's own timeout. When set afterwards, 0 means no time at all.
@@ -60,6 +61,32 @@ final class PhpRedis implements Connection
             throw new ErrorReply($error);
         }
         return $reply;
+    }
+
+    /**
+     * Sends a command to the node that has its keys. The rawCommand of a RedisCluster does not follow redirections. Its
+     * other methods do, but they add the client's prefix to keys.
+     *
+     * @param list<string> $command
+     * @throws ErrorReply if the keys of a script have different hash tags, about which phpredis would print a warning
+     */
+    private static function sendToCluster(\RedisCluster $cluster, array $command): mixed
+    {
+        $keys = $command[0] === 'DEL' ? array_slice($command, 1) : array_slice($command, 3, (int) $command[2]);
+        if (count(array_unique(preg_replace('/^.*?\{(.*?)\}.*$/Ds', '$1', $keys))) > 1) {
+            throw new ErrorReply('CROSSSLOT');
+        }
+        $prefix = $cluster->getOption(\RedisCluster::OPT_PREFIX);
+        $cluster->setOption(\RedisCluster::OPT_PREFIX, '');
+        try {
+            return match ($command[0]) {
+                'EVALSHA' => $cluster->evalSha($command[1], array_slice($command, 3), (int) $command[2]),
+                'EVAL' => $cluster->eval($command[1], array_slice($command, 3), (int) $command[2]),
+                'DEL' => $cluster->del($keys),
+            };
+        } finally {
+            $cluster->setOption(\RedisCluster::OPT_PREFIX, (string) $prefix);
+        }
     }
 
     /** Connects again, with the parameters of the last connection, if there is none. */

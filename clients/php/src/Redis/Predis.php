@@ -6,6 +6,7 @@ namespace Tollgate\Redis;
 
 use Predis\ClientInterface;
 use Predis\Command\RawCommand;
+use Predis\CommunicationException;
 use Predis\Connection\AggregateConnectionInterface;
 use Predis\Connection\NodeConnectionInterface;
 use Predis\NotSupportedException;
@@ -17,6 +18,9 @@ use Tollgate\Exception\Unavailable;
 /**
  * Predis. It closes its connection after an error and opens it again for the next command.
  *
+ * On a cluster, Predis repeats a command whose connection was lost, although it may have been executed. So a command is
+ * sent to the connection of its node. If the node redirects it, and has not executed it, Predis follows the redirection.
+ *
  * @internal
  */
 final class Predis implements Connection
@@ -25,21 +29,28 @@ final class Predis implements Connection
     {
     }
 
-    public function send(string $key, array $command, float $seconds): mixed
+    public function send(array $command, float $seconds): mixed
     {
         $raw = RawCommand::create(...$command);
-        $node = null;
+        $connection = $node = null;
         try {
             $connection = $this->client->getConnection();
             $node = $connection instanceof AggregateConnectionInterface ? $connection->getConnection($raw) : $connection;
             self::setTimeout($node, $seconds);
-            $reply = $this->client->executeCommand($raw);
+            $reply = self::isCluster($connection) ? $node->executeCommand($raw) : null;
+            if ($reply === null || $reply instanceof ErrorInterface && in_array($reply->getErrorType(), ['MOVED', 'ASK'], true)) {
+                $reply = $this->client->executeCommand($raw);
+            }
         } catch (ServerException $exception) {
             throw new ErrorReply($exception->getMessage(), 0, $exception);
         } catch (NotSupportedException) {
             // Predis finds the slots of the keys itself.
             throw new ErrorReply('CROSSSLOT');
         } catch (PredisException $exception) {
+            // Another node may have its slots by now. The last node stays, because without any, Predis finds no other.
+            if (self::isCluster($connection) && $exception instanceof CommunicationException && $exception->getConnection() === $node && count($connection) > 1) {
+                $connection->remove($node);
+            }
             throw new Unavailable(sprintf('Redis did not answer within %g ms: %s', 1000 * $seconds, $exception->getMessage()), 0, $exception);
         } finally {
             self::restoreTimeout($node);
@@ -48,6 +59,12 @@ final class Predis implements Connection
             throw new ErrorReply($reply->getMessage());
         }
         return $reply;
+    }
+
+    /** Returns whether this is a connection to a cluster. Its interface has another name since Predis 2. */
+    private static function isCluster(mixed $connection): bool
+    {
+        return $connection instanceof \Predis\Connection\Aggregate\ClusterInterface || $connection instanceof \Predis\Connection\Cluster\ClusterInterface;
     }
 
     private static function setTimeout(mixed $node, float $seconds): void

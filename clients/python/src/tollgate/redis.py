@@ -15,6 +15,11 @@ TLS, database) except that the deadline is their timeout and that nothing is ret
 and its connections are not changed. With `deadline=None`, or for a Cluster or Sentinel client, the
 blocking limiter runs its commands on your client, whose own timeouts then apply. The asyncio
 limiter applies its deadline to every kind of client.
+
+**Redis Cluster.** A call is sent to the master of its keys and is not retried there. redis-py
+follows redirections, after which nothing was executed. The asyncio limiter reads the layout of the
+cluster in a task of its own, which the deadline of a call does not cancel. It also does so after a
+call that took too long, because redis-py does not notice that: another node may have the keys now.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 try:
@@ -31,10 +36,13 @@ try:
     from redis.backoff import NoBackoff
     from redis.exceptions import (
         AuthenticationError,
+        ClusterError,
+        MovedError,
         NoPermissionError,
         NoScriptError,
         RedisClusterException,
         RedisError,
+        SlotNotCoveredError,
     )
     from redis.exceptions import TimeoutError as RedisTimeoutError
 except ImportError as missing:
@@ -57,6 +65,8 @@ _POOL_SETTINGS = ("maint_notifications_pool_handler", "maint_notifications_confi
 _POOL_SETTINGS_PREFIX = "orig_"
 #: The maximum number of connections of a limiter whose client sets none.
 _CONNECTIONS_MAX = 1024
+#: Seconds between two readings of the layout of a cluster after calls that took too long.
+_LAYOUT_INTERVAL = 1.0
 _FAILURES = (RedisError, RedisClusterException, OSError, asyncio.TimeoutError)
 
 
@@ -134,7 +144,9 @@ class _LimiterCore:
             return error_of("CROSSSLOT")
         if isinstance(error, redis.exceptions.ClusterCrossSlotError):
             return error_of("CROSSSLOT")
-        if isinstance(error, redis.exceptions.ResponseError):
+        if isinstance(error, MovedError):
+            return error_of("MOVED")
+        if isinstance(error, (redis.exceptions.ResponseError, ClusterError)):
             return error_of(str(error))
         return Unavailable(f"cannot reach Redis: {str(error)[:256] or type(error).__name__}")
 
@@ -244,15 +256,19 @@ class RedisLimiter:
         started = time.monotonic()
         try:
             try:
-                reply = self._client.execute_command(*call.by_sha)
+                reply = self._client.execute_command(*call.by_sha, **self._route(call))
             except NoScriptError:
                 deadline = self._core.deadline
                 if deadline is not None and time.monotonic() - started >= deadline:
                     raise RedisTimeoutError from None
-                reply = self._client.execute_command(*call.by_source)
+                reply = self._client.execute_command(*call.by_source, **self._route(call))
         except _FAILURES as error:
             raise self._core.error_of(error) from error
         return call.decode(reply)
+
+    def _route(self, call: ScriptCall[Any]) -> dict[str, Any]:
+        is_cluster = isinstance(self._client, redis.RedisCluster)
+        return _route_in_cluster(self._client, call) if is_cluster else {}
 
     def _command(self, *command: Any) -> Any:
         try:
@@ -286,6 +302,8 @@ class AsyncRedisLimiter:
         self._template = client
         self._own: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._layout: asyncio.Task[Any] | None = None
+        self._layout_after = float("-inf")
 
     async def check(
         self, key: KeyLike, limit: LimitsLike, cost: int = 1, *, receipt: bool = True
@@ -343,7 +361,11 @@ class AsyncRedisLimiter:
 
     async def close(self) -> None:
         """Closes the connections that the limiter has opened. Your client stays open."""
-        if self._own is not None and self._loop is asyncio.get_running_loop():
+        if self._loop is not asyncio.get_running_loop():
+            return
+        if self._layout is not None:
+            self._layout.cancel()
+        if self._own is not None:
             await self._own.connection_pool.disconnect()
 
     async def _decide(self, checks: Sequence[ParsedCheck]) -> Decision:
@@ -358,10 +380,15 @@ class AsyncRedisLimiter:
 
     async def _evaluate(self, call: ScriptCall[Any]) -> Any:
         client = self._client()
+        route = {}
+        if isinstance(client, redis.asyncio.RedisCluster):
+            if client.get_default_node() is None:
+                await asyncio.shield(self._read_layout(client.initialize))
+            route = _route_in_cluster(client, call)
         try:
-            return await client.execute_command(*call.by_sha)
+            return await client.execute_command(*call.by_sha, **route)
         except NoScriptError:
-            return await client.execute_command(*call.by_source)
+            return await client.execute_command(*call.by_source, **route)
 
     async def _command(self, *command: Any) -> Any:
         return await self._within_deadline(self._client().execute_command(*command))
@@ -370,17 +397,48 @@ class AsyncRedisLimiter:
         try:
             return await asyncio.wait_for(reply, self._core.deadline)
         except (*_FAILURES, RuntimeError) as error:
+            if isinstance(error, asyncio.TimeoutError):
+                self._refresh_layout()
             # asyncio raises a RuntimeError if a connection belongs to another event loop.
             raise self._core.error_of(error) from error
+
+    def _refresh_layout(self) -> None:
+        """Starts to read the layout of a cluster again, at most once a second."""
+        client, now = self._template, time.monotonic()
+        if isinstance(client, redis.asyncio.RedisCluster) and now >= self._layout_after:
+            self._layout_after = now + _LAYOUT_INTERVAL
+            self._read_layout(client.nodes_manager.initialize)
+
+    def _read_layout(self, read: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
+        """Returns the task that reads the layout of a cluster. Starts it unless it is running."""
+        if self._layout is None or self._layout.done():
+            self._layout = asyncio.create_task(read())
+            # The error is the caller's, if one waits for the task. The next call tries again.
+            self._layout.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._layout
 
     def _client(self) -> Any:
         """Returns the client to use. Connections belong to the event loop that opened them."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop = loop
+            self._loop, self._layout = loop, None
             if self._core.deadline is not None:
                 self._own = _own_client(self._template, self._core.deadline, redis.asyncio)
         return self._own or self._template
+
+
+def _route_in_cluster(client: Any, call: ScriptCall[Any]) -> dict[str, Any]:
+    """Returns the option that sends a call to the master of its keys.
+
+    If redis-py finds the node itself, it retries a command whose connection was lost, although the
+    command may have been executed. It follows redirections in both cases.
+    """
+    try:
+        node = client.get_node_from_key(call.keys[0])
+    except SlotNotCoveredError:
+        # Any node knows whether the slot has a master by now, and redirects the call to it.
+        node = client.get_default_node()
+    return {"target_nodes": node}
 
 
 def _is_asyncio(client: Any) -> bool:

@@ -116,6 +116,11 @@ def error_of(message: str) -> TollgateError:
         return PermissionDenied(f"Redis does not permit the call: {text}")
     if code == "CROSSSLOT":
         return InvalidInput("on Redis Cluster, all limits of a check must have the same key")
+    if code in ("MOVED", "ASK"):
+        return Unavailable(
+            "the server is a node of a Redis Cluster and does not have the key; use a cluster "
+            "client, such as redis.RedisCluster"
+        )
     return Unavailable(f"Redis cannot decide: {text}")
 
 

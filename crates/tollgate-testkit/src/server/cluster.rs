@@ -273,6 +273,25 @@ impl Cluster {
         }
     }
 
+    /// Takes a slot from its owner, so that no node serves it, and returns the owner. Its keys stay in the owner's memory.
+    ///
+    /// # Panics
+    /// If the owner refuses it.
+    pub fn drop_slot(&self, slot: u16) -> &Server {
+        let owner = self.owner_of(slot);
+        expect_ok(owner.command(&["CLUSTER", "DELSLOTS", &slot.to_string()]));
+        owner
+    }
+
+    /// Gives a slot that [`Cluster::drop_slot`] took back to its owner, and waits until all nodes know.
+    ///
+    /// # Panics
+    /// If the owner refuses it, or the cluster is not complete within about 30 seconds.
+    pub fn restore_slot(&self, slot: u16, owner: &Server) {
+        expect_ok(owner.command(&["CLUSTER", "ADDSLOTS", &slot.to_string()]));
+        self.wait_until_complete();
+    }
+
     /// Moves slots that have the same owner to `target`, with all their keys, in one pipeline per stage.
     ///
     /// # Panics
