@@ -678,6 +678,11 @@ impl Store for RedisStore {
         self.0.router.known_masters().iter().map(shard).collect()
     }
 
+    /// Returns how often the Sentinels have named another master. Always 0 for one server and for a cluster.
+    fn failovers(&self) -> u64 {
+        self.stats().failovers
+    }
+
     /// Probes a server with a subject whose slot it owns. For the shard 0 of a cluster, to which slots without a known
     /// owner belong, reads the topology instead. For the shard 0 of Sentinels, to which checks belong while the master
     /// is not known, asks the Sentinels. For a former master, does nothing.
