@@ -26,7 +26,8 @@ async fn error_of(store: &RedisStore, subject: &str) -> (Kind, String) {
 async fn sentinel_that_does_not_know_the_name_or_answers_nonsense_is_named() {
     let group = SentinelGroup::shared(Brand::Redis);
     let sentinel = group.sentinels()[0].addr().to_string();
-    let (kind, message) = error_of(&store("sentinel", &[sentinel.clone()], "master = 'other'"), "ann").await;
+    let (kind, message) =
+        error_of(&store("sentinel", std::slice::from_ref(&sentinel), "master = 'other'"), "ann").await;
     let reason = "it does not watch a master named other; it watches main";
     let expected = format!("store redis+sentinel://{sentinel}/other: Sentinel {sentinel}: {reason}");
     assert_eq!((kind, message), (Kind::Unsupported, expected));
