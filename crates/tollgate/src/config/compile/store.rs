@@ -311,7 +311,12 @@ impl Compiler<'_> {
         let kind = kind.or_else(|| parts.iter().find_map(|part| part.kind)).unwrap_or(StoreKind::Server.name());
         if kind == StoreKind::Sentinel.name() && !is_mixed && (table.master.is_some() || parts.len() > 1) {
             for url in urls.iter().filter(|url| UrlParts::of(url.0.reveal()).is_some_and(|part| part.has_path())) {
-                fail(self, "the URL of a Sentinel in a list has no path".into(), LIST_HELP, url);
+                fail(
+                    self,
+                    "the URL of a Sentinel has a path, but the name of the master belongs in `master`".into(),
+                    LIST_HELP,
+                    url,
+                );
             }
         }
         if kind == StoreKind::Server.name()
