@@ -13,6 +13,8 @@ const PASSWORD: &str = "planted-password";
 const LISTENERS: [&str; 7] = ["serve", "--http", "127.0.0.1:0", "--resp", "off", "--admin", "off"];
 const RULES: &str = r#"
 prefix = "shop"
+# So long that a busy machine makes no decision local.
+deadline = "10s"
 instances = 1
 receipt_secret = "0123456789abcdef"
 plan_sources.redis_hash = "shop-plans"
@@ -200,8 +202,13 @@ fn printed_command_needs_no_secrets_and_replaces_an_existing_user() {
         set("first");
         assert_eq!(server.command(&["ACL", "GETUSER", "tollgate"]), created, "{brand}");
         assert_eq!([accepts("old"), accepts("first")], [false, true], "{brand}");
+        let mut open = server.connect().unwrap();
+        assert!(open.call(&["AUTH", "tollgate", "first"]).unwrap().error().is_none(), "{brand}");
         set("second");
         assert_eq!([accepts("first"), accepts("second")], [false, true], "{brand}");
+        // An open connection stays in use.
+        assert_eq!(open.call(&["TIME"]).unwrap().items().len(), 2, "{brand}");
+        assert!(open.call(&["FLUSHALL"]).unwrap().error().is_some(), "{brand}");
         // The rules alone leave the passwords.
         let widened = ["ACL", "SETUSER", "tollgate", "allkeys", "(~* +flushall)"];
         assert_eq!(server.command(&widened).text(), "OK", "{brand}");
