@@ -80,17 +80,19 @@ pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Looku
 
 /// Returns the Redis command that creates a user with the permissions that Tollgate needs.
 ///
-/// The key prefix and the Redis hashes of plans and API keys are those of the configuration file, or the defaults.
+/// The key prefix and the Redis hashes of plans and API keys are those of the configuration file, or the defaults. The
+/// credentials of the store need not exist yet. The command replaces a user of this name: no earlier password and no
+/// earlier permission stays valid.
 ///
 /// # Errors
 /// If the file cannot be read or has an error.
 pub(crate) fn acl_command(config: Option<&Path>) -> Result<String, Failure> {
-    let settings = configuration::settings(config, &Loader::new())?;
+    let settings = configuration::settings(config, &Loader::new().check_store_access(false))?;
     let hashes: Vec<&str> =
         [&settings.plan_hash, &settings.key_hash].into_iter().flatten().map(String::as_str).collect();
     let rules = tollgate_redis::acl_rules(&settings.prefix, &hashes)
         .map_err(|error| tollgate::StoreUrlError::from(BuildError::from(error)))?;
-    Ok(format!("ACL SETUSER tollgate on >PASSWORD {rules}"))
+    Ok(format!("ACL SETUSER tollgate reset on >PASSWORD {rules}"))
 }
 
 /// Asks the store's server for its version and settings.

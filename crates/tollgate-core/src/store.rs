@@ -105,6 +105,14 @@ pub trait Store: Send + Sync {
         vec![Shard { id: ShardId::default(), address: self.address() }]
     }
 
+    /// Returns how often another server has replaced the one that holds the counters, since the store was built. Does no
+    /// I/O.
+    ///
+    /// The default implementation returns 0, for a store whose servers do not change.
+    fn failovers(&self) -> u64 {
+        0
+    }
+
     /// Makes a decision on a counter that is used for nothing else, and that is on the server `shard`.
     ///
     /// Completes without an error if the server can decide and write, or if it holds no counters any more. The default

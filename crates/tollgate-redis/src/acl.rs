@@ -22,12 +22,12 @@ const HASHES: &str = "hget";
 ///
 /// They are the arguments of `ACL SETUSER` after the name of the user and its password: the commands, the pattern of
 /// the keys with `prefix`, and for each Redis hash of plans or API keys in `hashes` the permission to read it. They
-/// replace earlier permissions of the user. They suffice on one server, on a cluster, and on a master that Sentinels
+/// replace earlier permissions of the user, and do not change its passwords. They suffice on one server, on a cluster, and on a master that Sentinels
 /// watch, but are not those of a user of the Sentinels.
 ///
 /// ```
 /// let rules = tollgate_redis::acl_rules("tollgate", &["plans"])?;
-/// assert!(rules.starts_with("resetkeys resetchannels -@all +evalsha "));
+/// assert!(rules.starts_with("clearselectors resetkeys resetchannels -@all +evalsha "));
 /// assert!(rules.ends_with(" +hget ~tollgate:tg2:* %R~plans"));
 /// # Ok::<(), tollgate_redis::PrefixError>(())
 /// ```
@@ -35,7 +35,7 @@ const HASHES: &str = "hget";
 /// # Errors
 /// Returns an error if the prefix is not one that a store accepts.
 pub fn acl_rules(prefix: &str, hashes: &[&str]) -> Result<String, PrefixError> {
-    let mut rules = String::from("resetkeys resetchannels -@all");
+    let mut rules = String::from("clearselectors resetkeys resetchannels -@all");
     let hget = (!hashes.is_empty()).then_some(&HASHES);
     for command in CALLS.iter().chain(READS).chain(OTHERS).chain(CONNECTION).chain(hget) {
         rules.push_str(" +");

@@ -147,7 +147,7 @@ impl Connection {
         self.queue(&request);
         for (index, step) in steps.into_iter().enumerate() {
             let reply = match self.receive().await {
-                Err(fault) if index == 0 => return Err(self.explain_no_reply(fault, settings)),
+                Err(fault) if index == 0 => return Err(self.explain_no_reply(fault, settings, kind)),
                 reply => reply?,
             };
             if let Reply::Error(message) = &reply {
@@ -186,16 +186,21 @@ impl Connection {
 
     /// Adds the probable reason to the fault of a connection that fails before the first reply: one side uses TLS and
     /// the other does not, or a client certificate is missing.
-    fn explain_no_reply(&self, fault: Fault, settings: &WorkerSettings) -> Fault {
+    fn explain_no_reply(&self, fault: Fault, settings: &WorkerSettings, kind: ServerKind) -> Fault {
+        let (server, schemes) = match kind {
+            ServerKind::Standalone | ServerKind::Master => ("server", "rediss:// or rediss+sentinel://"),
+            ServerKind::ClusterNode => ("server", "rediss+cluster://"),
+            ServerKind::Sentinel => ("Sentinel", "rediss+sentinel://"),
+        };
         let hint = match &settings.tls {
             _ if settings.connector.is_some() => return fault,
             // The first bytes of a TLS alert.
             None if self.inbox.starts_with(&[0x15, 0x03]) => {
-                return Fault::new(Kind::Unreachable, "the server expects TLS; use rediss:// or rediss+cluster://");
+                return Fault::new(Kind::Unreachable, format!("the {server} expects TLS; use {schemes}"));
             }
-            None => "if the port expects TLS, use rediss:// or rediss+cluster://",
-            Some(tls) if !tls.has_client_certificate() => "it may require a client certificate",
-            Some(_) => "it may reject the client certificate",
+            None => format!("if the port expects TLS, use {schemes}"),
+            Some(tls) if !tls.has_client_certificate() => format!("the {server} may require a client certificate"),
+            Some(_) => format!("the {server} may reject the client certificate"),
         };
         match fault.kind {
             Kind::Interrupted => Fault::new(fault.kind, format!("{} before the first reply; {hint}", fault.message)),

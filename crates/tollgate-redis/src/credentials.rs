@@ -1,4 +1,4 @@
-//! The user and the password of a store, from its URL, from files or from environment variables.
+//! The user and the password of a store, or of its Sentinels, from its URL, from files or from environment variables.
 //!
 //! Files are read at each connect, so a rotated password is used without a restart. No `Debug` output and no error
 //! contains a user or a password.
@@ -42,8 +42,10 @@ pub struct CredentialsError {
 }
 
 /// Where the user and the password are read from, if not from the URL.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Credentials {
+    /// Whose they are, for errors.
+    owner: &'static str,
     pub(crate) username: Option<SecretSource>,
     pub(crate) password: Option<SecretSource>,
 }
@@ -75,12 +77,12 @@ impl fmt::Debug for SecretSource {
 impl SecretSource {
     /// Reads the secret: the text, or the content of the file or the variable without line breaks at its end.
     ///
-    /// `what` is the kind of secret, for errors.
+    /// `what` is the kind of secret and `owner` the server that it is for, for errors.
     ///
     /// # Errors
     /// Returns an error if the file or the variable does not exist, cannot be read, is empty, or is not UTF-8, or if
     /// the file is larger than 64 KiB.
-    fn read(&self, what: &str) -> Result<String, CredentialsError> {
+    fn read(&self, what: &str, owner: &str) -> Result<String, CredentialsError> {
         let (place, text) = match self {
             SecretSource::Text(text) => return Ok(text.clone()),
             SecretSource::File(file) => {
@@ -95,9 +97,8 @@ impl SecretSource {
                 (format!("${name}"), value)
             }
         };
-        let problem = |why: &str| CredentialsError {
-            problem: format!("cannot read the {what} of the store from {place}: {why}"),
-        };
+        let problem =
+            |why: &str| CredentialsError { problem: format!("cannot read the {what} of {owner} from {place}: {why}") };
         let text = text.map_err(|error| problem(&reason(&error)))?;
         match text.trim_end_matches(['\r', '\n']) {
             "" => Err(problem("it is empty")),
@@ -107,6 +108,16 @@ impl SecretSource {
 }
 
 impl Credentials {
+    /// Creates credentials of the servers with the keys, without sources: those of the URL are used.
+    pub(crate) fn of_store() -> Credentials {
+        Credentials { owner: "the store", username: None, password: None }
+    }
+
+    /// Creates credentials of the Sentinels, without sources: they are used without authentication.
+    pub(crate) fn of_sentinels() -> Credentials {
+        Credentials { owner: "the Sentinels", username: None, password: None }
+    }
+
     /// Reads the user and the password of a server. Those of the URL are used where no source is set.
     ///
     /// Returns `None` to connect without authentication. Blocks while it reads files.
@@ -115,14 +126,17 @@ impl Credentials {
     /// Returns an error if a source cannot be read, or there is a user without a password.
     pub(crate) fn read(&self, endpoint: &Endpoint) -> Result<Option<Login>, CredentialsError> {
         let read = |source: &Option<SecretSource>, what, from_url: &Option<String>| match source {
-            Some(source) => source.read(what).map(Some),
+            Some(source) => source.read(what, self.owner).map(Some),
             None => Ok(from_url.clone()),
         };
         let user = read(&self.username, "user name", &endpoint.user)?;
         match (user, read(&self.password, "password", &endpoint.password)?) {
             (user, Some(password)) => Ok(Some(Login { user, password })),
             (None, None) => Ok(None),
-            (Some(_), None) => Err(CredentialsError { problem: "the store has a user name, but no password".into() }),
+            (Some(_), None) => {
+                let problem = format!("a user name is set for {}, but no password", self.owner);
+                Err(CredentialsError { problem })
+            }
         }
     }
 
@@ -135,7 +149,8 @@ impl Credentials {
             true => {
                 let (credentials, endpoint) = (self.clone(), endpoint.clone());
                 let read = tokio::task::spawn_blocking(move || credentials.read(&endpoint)).await;
-                read.map_err(|_| Fault::new(Kind::Forbidden, "the credentials of the store could not be read"))?
+                let failed = || format!("the credentials of {} could not be read", self.owner);
+                read.map_err(|_| Fault::new(Kind::Forbidden, failed()))?
             }
             false => self.read(endpoint),
         };

@@ -76,6 +76,10 @@ pub(crate) fn known_host(host: &str) -> Option<String> {
     (!matches!(host, "" | "?")).then(|| host.to_owned())
 }
 
+/// Phrases of the errors of servers that do not execute a call across slots. The first is that of Redis and Valkey, if a
+/// key is on another node. The others are those of servers that accept only keys of one slot, or only declared keys.
+const NOT_LOCAL: [&str; 3] = ["access a non local key", "do not hash to the same slot", "undeclared key"];
+
 impl Fault {
     /// Creates a fault. The message must not contain a key, a client's address or a secret.
     pub(crate) fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Fault {
@@ -120,12 +124,12 @@ impl Fault {
         if reply.contains("max number of clients") {
             Fault::new(Kind::Unavailable, "the server has reached its connection limit (maxclients)")
         } else if reply.contains("AUTH") && reply.contains("password configured") {
-            Fault::new(Kind::Forbidden, "the URL has a password, but the server has none for this user")
+            Fault::new(Kind::Forbidden, "a password is set, but the server has none for this user")
         } else if reply.contains("AUTH") {
             Fault::new(Kind::Forbidden, REJECTED_PASSWORD)
         } else if reply.contains("cluster support disabled") {
             Fault::new(Kind::Unsupported, NO_CLUSTER)
-        } else if reply.contains("access a non local key") || reply.contains("do not hash to the same slot") {
+        } else if NOT_LOCAL.iter().any(|phrase| reply.contains(phrase)) {
             let fault = Fault::new(Kind::Unavailable, "a key of the call is on another node of the cluster");
             Fault { redirect: Some(Redirect::NotLocal), ..fault }
         } else if reply.contains("DB index") || reply.contains("SELECT is not allowed") {
@@ -232,6 +236,8 @@ mod tests {
             ("CLUSTERDOWN Hash slot not served", Some(Redirect::Later)),
             ("LOADING Redis is loading the dataset in memory", Some(Redirect::Later)),
             ("ERR Script attempted to access a non local key in a cluster node", Some(Redirect::NotLocal)),
+            ("ERR Script attempted to access keys that do not hash to the same slot", Some(Redirect::NotLocal)),
+            ("ERR script tried accessing undeclared key", Some(Redirect::NotLocal)),
             ("TOLLGATE_PARTLY ERR Script attempted to access a non local key in a cluster node", None),
             ("MOVED 3999", None),
             ("MOVED 3999 10.0.0.1:0", None),
@@ -287,7 +293,7 @@ mod tests {
             ),
             (
                 "ERR AUTH <password> called without any password configured for the default user. Are you sure?",
-                "the URL has a password, but the server has none for this user",
+                "a password is set, but the server has none for this user",
             ),
         ] {
             assert_eq!(Fault::of_reply(reply), Fault::new(Kind::Forbidden, message), "{reply}");

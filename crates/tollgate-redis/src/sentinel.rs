@@ -57,6 +57,9 @@ const ASK_EVERY: Duration = Duration::from_secs(10);
 /// The pause after a Sentinel has failed for the first time. It doubles up to [`PAUSE_LAST`].
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_LAST: Duration = Duration::from_secs(1);
+/// How much longer than the timeout of a call a caller waits for the Sentinels. An attempt to connect may begin after a
+/// pause, and ends after that timeout. Its error says more than that there is no answer yet.
+const WAIT_MARGIN: Duration = Duration::from_millis(100);
 /// How long the answer of a Sentinel that fails stays in use. The other Sentinels learn of a failover within 2 s.
 const ANSWER_KEPT: Duration = Duration::from_secs(10);
 /// How long a Sentinel that is not in the URL may fail before it is forgotten.
@@ -188,7 +191,7 @@ impl Sentinels {
     }
 
     /// Waits until a Sentinel has answered this request or a later one. Returns `false` if all have failed, or none has
-    /// answered within the timeout of a call.
+    /// answered within the timeout of a call and [`WAIT_MARGIN`].
     async fn wait_for(&self, request: u64) -> bool {
         let mut outcomes = self.outcomes.subscribe();
         let is_answered =
@@ -206,7 +209,7 @@ impl Sentinels {
                 }
             }
         };
-        timeout(self.settings.call_timeout, wait).await.unwrap_or(false)
+        timeout(self.settings.call_timeout + WAIT_MARGIN, wait).await.unwrap_or(false)
     }
 
     /// Returns a fault with the reasons of all Sentinels. For one that has not failed, the reason is that it has not
@@ -292,9 +295,10 @@ impl Sentinels {
         state.last_id = state.last_id.wrapping_add(1);
         let (id, endpoint) = (ShardId::new(state.last_id), self.server.at(host, *port));
         let node = Node::spawn(id, endpoint, self.settings.clone(), self.queue_length, &self.runtime);
-        if let Some(old) = state.master.replace(node) {
+        if let Some(old) = state.master.replace(node.clone()) {
             old.leave();
             self.settings.counters.failovers.fetch_add(1, Ordering::Relaxed);
+            tracing::info!(old = %old.endpoint, new = %node.endpoint, "the Sentinels have named another master");
         }
     }
 

@@ -404,8 +404,8 @@ impl RedisStore {
             calls_across_slots: false,
             trusted_pem: None,
             tls: TlsOptions::default(),
-            credentials: Credentials::default(),
-            sentinel_credentials: Credentials::default(),
+            credentials: Credentials::of_store(),
+            sentinel_credentials: Credentials::of_sentinels(),
             replicas: None,
             connector: None,
             clock: None,
@@ -676,6 +676,11 @@ impl Store for RedisStore {
     fn shards(&self) -> Vec<Shard> {
         let shard = |node: &Arc<Node>| Shard::new(node.id, Some(node.endpoint.to_string()));
         self.0.router.known_masters().iter().map(shard).collect()
+    }
+
+    /// Returns how often the Sentinels have named another master. Always 0 for one server and for a cluster.
+    fn failovers(&self) -> u64 {
+        self.stats().failovers
     }
 
     /// Probes a server with a subject whose slot it owns. For the shard 0 of a cluster, to which slots without a known

@@ -203,7 +203,7 @@ mod with_rustls {
                 .map_err(|_| fault("the host is not a valid name for a TLS certificate".into()))?;
             let handshake = TlsConnector::from(config).connect(server_name, tcp);
             let stream = timeout_at(until, handshake).await.map_err(|_| {
-                fault("the server does not answer the TLS handshake; is this a port without TLS (redis://)?".into())
+                fault("the server does not answer the TLS handshake; is this a port without TLS (redis instead of rediss)?".into())
             })?;
             let stream =
                 stream.map_err(|error| fault(format!("the TLS handshake failed: {}", reason_for(&error, name))))?;
@@ -345,7 +345,7 @@ mod with_rustls {
         let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else {
             return match error.kind() {
                 io::ErrorKind::UnexpectedEof => {
-                    "the server closed the connection; is this a port without TLS (redis://)?".into()
+                    "the server closed the connection; is this a port without TLS (redis instead of rediss)?".into()
                 }
                 _ => __io_reason(error),
             };
@@ -371,7 +371,9 @@ mod with_rustls {
             | Error::PeerIncompatible(PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig) => {
                 "the server does not support the required version of TLS".into()
             }
-            Error::InvalidMessage(_) => "the server's answer is not TLS; is this a port without TLS (redis://)?".into(),
+            Error::InvalidMessage(_) => {
+                "the server's answer is not TLS; is this a port without TLS (redis instead of rediss)?".into()
+            }
             other => other.to_string(),
         }
     }

@@ -420,6 +420,23 @@ mod tests {
     }
 
     #[test]
+    fn list_of_urls_is_an_error_about_the_list() {
+        let one_url = "expected one URL; list the nodes of a cluster, or the Sentinels, after one scheme";
+        let several = "a URL with several hosts must begin with redis+cluster://, redis+sentinel://";
+        for (url, problem) in [
+            ("redis+sentinel://a/main,redis://b", one_url),
+            ("redis+sentinel://a,redis://b/main", one_url),
+            ("redis+cluster://a,redis://b", one_url),
+            ("redis+cluster://a,redis+sentinel://b/main", one_url),
+            ("redis://a,redis+cluster://b", several),
+            ("redis://a,b", several),
+        ] {
+            let error = StoreUrl::parse(url).expect_err(url).to_string();
+            assert!(error.starts_with(problem), "{url}: {error}");
+        }
+    }
+
+    #[test]
     fn formatted_url_has_no_user_and_no_password() {
         for (url, display, debug) in [
             ("redis://h", "redis://h:6379", "redis://h:6379"),

@@ -144,6 +144,8 @@ impl Collector for Scrape {
         page.reloads(&metrics.reloader)?;
         page.eviction(&metrics.readiness)?;
         page.nodes(&metrics.readiness)?;
+        let help = "Number of times the Sentinels named another master, which then holds the counters.";
+        page.counter("store_failovers", help, metrics.readiness.failovers())?;
         page.connections(metrics.listeners())?;
         page.requests(metrics.listeners())?;
         page.upstreams(&metrics.upstreams.get().map(|upstreams| upstreams()).unwrap_or_default())?;
@@ -366,14 +368,14 @@ impl MetricsPage<'_, '_> {
         self.gauge("store_evicted_keys", help, evicted.unwrap_or(0))
     }
 
-    /// Writes the state of each master of a cluster. Writes nothing for other stores.
+    /// Writes the state of each master of a cluster, or of the master that Sentinels name. Writes nothing for other stores.
     fn nodes(&mut self, readiness: &Readiness) -> std::fmt::Result {
         let nodes = readiness.nodes();
         if nodes.is_empty() {
             return Ok(());
         }
         let series = nodes.iter().map(|node| (vec![("node", Cow::from(&*node.address))], u64::from(node.reachable)));
-        self.gauges("store_node_reachable", "Whether a master of the cluster answers: 1 or 0.", series)
+        self.gauges("store_node_reachable", "Whether a master answers: 1 or 0.", series)
     }
 
     fn connections(&mut self, listeners: &[Arc<ListenerStats>]) -> std::fmt::Result {

@@ -132,7 +132,7 @@ struct StoreBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(transform = not_null)]
     breaker: Option<&'static str>,
-    /// The masters of a cluster. Absent for other stores.
+    /// The masters of a cluster, or the master that Sentinels name. Absent for other stores.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     nodes: Vec<NodeBody>,
 }
@@ -271,6 +271,11 @@ impl Readiness {
     pub(crate) fn eviction(&self) -> (bool, Option<u64>) {
         let eviction = self.0.eviction.lock();
         (eviction.reason().is_some(), eviction.evicted_keys)
+    }
+
+    /// Returns how often the shared store has changed to another master; 0 if counters are in memory.
+    pub(crate) fn failovers(&self) -> u64 {
+        self.0.store.as_ref().map_or(0, |store| store.failovers())
     }
 
     /// Marks the instance as shutting down: from now on it is not ready, and tasks that end are not reported, except

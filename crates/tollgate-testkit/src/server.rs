@@ -278,6 +278,15 @@ impl Server {
         reply.unwrap_or_else(|error| panic!("{parts:?} got no reply: {error}\n{}", self.log_end()))
     }
 
+    /// Returns the number of script calls that the server has executed, by source or by hash.
+    ///
+    /// # Panics
+    /// If there is no reply within 10 seconds or the connection fails.
+    pub fn script_calls(&self) -> u64 {
+        let calls = self.connect().and_then(|mut connection| connection.script_calls());
+        calls.unwrap_or_else(|error| panic!("the number of script calls is unknown: {error}\n{}", self.log_end()))
+    }
+
     /// Kills the process with SIGKILL and waits until it has ended. Does nothing if it does not run.
     pub fn kill9(&self) {
         *self.process() = None;

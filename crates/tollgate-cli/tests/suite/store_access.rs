@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use tollgate_testkit::certificates::{Authority, Identity};
-use tollgate_testkit::server::{Brand, Cluster, Config, Server};
+use tollgate_testkit::server::{Brand, Cluster, Config, SentinelGroup, Server};
 
 use crate::serving::{Serving, command, ended};
 
@@ -13,6 +13,8 @@ const PASSWORD: &str = "planted-password";
 const LISTENERS: [&str; 7] = ["serve", "--http", "127.0.0.1:0", "--resp", "off", "--admin", "off"];
 const RULES: &str = r#"
 prefix = "shop"
+# So long that a busy machine makes no decision local.
+deadline = "10s"
 instances = 1
 receipt_secret = "0123456789abcdef"
 plan_sources.redis_hash = "shop-plans"
@@ -35,7 +37,7 @@ fn text(output: &Output) -> String {
 fn printed_rules(file: &str) -> String {
     let output = command().args(["script", "--acl", "--config", file]).output().unwrap();
     let printed = text(&output);
-    let rules = printed.strip_prefix("ACL SETUSER tollgate on >PASSWORD ").unwrap_or_else(|| panic!("{printed}"));
+    let rules = printed.strip_prefix("ACL SETUSER tollgate reset on >PASSWORD ").unwrap_or_else(|| panic!("{printed}"));
     assert!(rules.ends_with("~shop:tg2:* %R~shop-plans %R~shop-keys\n"), "{printed}");
     rules.trim_end().to_owned()
 }
@@ -123,6 +125,100 @@ fn printed_user_suffices_on_a_cluster_and_inspect_names_the_node() {
     run(&["check", "user:42", "10/h"], &file);
     let (_, json) = run(&["inspect", "user:42", "10/h", "--json"], &file);
     assert!(json.contains(&format!("\"node\":\"{node}\"")) && json.contains(&format!("\"slot\":{slot}")), "{json}");
+}
+
+#[test]
+fn printed_user_suffices_with_sentinels_and_a_failover_is_followed() {
+    for brand in Brand::ALL {
+        let dir = tempfile::tempdir().unwrap();
+        let rules = printed_rules(&write(dir.path(), "urls = \"redis://h\""));
+        let config = Config::new(brand).only_user("tollgate", PASSWORD, &rules);
+        let group = SentinelGroup::with(&config, 1, Some("planted-sentinel-password"));
+        std::fs::write(dir.path().join("sentinel-password"), "planted-sentinel-password\n").unwrap();
+        let urls: Vec<String> =
+            group.sentinels()[..2].iter().map(|sentinel| format!("\"{}\"", sentinel.url())).collect();
+        let table = format!("kind = \"sentinel\"\nmaster = \"main\"\nurls = [{}]", urls.join(", "));
+        let file = write(dir.path(), &format!("{table}\nsentinel_password_file = \"sentinel-password\""));
+        let set = |hash: &str, field: &str, value: &str| drop(group.master().command(&["HSET", hash, field, value]));
+        let mut printed = use_everything(&file, set);
+        let serving = Serving::start_as(Serving::command(), &["--config", &file]);
+        serving.until("/readyz", |answer| answer.status == 200);
+        let failovers = |count: u32| {
+            let line = format!("tollgate_store_failovers_total {count}\n");
+            serving.until("/metrics", |answer| answer.body.contains(&line)).body
+        };
+        failovers(0);
+        group.fail_over();
+        printed += &failovers(1);
+        let logged = serving.wait_for_log("the Sentinels have named another master");
+        assert!(group.servers().iter().all(|server| logged.contains(&server.url())), "{brand}: {logged}");
+        let answered = tollgate_testkit::poll::poll(|| {
+            serving.check(r#"{"key":"user:43","limit":"1000000/h"}"#).body.contains(r#""source":"store""#)
+        });
+        assert!(answered, "{brand}: {}", serving.output());
+        let (code, output) = run(&["check", "user:43", "10/h"], &file);
+        assert_eq!(code, Some(0), "{brand}: {output}");
+        assert!(group.servers()[1].script_calls() > 0, "{brand}");
+        printed += &(output + &serving.output());
+
+        // Without the password of the Sentinels.
+        let file = write(dir.path(), &table);
+        let (code, output) = run(&["check", "user:43", "10/h"], &file);
+        assert!(code == Some(2) && output.contains("Sentinel 127.0.0.1:"), "{brand}: {output}");
+        assert!(output.contains("requires a password"), "{brand}: {output}");
+        assert!(!(printed + &output).contains("planted"), "{brand}: {output}");
+    }
+}
+
+/// The user is created before its password is stored, and may exist with other passwords and permissions.
+#[test]
+fn printed_command_needs_no_secrets_and_replaces_an_existing_user() {
+    let dir = tempfile::tempdir().unwrap();
+    let tls = "tls = { ca_file = \"missing\", cert_file = \"missing\", key_file = \"missing\" }";
+    let sentinels = "kind = \"sentinel\"\nmaster = \"main\"\nsentinel_password_env = \"UNSET_IN_TESTS\"";
+    let file = write(dir.path(), &format!("urls = \"rediss://h\"\n{sentinels}\n{tls}"));
+    std::fs::remove_file(dir.path().join("password")).unwrap();
+    let rules = printed_rules(&file);
+    // The password may also be in the environment of the service.
+    let text = std::fs::read_to_string(&file).unwrap().replace("password_file = \"password\"\n", "");
+    std::fs::write(&file, text).unwrap();
+    assert_eq!(printed_rules(&file), rules);
+
+    for brand in Brand::ALL {
+        let server = Config::new(brand).start();
+        let set = |password: &str| {
+            let printed = format!("SETUSER tollgate reset on >{password} {rules}");
+            let command: Vec<&str> = std::iter::once("ACL").chain(printed.split(' ')).collect();
+            assert_eq!(server.command(&command).text(), "OK", "{brand}");
+        };
+        let accepts = |password: &str| {
+            let mut connection = server.connect().unwrap();
+            connection.call(&["AUTH", "tollgate", password]).unwrap().error().is_none()
+        };
+        let before = ["ACL", "SETUSER", "tollgate", "on", "nopass", ">old", "~*", "&*", "+@all", "(~* +flushall)"];
+        assert_eq!(server.command(&before).text(), "OK", "{brand}");
+        set("first");
+        let created = server.command(&["ACL", "GETUSER", "tollgate"]);
+        set("first");
+        assert_eq!(server.command(&["ACL", "GETUSER", "tollgate"]), created, "{brand}");
+        assert_eq!([accepts("old"), accepts("first")], [false, true], "{brand}");
+        let mut open = server.connect().unwrap();
+        assert!(open.call(&["AUTH", "tollgate", "first"]).unwrap().error().is_none(), "{brand}");
+        set("second");
+        assert_eq!([accepts("first"), accepts("second")], [false, true], "{brand}");
+        // An open connection stays in use.
+        assert_eq!(open.call(&["TIME"]).unwrap().items().len(), 2, "{brand}");
+        assert!(open.call(&["FLUSHALL"]).unwrap().error().is_some(), "{brand}");
+        // The rules alone leave the passwords.
+        let widened = ["ACL", "SETUSER", "tollgate", "allkeys", "(~* +flushall)"];
+        assert_eq!(server.command(&widened).text(), "OK", "{brand}");
+        let command: Vec<&str> = ["ACL", "SETUSER", "tollgate"].into_iter().chain(rules.split(' ')).collect();
+        assert_eq!(server.command(&command).text(), "OK", "{brand}");
+        assert!(accepts("second"), "{brand}");
+        let mut connection = server.connect().unwrap();
+        connection.call(&["AUTH", "tollgate", "second"]).unwrap();
+        assert!(connection.call(&["FLUSHALL"]).unwrap().error().is_some(), "{brand}");
+    }
 }
 
 /// Changes the password of the user on the server, and closes its connections.

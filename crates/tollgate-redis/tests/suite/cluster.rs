@@ -249,8 +249,7 @@ async fn planned_failover_is_followed_and_keeps_the_counters() {
         cluster.fail_over_to(replica);
         // Before the old master knows that it is a replica, it may close the connection.
         assert_eq!(charge_eventually(&store, subject).await, 98, "{brand}");
-        let charged_by = |node: &Server| node.command(&["INFO", "commandstats"]).text().contains("cmdstat_evalsha:");
-        assert!(charged_by(replica), "{brand}");
+        assert!(replica.script_calls() > 0, "{brand}");
         cluster.wait_until_complete();
         cluster.fail_over_to(master);
         assert_eq!(charge_eventually(&store, subject).await, 97, "{brand}");

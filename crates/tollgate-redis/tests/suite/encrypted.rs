@@ -1,5 +1,5 @@
-//! `rediss://`: TLS to a server whose certificate is trusted, with a client certificate, on one server and on a
-//! cluster.
+//! `rediss://`: TLS to a server whose certificate is trusted, with a client certificate, on one server, on a cluster and
+//! with Sentinels. On Redis only: the Valkey of the tests is built without TLS.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use tollgate_core::{Check, Demand, Key, Limit, Store, StoreError, StoreErrorKind
 use tollgate_redis::{BuildError, RedisStore, RedisStoreBuilder, TlsOptions, TlsVersion};
 use tollgate_testkit::certificates::{Authority, Identity};
 use tollgate_testkit::poll::until;
-use tollgate_testkit::server::{Brand, Cluster, Config, Server};
+use tollgate_testkit::server::{Brand, Cluster, Config, SentinelGroup, Server};
 
 /// A call timeout that does not pass on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -118,7 +118,7 @@ async fn plain_connection_to_tls_and_tls_to_a_plain_port_are_named() {
     for _ in 0..5 {
         let builder = RedisStore::builder(&to_plain_port).call_timeout(Duration::from_millis(300)).tls(tls.clone());
         let error = refusal(builder).await;
-        assert!(error.contains("is this a port without TLS (redis://)?"), "{error}");
+        assert!(error.contains("is this a port without TLS (redis instead of rediss)?"), "{error}");
     }
 }
 
@@ -222,4 +222,33 @@ async fn cluster_is_used_with_tls_and_client_certificates() {
     let other = Authority::new();
     let error = refusal(builder(with_client(&other))).await;
     assert!(error.contains("not trusted"), "{error}");
+}
+
+#[tokio::test]
+async fn sentinels_and_their_master_are_used_with_tls_and_client_certificates() {
+    let authority = Authority::new();
+    let group = SentinelGroup::with(&Config::new(Brand::Redis).tls(&authority, &authority.issue(NAMES)), 1, None);
+    let [first, second] = [0, 1].map(|index| format!("rediss://127.0.0.1:{}", group.servers()[index].tls_port()));
+    let builder = |tls| RedisStore::builder(group.tls_url()).call_timeout(PATIENCE).tls(tls);
+    let store = builder(with_client(&authority)).build().unwrap();
+    assert!(decide(&store).await.unwrap());
+    assert_eq!(store.shards()[0].address.as_deref(), Some(first.as_str()));
+    group.fail_over();
+    until("the store uses the new master", || store.shards()[0].address.as_deref() == Some(second.as_str())).await;
+    eventually_decides(&store).await;
+
+    let sentinel = format!("Sentinel 127.0.0.1:{}: ", group.sentinels()[0].tls_port());
+    for (tls, expected) in [
+        (TlsOptions::new().ca_file(authority.file()), "client certificate"),
+        (with_client(&Authority::new()), "not trusted"),
+    ] {
+        let error = refusal(builder(tls)).await;
+        assert!(error.contains(&sentinel) && error.contains(expected), "{error}");
+    }
+    let plain_to_tls = RedisStore::builder(group.tls_url().replace("rediss", "redis")).call_timeout(PATIENCE);
+    let error = refusal(plain_to_tls).await;
+    assert!(error.contains(&sentinel) && error.contains("use rediss+sentinel://"), "{error}");
+    let tls_to_plain = RedisStore::builder(group.url().replace("redis", "rediss")).tls(with_client(&authority));
+    let error = refusal(tls_to_plain.call_timeout(Duration::from_millis(300))).await;
+    assert!(error.contains("is this a port without TLS (redis instead of rediss)?"), "{error}");
 }

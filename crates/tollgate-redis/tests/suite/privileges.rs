@@ -196,7 +196,7 @@ async fn credentials_that_cannot_be_read_are_build_errors() {
         (builder().password_from(missing), "missing: no such file or directory"),
         (builder().password_from(SecretSource::File(password)), "password: it is empty"),
         (builder().password_from(unset), "from $TOLLGATE_TEST_VARIABLE_THAT_IS_NOT_SET: it is not set"),
-        (builder().username_from(SecretSource::File(user)), "the store has a user name, but no password"),
+        (builder().username_from(SecretSource::File(user)), "a user name is set for the store, but no password"),
     ] {
         let error = builder.build().unwrap_err();
         assert!(matches!(error, BuildError::Credentials(_)), "{error:?}");

@@ -59,13 +59,6 @@ async fn until_master(store: &RedisStore, server: &Server) {
     poll::until("the store uses the master", || store.shards().iter().any(|shard| shard.address == address)).await;
 }
 
-/// Returns how many calls of the script a server has executed.
-fn calls_of(server: &Server) -> u64 {
-    let stats = server.command(&["INFO", "commandstats"]).text();
-    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
-}
-
 /// Returns whether a server has a connection of a store.
 fn has_connection(server: &Server) -> bool {
     server.command(&["CLIENT", "LIST"]).text().contains("name=tollgate")
@@ -130,9 +123,9 @@ async fn planned_failover_is_followed_and_nothing_more_is_sent_to_the_old_master
         group.fail_over();
         until_master(&store, new).await;
         poll::until("calls in flight have ended", || !has_connection(old)).await;
-        let (on_old, on_new) = (calls_of(old), calls_of(new));
-        poll::until("the new master is used", || calls_of(new) > on_new + 1_000).await;
-        assert_eq!(calls_of(old), on_old, "{brand}");
+        let (on_old, on_new) = (old.script_calls(), new.script_calls());
+        poll::until("the new master is used", || new.script_calls() > on_new + 1_000).await;
+        assert_eq!(old.script_calls(), on_old, "{brand}");
         drop(load);
         assert_eq!(charge(&store, "ann").await, Ok(2), "{brand}");
         assert_eq!(store.stats().failovers, 1, "{brand}");
@@ -163,13 +156,13 @@ async fn checks_that_were_not_sent_are_decided_by_the_new_master_and_never_sent_
     sentinel.say(Says::Master { port: new.port(), epoch: 2, announces: true });
     until_master(&store, &new).await;
     let finished = || callers.iter().filter(|caller| caller.is_finished()).count() as u64;
-    poll::until("the checks in the queue are decided", || finished() > 0 && calls_of(&new) > 0).await;
+    poll::until("the checks in the queue are decided", || finished() > 0 && new.script_calls() > 0).await;
     link.set(Fault::Pass);
     let answers = futures_util::future::join_all(callers).await.into_iter().map(Result::unwrap);
     let failed: Vec<Kind> = answers.filter_map(Result::err).collect();
     assert_eq!(failed, []);
     poll::until("the old connection is closed", || !has_connection(&old)).await;
-    assert_eq!(calls_of(&old), sent);
+    assert_eq!(old.script_calls(), sent);
     // Those in the queue were charged on the new master.
     let on_old = u32::try_from(sent).unwrap() - 1;
     assert_eq!(charge(&store, "ann").await, Ok(50 - on_old + 1));
@@ -190,11 +183,11 @@ async fn killed_master_is_replaced_by_the_elected_one() {
         assert_eq!(charge_eventually(&store, "ann").await, 2, "{brand}");
         assert_eq!(store.shards()[0].address, Some(new.url()));
         // It comes back as a replica, and is not used.
-        let calls = calls_of(new);
+        let calls = new.script_calls();
         old.restart();
         group.wait_until_complete();
         assert_eq!(charge(&store, "ann").await, Ok(3), "{brand}");
-        assert_eq!((calls_of(old), calls_of(new)), (0, calls + 1), "{brand}");
+        assert_eq!((old.script_calls(), new.script_calls()), (0, calls + 1), "{brand}");
     }
 }
 
@@ -416,6 +409,17 @@ async fn passwords_of_the_sentinels_and_of_the_master_are_separate() {
                 assert!(!error.to_string().contains(secret) && !shown.contains(secret), "{error} {shown}");
             }
         }
+        // An error before the store connects names the Sentinels too.
+        for (builder, expected) in [
+            (
+                builder(&url).sentinel_username_from(file("ann")),
+                "a user name is set for the Sentinels, but no password",
+            ),
+            (builder(&url).sentinel_password_from(file("\n")), "cannot read the password of the Sentinels from"),
+        ] {
+            let error = builder.build().unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
         // The master's password: it is the master that rejects it.
         let store = builder(&group.url()).sentinel_password_from(right()).build().unwrap();
         let error = decide(&store, "ann").await.unwrap_err();
@@ -489,4 +493,20 @@ async fn dropped_store_closes_its_connections() {
     poll::until("the master and all Sentinels are connected", || connected() == 4).await;
     drop(store);
     poll::until("all connections are closed", || connected() == 0).await;
+}
+
+/// The store's tasks follow the Sentinels, listen for the workers, and serve the master.
+#[tokio::test]
+async fn dropped_store_ends_its_tasks() {
+    let server = Server::redis();
+    let sentinel = FakeSentinel::start(Says::Master { port: server.port(), epoch: 1, announces: true }).await;
+    let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let before = alive();
+    let down = tollgate_testkit::server::free_port();
+    let store = builder(&format!("redis+sentinel://{},127.0.0.1:{down}/main", sentinel.addr())).build().unwrap();
+    assert_eq!(charge(&store, "ann").await, Ok(1));
+    // Two followers, the listener, and the worker of the master; and a connection of the Sentinel.
+    assert_eq!(alive() - before, 5);
+    drop(store);
+    poll::until("all tasks have ended", || alive() == before).await;
 }

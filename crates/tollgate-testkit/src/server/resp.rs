@@ -98,6 +98,22 @@ impl Connection {
         self.receive()
     }
 
+    /// Returns the number of script calls that the server has executed, by source or by hash.
+    ///
+    /// # Errors
+    /// If the connection fails or times out, or the server does not report it.
+    pub fn script_calls(&mut self) -> io::Result<u64> {
+        let info = match self.call(&["INFO", "commandstats"])? {
+            Reply::Bulk(info) => String::from_utf8_lossy(&info).into_owned(),
+            other => return Err(io::Error::other(format!("the reply to INFO is {other:?}"))),
+        };
+        let calls = |line: &str| {
+            let fields = line.strip_prefix("cmdstat_evalsha:").or_else(|| line.strip_prefix("cmdstat_eval:"))?;
+            fields.split(',').find_map(|field| field.strip_prefix("calls=")?.parse::<u64>().ok())
+        };
+        Ok(info.lines().filter_map(calls).sum())
+    }
+
     /// Returns a second handle of the socket, for a thread that sends while this one receives.
     ///
     /// # Errors

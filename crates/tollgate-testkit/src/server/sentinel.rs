@@ -69,28 +69,34 @@ impl SentinelGroup {
     /// replicas.
     ///
     /// The Sentinels require `sentinel_password` if it is given. A `requirepass` of `config` is the password of the
-    /// servers.
+    /// servers; with [`Config::only_user`], the Sentinels use the user of the harness. With [`Config::tls`], the Sentinels
+    /// listen for TLS too, and all of them use it among each other.
     ///
     /// # Panics
     /// If a server does not start, or the group is not complete within about 30 seconds.
     pub fn with(config: &Config, replicas: usize, sentinel_password: Option<&str>) -> SentinelGroup {
-        let password = config.setting("requirepass").map(str::to_owned);
         // After a transfer without a disk, a replica gets no writes for up to a second.
         let mut config = config.clone().set("repl-diskless-sync", "no");
-        if let Some(password) = &password {
-            config = config.set("masterauth", password);
+        if let Some(password) = config.setting("requirepass").map(str::to_owned) {
+            config = config.set("masterauth", &password);
+        }
+        if config.has_tls {
+            config = config.set("tls-replication", "yes");
         }
         let master = config.clone().start();
-        let replica = config.set("replicaof", &format!("127.0.0.1 {}", master.port()));
+        let replica = config.clone().set("replicaof", &format!("127.0.0.1 {}", announced_port(&master)));
         let replicas: Vec<_> = (0..replicas).map(|_| start(replica.clone())).collect();
         let mut settings = vec![
-            ("sentinel monitor".to_owned(), format!("{MASTER_NAME} 127.0.0.1 {} 2", master.port())),
+            ("sentinel monitor".to_owned(), format!("{MASTER_NAME} 127.0.0.1 {} 2", announced_port(&master))),
             ("sentinel down-after-milliseconds".to_owned(), format!("{MASTER_NAME} 1000")),
             ("sentinel failover-timeout".to_owned(), format!("{MASTER_NAME} 3000")),
         ];
-        if let Some(password) = password {
-            settings.push(("sentinel auth-pass".to_owned(), format!("{MASTER_NAME} {password}")));
+        for (name, of_servers) in [("sentinel auth-user", "masteruser"), ("sentinel auth-pass", "masterauth")] {
+            if let Some(value) = config.setting(of_servers) {
+                settings.push((name.to_owned(), format!("{MASTER_NAME} {value}")));
+            }
         }
+        settings.extend(config.settings.iter().filter(|(name, _)| name.starts_with("tls-")).cloned());
         if let Some(password) = sentinel_password {
             settings.push(("requirepass".to_owned(), password.to_owned()));
             settings.push(("sentinel sentinel-pass".to_owned(), password.to_owned()));
@@ -124,6 +130,15 @@ impl SentinelGroup {
     /// Returns `redis+sentinel://` with the addresses of the first two Sentinels and the name of the master.
     pub fn url(&self) -> String {
         format!("redis+sentinel://{},{}/{MASTER_NAME}", self.sentinels[0].addr(), self.sentinels[1].addr())
+    }
+
+    /// Returns `rediss+sentinel://` with the TLS ports of the first two Sentinels and the name of the master.
+    ///
+    /// # Panics
+    /// If the group was configured without [`Config::tls`].
+    pub fn tls_url(&self) -> String {
+        let [one, other] = [0, 1].map(|index| self.sentinels[index].tls_port());
+        format!("rediss+sentinel://127.0.0.1:{one},127.0.0.1:{other}/{MASTER_NAME}")
     }
 
     /// Returns the servers with keys. The first one was the master at the start.
@@ -219,7 +234,7 @@ impl SentinelGroup {
             let known = || sentinel.command(&["SENTINEL", "REPLICAS", MASTER_NAME]);
             let is_known = |reply: &Reply| {
                 replicas.iter().all(|replica| {
-                    let port = replica.port().to_string();
+                    let port = announced_port(replica).to_string();
                     reply.items().iter().any(|known| {
                         let field = |name: &str| field(known, name);
                         field("port") == port && field("flags") == "slave" && field("master-link-status") == "ok"
@@ -242,7 +257,7 @@ impl SentinelGroup {
     }
 
     fn server_at(&self, port: u16) -> &Server {
-        self.servers.iter().find(|server| server.port() == port).expect("a server of this group")
+        self.servers.iter().find(|server| announced_port(server) == port).expect("a server of this group")
     }
 }
 
@@ -265,6 +280,11 @@ fn debug(sentinel: &Server, settings: &[&str]) {
     let command: Vec<&str> = ["SENTINEL", "DEBUG"].into_iter().chain(settings.iter().copied()).collect();
     let accepted = poll(|| sentinel.command(&command) == Reply::Simple("OK".into()));
     assert!(accepted, "SENTINEL DEBUG: {:?}", sentinel.command(&command));
+}
+
+/// Returns the port that a server announces: that for TLS, if it has one.
+fn announced_port(server: &Server) -> u16 {
+    server.tls_port.unwrap_or(server.port)
 }
 
 fn master_port(sentinel: &Server) -> u16 {

@@ -14,7 +14,7 @@ mod matches;
 mod policy_names;
 mod rules;
 mod settings;
-mod store;
+pub(super) mod store;
 mod tokens;
 
 use std::fs::Metadata;

@@ -225,7 +225,8 @@ fn unreachable_rule(table: &RuleTable, conditions: &Conditions, input: &LintInpu
 
 fn subjects(config: &Config, table: &RuleTable, rule: &CompiledRule, parts: &SetParts, note: &mut Note<'_>) {
     let Some(by) = &table.by else { return };
-    let knows_keys = !parts.keys.is_empty() || config.api_keys == ApiKeys::Any;
+    let knows_keys =
+        !parts.keys.is_empty() || config.api_keys == ApiKeys::Any || config.key_sources.redis_hash.is_some();
     for kind in rule.by.iter() {
         let missing = match kind {
             Subject::ApiKey if !knows_keys => "no API key is listed",
@@ -233,7 +234,8 @@ fn subjects(config: &Config, table: &RuleTable, rule: &CompiledRule, parts: &Set
             _ => continue,
         };
         let message = format!("`{}` counts by {kind}, but {missing}: all requests are counted by address", *table.name);
-        let help = "for API keys, list `keys` or set `api_keys = \"any\"`; for users, add `[jwt]`";
+        let help =
+            "for API keys, list `keys`, set `key_sources.redis_hash` or `api_keys = \"any\"`; for users, add `[jwt]`";
         note(Code::SubjectUnknowable, by.span(), message, help);
     }
     let proxies = parts.identifier.proxies().networks();

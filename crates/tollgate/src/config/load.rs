@@ -175,6 +175,7 @@ pub struct Loader {
     instances: Option<u32>,
     directory: PathBuf,
     environment: Arc<Environment>,
+    checks_store_access: bool,
     is_reload: bool,
 }
 
@@ -186,6 +187,7 @@ impl Default for Loader {
             instances: None,
             directory: PathBuf::new(),
             environment: Arc::new(|name| std::env::var(name).ok().filter(|value| !value.is_empty())),
+            checks_store_access: true,
             is_reload: false,
         }
     }
@@ -217,6 +219,15 @@ impl Loader {
     #[must_use]
     pub fn store_credentials_env(self, username: impl Into<String>, password: impl Into<String>) -> Loader {
         Loader { store_credentials: Some((username.into(), password.into())), ..self }
+    }
+
+    /// Sets whether the user, the password and the certificates of the store must exist. Defaults to `true`.
+    ///
+    /// With `false`, their files and environment variables are not read, and a missing password is no error. For a
+    /// program that does not connect to the store. The store reads them when it is built.
+    #[must_use]
+    pub fn check_store_access(self, is_required: bool) -> Loader {
+        Loader { checks_store_access: is_required, ..self }
     }
 
     /// Sets the number of instances that share the quotas while the store is unavailable.
@@ -348,9 +359,16 @@ impl Loader {
         self.store_credentials.as_ref()
     }
 
-    /// Returns whether the loaded configuration is to replace another one.
-    pub(crate) fn is_reload(&self) -> bool {
-        self.is_reload
+    /// Returns whether the user and the password of the store must exist.
+    pub(crate) fn checks_store_access(&self) -> bool {
+        self.checks_store_access
+    }
+
+    /// Returns whether the files with the user, the password and the certificates of the store must exist.
+    ///
+    /// A reload does not depend on them, because the store reads them again at each connect.
+    pub(crate) fn checks_store_files(&self) -> bool {
+        self.checks_store_access && !self.is_reload
     }
 
     /// Returns the number of instances that overrides the one of the file, or `None` if [`Loader::instances`] was not

@@ -134,6 +134,17 @@ pub(crate) struct StoreTable {
     pub(crate) password_env: Option<Spanned<Secret>>,
     /// The name of the file that holds the password.
     pub(crate) password_file: Option<Spanned<String>>,
+    /// The name of the user of the Sentinels, which have other users than the master. Only with `kind = "sentinel"`, as
+    /// are the next four. Defaults to the Sentinels' default user.
+    pub(crate) sentinel_username: Option<Spanned<String>>,
+    /// The name of the environment variable that holds the name of the user of the Sentinels.
+    pub(crate) sentinel_username_env: Option<Spanned<Secret>>,
+    /// The name of the file that holds the name of the user of the Sentinels.
+    pub(crate) sentinel_username_file: Option<Spanned<String>>,
+    /// The name of the environment variable that holds the password of the Sentinels.
+    pub(crate) sentinel_password_env: Option<Spanned<Secret>>,
+    /// The name of the file that holds the password of the Sentinels.
+    pub(crate) sentinel_password_file: Option<Spanned<String>>,
     /// How TLS is used. Only with `rediss://` URLs.
     pub(crate) tls: Option<Spanned<StoreTlsTable>>,
 }
@@ -521,7 +532,8 @@ tables! {
         upstreams, rules,
     }
     StoreTable {
-        urls, kind, master, replicas, calls_across_slots, username, username_env, username_file, password_env, password_file, tls,
+        urls, kind, master, replicas, calls_across_slots, username, username_env, username_file, password_env, password_file,
+        sentinel_username, sentinel_username_env, sentinel_username_file, sentinel_password_env, sentinel_password_file, tls,
     }
     StoreTlsTable { ca_file, cert_file, key_file, server_name, min_version }
     Expect { rules, keys }

@@ -55,16 +55,6 @@ impl Node {
     }
 }
 
-/// Returns how many script calls the server has executed, by source or by hash.
-fn calls_of(server: &Server) -> u64 {
-    let info = server.command(&["INFO", "commandstats"]).text();
-    let of = |command: &str| {
-        let line = info.lines().find(|line| line.starts_with(command))?;
-        line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok()
-    };
-    of("cmdstat_evalsha:").unwrap_or(0) + of("cmdstat_eval:").unwrap_or(0)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_checks_of_one_key_share_calls() {
     const CALLERS: u64 = 64;
@@ -94,7 +84,7 @@ async fn concurrent_checks_of_one_key_share_calls() {
     }
     let report = history.verify(Bounds::default());
     report.expect_clean();
-    let (calls, by_store) = (calls_of(&server), report.admitted + report.refused);
+    let (calls, by_store) = (server.script_calls(), report.admitted + report.refused);
     println!("{} decisions, {by_store} by the store, {calls} calls", report.checks);
     assert_eq!((report.checks, report.admitted), (CALLERS * ROUNDS, 10_000));
     assert!(calls * 10 <= by_store, "{calls} calls for {by_store} decisions of the store");
@@ -110,7 +100,7 @@ async fn client_that_ignores_denials_costs_one_call_per_second() {
         let report = node.check_evenly(&limits, SECONDS * 1_000, Duration::from_secs(SECONDS.into())).await;
         report.expect_clean();
         assert_eq!(report.admitted, quota * limits.len() as u64);
-        let calls = calls_of(&node.server);
+        let calls = node.server.script_calls();
         println!("{texts:?}: {calls} calls for {} decisions in {SECONDS} s", report.checks);
         // The last admission leaves nothing, so the next check is already denied from the cache.
         assert!(calls <= u64::from(SECONDS) + quota, "{texts:?}: {calls} calls in {SECONDS} s");
@@ -128,7 +118,7 @@ async fn most_denials_of_an_overload_are_cached() {
         let requests = quota * times * MINUTES;
         let report = node.check_evenly(&[limit], requests, Duration::from_secs(60) * MINUTES).await;
         report.expect_clean();
-        let calls = calls_of(&node.server);
+        let calls = node.server.script_calls();
         println!("{quota}/min at {times} times that: {calls} calls for {requests} decisions");
         // A unit that expires between two checks is used a little later, so a window may admit less than its quota.
         assert!(report.admitted >= u64::from(quota * (MINUTES - 1)), "{report}");
@@ -194,7 +184,7 @@ async fn checks_of_a_batch_are_decided_in_order() {
     }
     let [cached, by_store] = seen;
     assert!(cached > 100 && by_store > 1_000, "both kinds: {seen:?}");
-    let calls = calls_of(&node.server);
+    let calls = node.server.script_calls();
     assert!(calls <= 2 * 300 + 1, "one call per batch; two for separate callers: {calls}");
 }
 
@@ -217,11 +207,11 @@ async fn cached_ban_of_one_subject_does_not_deny_another() {
     let both = [user, demand("1000/day", "user:7"), demand("9/h", "user:7").cost(0)];
     let check = Check::new(&both).unwrap();
     limiter.check(&check).await.unwrap();
-    let calls = calls_of(&server);
+    let calls = server.script_calls();
     for demands in [&both[..2], &both[..1]] {
         let decision = limiter.check(&Check::new(demands).unwrap()).await.unwrap();
         assert_eq!((decision.ban.is_some(), decision.source), (true, Source::DenyCache), "{demands:?}");
     }
-    assert_eq!(calls_of(&server), calls);
+    assert_eq!(server.script_calls(), calls);
     assert!(limiter.check(&Check::one(&both[2])).await.unwrap().allowed(), "a peek is never denied");
 }

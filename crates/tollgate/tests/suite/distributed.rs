@@ -61,7 +61,7 @@ const DECISIONS_VARIABLE: &str = "TOLLGATE_SHARED_DECISIONS";
 fn four_processes_on_one_redis_exceed_no_quota_and_deny_no_check_without_reason() {
     let server = Server::redis();
     let (decided, by_store) = run_rounds(&server.url(), decisions_wanted(), |_| ());
-    let calls = calls_of(&server);
+    let calls = server.script_calls();
     println!("{decided} decisions, {by_store} limit statuses of the store, {calls} calls");
     assert!(calls < decided / 4, "{calls} calls for {decided} decisions");
 }
@@ -165,13 +165,6 @@ fn read_into(history: &mut History, records: &Path) {
     while let Some(record) = Record::read(&mut file, |counter| limit_of(counter).quota()).unwrap() {
         history.note(&record.counters, record.sent_us, record.received_us, &record.decision);
     }
-}
-
-fn calls_of(server: &Server) -> u64 {
-    let info = server.command(&["INFO", "commandstats"]).text();
-    let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:")).expect("calls of the script");
-    let calls = line.split("calls=").nth(1).and_then(|rest| rest.split(',').next()).expect("their number");
-    calls.parse().unwrap()
 }
 
 /// Returns the limit of a counter: small windows, exact ones, a log, and one above the exact quota.

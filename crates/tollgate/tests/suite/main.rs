@@ -16,4 +16,5 @@ mod round_trips;
 mod sentinel;
 mod settings;
 mod settle;
+mod unusable_stores;
 mod vectors;

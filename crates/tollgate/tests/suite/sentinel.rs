@@ -135,15 +135,11 @@ impl CallsOf {
         thread::spawn(move || {
             let mut connection = Connection::open(addr);
             while !is_over.load(Ordering::Relaxed) {
-                let info = connection.as_mut().ok().and_then(|open| open.call(&["INFO", "commandstats"]).ok());
                 // A master that is demoted closes its connections.
-                let Some(info) = info else {
+                let Some(count) = connection.as_mut().ok().and_then(|open| open.script_calls().ok()) else {
                     connection = Connection::open(addr);
                     continue;
                 };
-                let text = info.text();
-                let count = text.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-                let count = count.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0);
                 if count > calls.swap(count, Ordering::Relaxed) {
                     *last.lock().unwrap() = Some(Instant::now());
                 }

@@ -20,14 +20,9 @@ use crate::limiter::{Limiter, LimiterBuilder, StoreUrlError};
 #[cfg(feature = "redis")]
 use crate::rules::{KeyHash, Lookups, PlanHash};
 #[cfg(feature = "redis")]
-use tollgate_redis::{RedisStore, RedisStoreBuilder, SecretSource};
+use tollgate_redis::{RedisStore, RedisStoreBuilder};
 
 const MEMORY: &str = "memory";
-/// The environment variables with the credentials of Sentinels.
-#[cfg(feature = "redis")]
-const SENTINEL_USERNAME: &str = "TOLLGATE_SENTINEL_USERNAME";
-#[cfg(feature = "redis")]
-const SENTINEL_PASSWORD: &str = "TOLLGATE_SENTINEL_PASSWORD";
 const PREFIX_BYTES_MAX: usize = 64;
 const HASH_NAME_BYTES_MAX: usize = 512;
 /// Minimum length of the receipt secret in bytes. 16 random bytes cannot be guessed.
@@ -81,9 +76,10 @@ impl Settings {
 
     /// Creates the shared store of these settings, with their key prefix. Returns `None` if the counters are in memory.
     ///
-    /// Its checks read the bans in the store. The credentials of Sentinels are read from the environment variables
-    /// `TOLLGATE_SENTINEL_USERNAME` and `TOLLGATE_SENTINEL_PASSWORD`, if they are set. Starts tasks on the current
-    /// tokio runtime, which connect in the background: a store that cannot be reached is no error.
+    /// Its checks read the bans in the store. If the file has no password for Sentinels, their credentials are read
+    /// from the environment variables `TOLLGATE_SENTINEL_USERNAME` and `TOLLGATE_SENTINEL_PASSWORD`, if they are set.
+    /// Starts tasks on the current tokio runtime, which connect in the background: a store that cannot be reached is no
+    /// error.
     ///
     /// # Errors
     /// Only if the store is shared: if its URL or the prefix is invalid, if the URL is `rediss://` and `tollgate-redis`
@@ -94,15 +90,7 @@ impl Settings {
         let Some(url) = self.store.as_ref().filter(|_| self.is_shared()) else { return Ok(None) };
         // A call that is given up before the deadline would not be waited for as long as the deadline says.
         let call_timeout = self.deadline.max(RedisStoreBuilder::CALL_TIMEOUT_DEFAULT);
-        let mut builder = RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).bans(true);
-        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let source = |name: &str| is_set(name).then(|| SecretSource::Env(name.to_owned()));
-        if let Some(username) = source(SENTINEL_USERNAME) {
-            builder = builder.sentinel_username_from(username);
-        }
-        if let Some(password) = source(SENTINEL_PASSWORD) {
-            builder = builder.sentinel_password_from(password);
-        }
+        let builder = RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).bans(true);
         Ok(Some(self.access.apply(builder, self.deadline).call_timeout(call_timeout).build()?))
     }
 

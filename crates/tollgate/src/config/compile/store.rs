@@ -9,20 +9,37 @@ use crate::config::forms::{Secret, StoreEntry, StoreUrl};
 use crate::config::span::{Span, Spanned};
 use crate::config::types::{StoreKind, StoreTable, StoreTlsTable, TlsMinVersion};
 
+/// The environment variables with the credentials of Sentinels.
+const SENTINEL_USERNAME: &str = "TOLLGATE_SENTINEL_USERNAME";
+const SENTINEL_PASSWORD: &str = "TOLLGATE_SENTINEL_PASSWORD";
+
+/// The accepted forms of a list of URLs.
+const LIST_HELP: &str = "use redis:// or rediss:// for all URLs of a list, with the kind in `kind`, and for Sentinels with the \
+    name of the master in `master`; or write one redis+cluster://host:port,… or redis+sentinel://host:port,…/NAME URL";
+
 /// The settings of a store other than its URL. Files are read again at each connect.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))] // without Redis there is no store to connect to
 pub(crate) struct StoreAccess {
-    pub(crate) username: Option<SecretPlace>,
-    pub(crate) password: Option<SecretPlace>,
+    /// The credentials of the servers with the keys.
+    pub(crate) server: LoginPlaces,
+    /// The credentials of the Sentinels.
+    pub(crate) sentinel: LoginPlaces,
     tls: Option<StoreTls>,
     /// The number of replicas that must have acknowledged a decision.
     replicas: u32,
     calls_across_slots: bool,
 }
 
+/// Where a user name and a password are read from.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct LoginPlaces {
+    pub(crate) username: Option<SecretPlace>,
+    pub(crate) password: Option<SecretPlace>,
+}
+
 /// Where a user name or a password is read from.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub(crate) enum SecretPlace {
     /// In the configuration itself.
@@ -32,7 +49,7 @@ pub(crate) enum SecretPlace {
     File(PathBuf),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 struct StoreTls {
     ca_file: Option<PathBuf>,
@@ -57,11 +74,17 @@ impl StoreAccess {
             SecretPlace::Env(name) => SecretSource::Env(name.clone()),
             SecretPlace::File(file) => SecretSource::File(file.clone()),
         };
-        if let Some(username) = &self.username {
+        if let Some(username) = &self.server.username {
             builder = builder.username_from(source(username));
         }
-        if let Some(password) = &self.password {
+        if let Some(password) = &self.server.password {
             builder = builder.password_from(source(password));
+        }
+        if let Some(username) = &self.sentinel.username {
+            builder = builder.sentinel_username_from(source(username));
+        }
+        if let Some(password) = &self.sentinel.password {
+            builder = builder.sentinel_password_from(source(password));
         }
         match &self.tls {
             Some(tls) => builder.tls(tls.options()),
@@ -106,12 +129,66 @@ impl StoreTls {
     }
 }
 
+/// The fields of a table that have a user name and a password.
+struct LoginFields<'t> {
+    /// Whose they are, for messages.
+    owner: &'static str,
+    /// What their names begin with.
+    prefix: &'static str,
+    username: &'t Option<Spanned<String>>,
+    username_env: &'t Option<Spanned<Secret>>,
+    username_file: &'t Option<Spanned<String>>,
+    password_env: &'t Option<Spanned<Secret>>,
+    password_file: &'t Option<Spanned<String>>,
+}
+
+impl LoginFields<'_> {
+    fn of_server(table: &StoreTable) -> LoginFields<'_> {
+        LoginFields {
+            owner: "the store",
+            prefix: "",
+            username: &table.username,
+            username_env: &table.username_env,
+            username_file: &table.username_file,
+            password_env: &table.password_env,
+            password_file: &table.password_file,
+        }
+    }
+
+    fn of_sentinels(table: &StoreTable) -> LoginFields<'_> {
+        LoginFields {
+            owner: "the Sentinels",
+            prefix: "sentinel_",
+            username: &table.sentinel_username,
+            username_env: &table.sentinel_username_env,
+            username_file: &table.sentinel_username_file,
+            password_env: &table.sentinel_password_env,
+            password_file: &table.sentinel_password_file,
+        }
+    }
+
+    /// Returns the names, without their prefix, and the places of the fields that are set, the user name first.
+    fn set(&self) -> impl Iterator<Item = (&'static str, Span)> {
+        let text = |field: &Option<Spanned<String>>| field.as_ref().map(Spanned::span);
+        let secret = |field: &Option<Spanned<Secret>>| field.as_ref().map(Spanned::span);
+        let fields = [
+            ("username", text(self.username)),
+            ("username_env", secret(self.username_env)),
+            ("username_file", text(self.username_file)),
+            ("password_env", secret(self.password_env)),
+            ("password_file", text(self.password_file)),
+        ];
+        fields.into_iter().filter_map(|(name, span)| Some((name, span?)))
+    }
+}
+
 impl Compiler<'_> {
     /// Compiles `store`. Returns the URL, `None` if there is none, and how to connect to it.
     ///
     /// A store of the loader overrides the URLs of the file, and a user or a password in its URL overrides those of the
-    /// file. If neither has a password, the loader's environment variables are used, if they are set. Adds an error
-    /// for each invalid value of the file, even if it is overridden.
+    /// file. If neither has a password, the loader's environment variables are used, if they are set. For Sentinels,
+    /// these are `TOLLGATE_SENTINEL_USERNAME` and `TOLLGATE_SENTINEL_PASSWORD`. Adds an error for each invalid value of
+    /// the file, even if it is overridden.
     pub(super) fn store(&mut self, store: Option<&Spanned<StoreEntry>>) -> (Option<Secret>, StoreAccess) {
         let (written, mut access) = match store.map(|store| (&**store, store)) {
             None => (None, StoreAccess::default()),
@@ -130,33 +207,41 @@ impl Compiler<'_> {
         let url = self.loader.store_override().cloned().or(written);
         let has_login = url.as_ref().is_some_and(|url| has_login(url.reveal()));
         if self.loader.store_override().is_some() && has_login {
-            (access.username, access.password) = (None, None);
+            access.server = LoginPlaces::default();
         }
-        if access.password.is_none()
-            && !has_login
-            && let Some((username, password)) = self.loader.store_credentials()
+        if !has_login && let Some((username, password)) = self.loader.store_credentials() {
+            access.server = self.or_variables(access.server, username, password);
+        }
+        access.sentinel = self.or_variables(access.sentinel, SENTINEL_USERNAME, SENTINEL_PASSWORD);
+        if let (Some(StoreEntry::Table(table)), Some(url)) = (store.map(|store| &**store), &url)
+            && self.loader.checks_store_access()
         {
-            let place = |name: &String| self.loader.variable(name).map(|_| SecretPlace::Env(name.clone()));
-            access.password = place(password);
-            access.username = access.username.or_else(|| place(username));
-        }
-        if access.password.is_none() && !has_login && url.is_some() {
-            self.check_no_username(store);
+            if access.server.password.is_none() && !has_login {
+                self.check_no_username(&LoginFields::of_server(table));
+            }
+            if access.sentinel.password.is_none() && is_sentinel(url.reveal()) {
+                self.check_no_username(&LoginFields::of_sentinels(table));
+            }
         }
         (url, access)
     }
 
+    /// Returns the places, or those in environment variables that are set if there is no password. A user name stays.
+    fn or_variables(&self, login: LoginPlaces, username: &str, password: &str) -> LoginPlaces {
+        if login.password.is_some() {
+            return login;
+        }
+        let place = |name: &str| self.loader.variable(name).map(|_| SecretPlace::Env(name.to_owned()));
+        LoginPlaces { username: login.username.or_else(|| place(username)), password: place(password) }
+    }
+
     /// Adds an error if the table has a user name, because there is no password.
-    fn check_no_username(&mut self, store: Option<&Spanned<StoreEntry>>) {
-        let Some(StoreEntry::Table(table)) = store.map(|store| &**store) else { return };
-        let StoreTable { username, username_env, username_file, password_env, password_file, .. } = &**table;
-        let span = [username, username_file].into_iter().flatten().map(Spanned::span);
-        let span = span.chain(username_env.iter().map(Spanned::span)).next();
-        if let (Some(span), None, None) = (span, password_env, password_file) {
-            let help = "add `password_file` or `password_env`";
-            self.note(
-                Finding::new(Code::SecretMissing, "the store has a user name, but no password").help(help).at(span),
-            );
+    fn check_no_username(&mut self, fields: &LoginFields<'_>) {
+        let LoginFields { owner, prefix, password_env: None, password_file: None, .. } = fields else { return };
+        if let Some((_, span)) = fields.set().next() {
+            let message = format!("a user name is set for {owner}, but no password");
+            let help = format!("add `{prefix}password_file` or `{prefix}password_env`");
+            self.note(Finding::new(Code::SecretMissing, message).help(help).at(span));
         }
     }
 
@@ -183,7 +268,7 @@ impl Compiler<'_> {
             compiler.note(Finding::new(Code::InvalidStore, message).help(help).at(url.span()));
         };
         let kind = table.kind.as_deref().map(|kind| kind.name());
-        let mut parts: Vec<UrlParts<'_>> = Vec::new();
+        let (mut parts, mut is_mixed): (Vec<UrlParts<'_>>, bool) = (Vec::new(), false);
         for url in urls.iter() {
             let text = url.0.reveal();
             if let Err(problem) = super::settings::check_url(text) {
@@ -195,6 +280,11 @@ impl Compiler<'_> {
                 continue;
             };
             match parts.first() {
+                Some(first) if first.kind != part.kind => {
+                    is_mixed = true;
+                    let message = format!("the list mixes {} and {} URLs", first.scheme(), part.scheme());
+                    fail(self, message, LIST_HELP, url);
+                }
                 Some(first) if first.is_tls != part.is_tls => {
                     let message = "some URLs use TLS (rediss://) and others do not";
                     fail(self, message.into(), "use redis:// or rediss:// for all of them", url);
@@ -219,18 +309,29 @@ impl Compiler<'_> {
             parts.push(part);
         }
         let kind = kind.or_else(|| parts.iter().find_map(|part| part.kind)).unwrap_or(StoreKind::Server.name());
+        if kind == StoreKind::Sentinel.name() && !is_mixed && (table.master.is_some() || parts.len() > 1) {
+            for url in urls.iter().filter(|url| UrlParts::of(url.0.reveal()).is_some_and(|part| part.has_path())) {
+                fail(
+                    self,
+                    "the URL of a Sentinel has a path, but the name of the master belongs in `master`".into(),
+                    LIST_HELP,
+                    url,
+                );
+            }
+        }
         if kind == StoreKind::Server.name()
             && let Some(second) = urls.get(1)
         {
             let help = "for a Redis Cluster, add kind = \"cluster\"; for Sentinels, kind = \"sentinel\"";
             fail(self, "a server has one URL".into(), help, second);
         }
-        let only_with = [
-            (table.master.as_ref().map(Spanned::span), "master", StoreKind::Sentinel),
-            (table.calls_across_slots.as_ref().map(Spanned::span), "calls_across_slots", StoreKind::Cluster),
-        ];
-        for (span, field, required) in only_with {
-            if let Some(span) = span.filter(|_| kind != required.name()) {
+        let master = table.master.as_ref().map(|master| ("master".to_owned(), master.span()));
+        let across = table.calls_across_slots.as_ref().map(|across| ("calls_across_slots".to_owned(), across.span()));
+        let sentinels = LoginFields::of_sentinels(table);
+        let logins = sentinels.set().map(|(name, span)| (format!("{}{name}", sentinels.prefix), span));
+        let for_sentinels = master.into_iter().chain(logins).map(|field| (field, StoreKind::Sentinel));
+        for ((field, span), required) in for_sentinels.chain(across.map(|field| (field, StoreKind::Cluster))) {
+            if kind != required.name() {
                 let message = format!("`{field}` has no effect, because the store is a {kind}");
                 let help = format!("remove it, or add kind = \"{}\"", required.name());
                 self.note(Finding::new(Code::InvalidStore, message).help(help).at(span));
@@ -259,15 +360,22 @@ impl Compiler<'_> {
     }
 
     fn store_access(&mut self, table: &StoreTable) -> StoreAccess {
-        let StoreTable { username, username_env, username_file, password_env, password_file, tls, .. } = table;
         let (replicas, calls_across_slots) = (table.replicas.as_deref(), table.calls_across_slots.as_deref());
-        let text = username.as_ref().map(|name| Spanned::new(Secret::new(name.as_str()), name.span()));
         StoreAccess {
-            username: self.secret_place("user name", [&text, username_env], username_file),
-            password: self.secret_place("password", [&None, password_env], password_file),
-            tls: tls.as_ref().map(|tls| self.store_tls(tls)),
+            server: self.login_places(&LoginFields::of_server(table)),
+            sentinel: self.login_places(&LoginFields::of_sentinels(table)),
+            tls: table.tls.as_ref().map(|tls| self.store_tls(tls)),
             replicas: replicas.copied().unwrap_or_default(),
             calls_across_slots: calls_across_slots.copied().unwrap_or_default(),
+        }
+    }
+
+    fn login_places(&mut self, fields: &LoginFields<'_>) -> LoginPlaces {
+        let LoginFields { owner, username, username_env, username_file, password_env, password_file, .. } = *fields;
+        let text = username.as_ref().map(|name| Spanned::new(Secret::new(name.as_str()), name.span()));
+        LoginPlaces {
+            username: self.secret_place(&format!("user name of {owner}"), [&text, username_env], username_file),
+            password: self.secret_place(&format!("password of {owner}"), [&None, password_env], password_file),
         }
     }
 
@@ -286,27 +394,28 @@ impl Compiler<'_> {
         match (text, variable, file) {
             (None, None, None) => None,
             (Some(text), None, None) if text.reveal().is_empty() => {
-                fail(self, format!("the {what} of the store is empty"), text.span())
+                fail(self, format!("the {what} is empty"), text.span())
             }
             (Some(text), None, None) => Some(SecretPlace::Text((**text).clone())),
+            (None, Some(name), None) if !self.loader.checks_store_access() => {
+                Some(SecretPlace::Env(name.reveal().to_owned()))
+            }
             (None, Some(name), None) => match self.loader.variable(name.reveal()) {
                 Some(_) => Some(SecretPlace::Env(name.reveal().to_owned())),
                 // A user may have written the secret itself instead of the name of its variable.
                 None if looks_like_variable(name.reveal()) => {
                     fail(self, format!("the environment variable `{}` is not set", name.reveal()), name.span())
                 }
-                None => {
-                    fail(self, format!("the environment variable with the {what} of the store is not set"), name.span())
-                }
+                None => fail(self, format!("the environment variable with the {what} is not set"), name.span()),
             },
             (None, None, Some(name)) => {
                 let path = self.loader.path(name);
-                if self.loader.is_reload() {
+                if !self.loader.checks_store_files() {
                     return Some(SecretPlace::File(path));
                 }
                 match self.loader.read_text(&path) {
                     Ok((text, _)) if text.trim_end_matches(['\r', '\n']).is_empty() => {
-                        fail(self, format!("the {what} of the store is empty: {}", path.display()), name.span())
+                        fail(self, format!("the {what} is empty: {}", path.display()), name.span())
                     }
                     Ok(_) => Some(SecretPlace::File(path)),
                     Err(finding) => {
@@ -318,17 +427,16 @@ impl Compiler<'_> {
             _ => {
                 let spans = [text.as_ref().map(Spanned::span), variable.as_ref().map(Spanned::span)];
                 let span = spans.into_iter().flatten().next().unwrap_or_default();
-                fail(self, format!("the {what} of the store is given in several ways"), span)
+                fail(self, format!("the {what} is given in several ways"), span)
             }
         }
     }
 
     fn store_tls(&mut self, table: &Spanned<StoreTlsTable>) -> StoreTls {
         let StoreTlsTable { ca_file, cert_file, key_file, server_name, min_version } = &**table;
-        let mut is_readable = !self.loader.is_reload();
+        let mut is_readable = self.loader.checks_store_files();
         for file in [ca_file, cert_file, key_file].into_iter().flatten() {
-            // Read again by the store at each connect, so a reload does not depend on them.
-            if !self.loader.is_reload()
+            if self.loader.checks_store_files()
                 && let Err(finding) = self.loader.read_text(&self.loader.path(file))
             {
                 is_readable = false;
@@ -382,6 +490,22 @@ impl UrlParts<'_> {
         };
         Some(UrlParts { is_tls: base == "rediss", kind, login, place })
     }
+
+    /// Returns whether something follows the hosts: a database, or the name of a master.
+    fn has_path(&self) -> bool {
+        self.place.trim_end_matches('/').contains('/')
+    }
+
+    /// Returns the scheme, such as `redis+cluster://`.
+    fn scheme(&self) -> String {
+        let base = if self.is_tls { "rediss" } else { "redis" };
+        self.kind.map_or_else(|| format!("{base}://"), |kind| format!("{base}+{kind}://"))
+    }
+}
+
+/// Returns whether the servers of a URL are Sentinels.
+fn is_sentinel(url: &str) -> bool {
+    UrlParts::of(url).is_some_and(|parts| parts.kind == Some(StoreKind::Sentinel.name()))
 }
 
 /// Returns whether a URL has a user or a password.

@@ -104,7 +104,7 @@ impl RulesSource {
 /// Returns the names of the settings that differ and that take effect only after a restart.
 fn changed_settings(before: &Settings, after: &Settings) -> impl Iterator<Item = &'static str> {
     let changes = [
-        ("store", before.store != after.store),
+        ("store", before.store != after.store || before.access != after.access),
         ("prefix", before.prefix != after.prefix),
         ("instances", before.instances != after.instances),
         ("deadline", before.deadline != after.deadline),
@@ -284,5 +284,42 @@ impl FileSource for Observed {
 impl std::fmt::Debug for RulesWatcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RulesWatcher").field("file", &self.0.source().rules.file).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Format;
+
+    fn settings(text: &str) -> Settings {
+        let loader = Loader::new().check_store_access(false);
+        loader.load_text("tollgate.toml", text, Format::Toml).unwrap().settings
+    }
+
+    #[test]
+    fn change_of_any_field_of_the_store_takes_effect_after_a_restart() {
+        let table = "[store]\nkind = 'sentinel'\nurls = ['rediss://a', 'rediss://b']\nmaster = 'main'\n";
+        let before = settings(table);
+        assert_eq!(changed_settings(&before, &settings(table)).count(), 0);
+        for field in [
+            "username = 'u'",
+            "username_env = 'U'",
+            "password_file = 'p'",
+            "sentinel_username = 'u'",
+            "sentinel_password_env = 'P'",
+            "sentinel_password_file = 'p'",
+            "replicas = 1",
+            "tls = { server_name = 'redis' }",
+            "tls = { ca_file = 'ca.pem' }",
+        ] {
+            let after = settings(&format!("{table}{field}\n"));
+            assert_eq!(changed_settings(&before, &after).collect::<Vec<_>>(), ["store"], "{field}");
+        }
+        let cluster = |across: bool| {
+            settings(&format!("[store]\nkind = 'cluster'\nurls = ['redis://a']\ncalls_across_slots = {across}\n"))
+        };
+        assert_eq!(changed_settings(&cluster(false), &cluster(true)).collect::<Vec<_>>(), ["store"]);
+        assert_eq!(changed_settings(&before, &cluster(false)).collect::<Vec<_>>(), ["store"]);
     }
 }

@@ -31,15 +31,8 @@ fn store_on(runtime: &Runtime, server: &Server) -> RedisStore {
     store
 }
 
-/// Returns the number of script calls that the server has executed.
-fn executed(server: &Server) -> usize {
-    let info = server.command(&["INFO", "commandstats"]).text();
-    let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")?.split(',').next());
-    calls.map_or(0, |calls| calls.parse().unwrap())
-}
-
-fn wait_until_executed(server: &Server, count: usize) {
-    while executed(server) < count {
+fn wait_until_executed(server: &Server, count: u64) {
+    while server.script_calls() < count {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
