@@ -9,7 +9,7 @@ use tollgate_server::Explanation;
 
 use crate::admin::Admin;
 use crate::arguments::Explain;
-use crate::store::{COMMAND_DEADLINE, MEMORY, check_server};
+use crate::store::{MEMORY, check_server, with_command_deadline};
 use crate::{Failure, configuration, output};
 
 /// Runs `tollgate explain`: prints which rules apply to a request, by the rules of a running instance or a
@@ -56,7 +56,7 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
         request = request.header(name, value);
     }
     let request = request.body(()).map_err(Failure::Request)?;
-    let settings = &loaded.settings;
+    let settings = with_command_deadline(&loaded.settings);
     let store = match arguments.store.url()? {
         Some(url) if url != MEMORY => settings.redis()?,
         _ => None,
@@ -65,12 +65,12 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
         // A store that does not answer is reported in the explanation.
         let _ = check_server(store).await?;
     }
-    let lookups = store.as_ref().map(|store| settings.lookups(store, COMMAND_DEADLINE)).unwrap_or_default();
+    let reads_counters = store.is_some();
+    let (limiter, lookups) = settings.limiter_on(store);
     let now = SystemClock::new().now();
     let mut explanation = Explanation::new(&loaded, &lookups, &request, arguments.peer, now, arguments.reveal).await;
-    if let Some(store) = store {
-        let (limiter, _) = settings.limiter_on(Some(store));
-        explanation.read_counters(&limiter.deadline(COMMAND_DEADLINE).build()).await;
+    if reads_counters {
+        explanation.read_counters(&limiter.build()).await;
     }
     serde_json::to_value(&explanation).map_err(|error| Failure::Runtime(error.into()))
 }

@@ -14,7 +14,7 @@ use crate::{Failure, configuration, secrets};
 /// The name of the memory store.
 pub(crate) const MEMORY: &str = "memory";
 /// Deadline of a call to the store. It is longer than that of a service, since a person waits for the result.
-pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
+const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
 impl StoreChoice {
     /// Returns the store URL: `--store`, else the content of `--store-file`, else `TOLLGATE_STORE`, else `REDIS_URL`.
@@ -72,10 +72,9 @@ impl CountersChoice {
 /// # Errors
 /// If the URL of the store is invalid, or [`Failure::NothingCounted`] if it is the memory store.
 pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Lookups), Failure> {
-    let store = settings.redis()?.ok_or(Failure::NothingCounted)?;
-    let lookups = settings.lookups(&store, COMMAND_DEADLINE);
-    let (builder, _) = settings.limiter_on(Some(store));
-    Ok((builder.deadline(COMMAND_DEADLINE).on_failure(OnFailure::Deny).build(), lookups))
+    let settings = with_command_deadline(settings);
+    let (builder, lookups) = settings.limiter_on(Some(settings.redis()?.ok_or(Failure::NothingCounted)?));
+    Ok((builder.on_failure(OnFailure::Deny).build(), lookups))
 }
 
 /// Returns the Redis command that creates a user with the permissions that Tollgate needs.
@@ -110,5 +109,12 @@ pub(crate) async fn check_server(store: &RedisStore) -> Result<Result<ServerRepo
 }
 
 fn limiter(settings: &Settings) -> Result<Limiter, Failure> {
-    Ok(settings.limiter()?.deadline(COMMAND_DEADLINE).on_failure(OnFailure::Deny).build())
+    Ok(with_command_deadline(settings).limiter()?.on_failure(OnFailure::Deny).build())
+}
+
+/// Returns the settings with [`COMMAND_DEADLINE`], which is then also the timeout of calls to the store.
+pub(crate) fn with_command_deadline(settings: &Settings) -> Settings {
+    let mut settings = settings.clone();
+    settings.deadline = COMMAND_DEADLINE;
+    settings
 }
