@@ -33,7 +33,7 @@ func TestCluster(t *testing.T) {
 	t.Run("counters follow a slot that moves", func(t *testing.T) { testClusterMove(t, cluster, client) })
 	t.Run("a slot without a master is unavailable", func(t *testing.T) { testClusterDown(t, cluster, client) })
 	t.Run("a call with a lost answer is not repeated", func(t *testing.T) { testClusterLostAnswer(t, cluster) })
-	t.Run("a client of one node is told to use a cluster client", func(t *testing.T) { testClusterNode(t, cluster) })
+	t.Run("the error of a client of one node names the cluster client", func(t *testing.T) { testClusterNode(t, cluster) })
 	t.Run("the block of the README", func(t *testing.T) {
 		program := replace(t, blocksOfTheReadme(t)[2], "127.0.0.1:6379", cluster.Addresses[0])
 		if found := run(t, patientProgram(t, program)); found != "9 of 10 left\n" {
@@ -202,7 +202,7 @@ func testClusterDown(t *testing.T, cluster *servers.Cluster, client *redis.Clust
 	}
 }
 
-// lossyConn ends with the next answer to a script call after armed was set, as if the connection were lost.
+// lossyConn discards the next answer to a script call after armed was set, and closes, as if the connection were lost.
 type lossyConn struct {
 	net.Conn
 	armed  *atomic.Bool

@@ -69,7 +69,7 @@ func blocksOfTheReadme(t *testing.T) []string {
 	return blocks
 }
 
-// TestBlocksOfTheReadme runs every Go block of the README, with the servers of the test. TestCluster runs that of a cluster.
+// TestBlocksOfTheReadme runs every Go block of the README, with the servers of the test, except that of a cluster, which TestCluster runs.
 func TestBlocksOfTheReadme(t *testing.T) {
 	blocks := blocksOfTheReadme(t)
 	socket := servers.Socket(t)

@@ -7,8 +7,8 @@
 // same prefix. Redis 7.0 or Valkey 7.2, or a later version, is required. On a Redis Cluster all limits of a check must
 // be on the same key, so that its counters are in one slot.
 //
-// Set MaxRetries to -1: go-redis otherwise repeats a call whose answer was lost, which may charge twice. It is the default
-// of redis.ClusterClient.
+// Set MaxRetries to -1: go-redis otherwise repeats a call whose answer was lost, which may charge twice. For a
+// redis.ClusterClient, -1 is the default.
 package redislimiter
 
 import (
@@ -201,8 +201,8 @@ func (l *Limiter) run(ctx context.Context, call *tollgate.ScriptCall) ([]int64, 
 		if !isCluster {
 			return evaluate(ctx, l.redis, call.Keys, args)
 		}
-		// A cluster client repeats a call whose answer was lost. The client of a node does not, but it does not follow
-		// redirections either, after which nothing was executed.
+		// A cluster client repeats a call whose answer was lost, so the client of the master sends the call. It does not
+		// follow redirections. A node that redirects a call has not executed it, so the cluster client may send it again.
 		master, err := cluster.MasterForKey(ctx, call.Keys[0])
 		if err != nil {
 			return nil, err
@@ -219,6 +219,7 @@ func (l *Limiter) run(ctx context.Context, call *tollgate.ScriptCall) ([]int64, 
 	return integers(reply)
 }
 
+// evaluate runs the script by its hash, or by its source if the server does not have it cached.
 func evaluate(ctx context.Context, client redis.Scripter, keys []string, args []any) (any, error) {
 	reply, err := client.EvalSha(ctx, tollgate.ScriptSHA1(), keys, args...).Result()
 	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {

@@ -23,7 +23,7 @@ const REPLIES: Readonly<Record<string, readonly [FailureCode, string]>> = {
   TOLLGATE_INTERNAL: ["script", "the Lua script failed; this is a bug in Tollgate"],
 };
 
-/** What ioredis writes before the last of several error replies. */
+/** The text with which ioredis precedes the last error reply after it has given up. */
 const CLUSTER_REDIRECTIONS = /^Too many Cluster redirections\. Last error: (ReplyError: )?/;
 
 /**

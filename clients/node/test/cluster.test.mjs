@@ -127,7 +127,7 @@ describe("a cluster", () => {
         const passed = await new RedisLimiter(client, { ...PATIENT, prefix, onError: "allow", logger }).check(subject, "9/h");
         assert.deepEqual([passed.allowed, passed.source, messages.length], [true, "none", 1]);
         await cluster.run("end-move", `{${subject}}`);
-        // Masters hear of the new owner from each other.
+        // The masters learn of the new owner from each other.
         await eventually("a decision", async () => (await limiter.peek(subject, "9/h")).source === "store");
         assert.equal((await limiter.check(subject, "9/h")).remaining, 7, "calls without a verdict charge nothing");
       });
@@ -158,7 +158,7 @@ describe("a cluster", () => {
     assert.equal((await healed.peek("k", "9/h")).remaining, 7, "charged once");
   });
 
-  test("a client of one node is told to use a cluster client", async () => {
+  test("the error of a client of one node says to use a cluster client", async () => {
     const errors = [];
     for (const master of masters(cluster)) {
       const limiter = new RedisLimiter(master, PATIENT);

@@ -225,7 +225,7 @@ final class ClusterTest extends TestCase
         self::assertSame(['store', 9], [$decision->source, $decision->remaining]);
     }
 
-    public function testClientOfOneNodeIsToldToUseAClusterClient(): void
+    public function testErrorOfAClientOfOneNodeSaysToUseAClusterClient(): void
     {
         $errors = [];
         foreach (self::nodes(self::$masters) as $node) {

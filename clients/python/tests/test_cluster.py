@@ -103,7 +103,7 @@ def test_counters_follow_a_slot_that_moves(
     assert (passed.allowed, passed.source) == (True, "none")
     assert subject not in caplog.text
     redis_cluster.run("end-move", hash_tag)
-    # Other masters hear of the new owner from each other.
+    # The masters learn of the new owner from each other.
     wait_until(lambda: limiter.peek(subject, "9/h").source == "store", "a decision")
     assert limiter.check(subject, "9/h").remaining == 7, "calls without a verdict charge nothing"
 
@@ -190,7 +190,7 @@ def test_layout_is_read_again_after_a_call_that_took_too_long(
     wait_until(lambda: limiter.peek("k", "9/h").source == "store" and readings, "a decision")
 
 
-def test_client_of_one_node_is_told_to_use_a_cluster_client(redis_cluster: Cluster) -> None:
+def test_error_of_a_client_of_one_node_names_cluster_clients(redis_cluster: Cluster) -> None:
     errors = []
     for master in redis_cluster.masters():
         try:

@@ -80,8 +80,8 @@ pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Looku
 /// Returns the Redis command that creates a user with the permissions that Tollgate needs.
 ///
 /// The key prefix and the Redis hashes of plans and API keys are those of the configuration file, or the defaults. The
-/// credentials of the store need not exist yet. The command replaces a user of this name: no earlier password and no
-/// earlier permission stays valid.
+/// credentials of the store need not exist yet. The command replaces an existing user of this name: its earlier
+/// passwords and permissions are removed.
 ///
 /// # Errors
 /// If the file cannot be read or has an error.

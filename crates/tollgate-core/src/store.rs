@@ -105,8 +105,8 @@ pub trait Store: Send + Sync {
         vec![Shard { id: ShardId::default(), address: self.address() }]
     }
 
-    /// Returns how often another server has replaced the one that holds the counters, since the store was built. Does no
-    /// I/O.
+    /// Returns the number of times that another server has replaced the one with the counters since the store was
+    /// built. Does no I/O.
     ///
     /// The default implementation returns 0, for a store whose servers do not change.
     fn failovers(&self) -> u64 {

@@ -22,8 +22,8 @@ const HASHES: &str = "hget";
 ///
 /// They are the arguments of `ACL SETUSER` after the name of the user and its password: the commands, the pattern of
 /// the keys with `prefix`, and for each Redis hash of plans or API keys in `hashes` the permission to read it. They
-/// replace earlier permissions of the user, and do not change its passwords. They suffice on one server, on a cluster, and on a master that Sentinels
-/// watch, but are not those of a user of the Sentinels.
+/// replace earlier permissions of the user, and do not change its passwords. They suffice on one server, on a cluster,
+/// and on a master that Sentinels watch, but are not those of a user of the Sentinels.
 ///
 /// ```
 /// let rules = tollgate_redis::acl_rules("tollgate", &["plans"])?;

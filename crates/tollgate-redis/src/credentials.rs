@@ -44,7 +44,7 @@ pub struct CredentialsError {
 /// Where the user and the password are read from, if not from the URL.
 #[derive(Clone, Debug)]
 pub(crate) struct Credentials {
-    /// Whose they are, for errors.
+    /// The servers that the credentials are for, for errors.
     owner: &'static str,
     pub(crate) username: Option<SecretSource>,
     pub(crate) password: Option<SecretSource>,
@@ -108,12 +108,12 @@ impl SecretSource {
 }
 
 impl Credentials {
-    /// Creates credentials of the servers with the keys, without sources: those of the URL are used.
+    /// Creates credentials for the servers with the keys, without sources: those of the URL are used.
     pub(crate) fn of_store() -> Credentials {
         Credentials { owner: "the store", username: None, password: None }
     }
 
-    /// Creates credentials of the Sentinels, without sources: they are used without authentication.
+    /// Creates credentials for the Sentinels, without sources: the store connects to them without authentication.
     pub(crate) fn of_sentinels() -> Credentials {
         Credentials { owner: "the Sentinels", username: None, password: None }
     }

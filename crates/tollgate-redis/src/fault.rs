@@ -76,8 +76,8 @@ pub(crate) fn known_host(host: &str) -> Option<String> {
     (!matches!(host, "" | "?")).then(|| host.to_owned())
 }
 
-/// Phrases of the errors of servers that do not execute a call across slots. The first is that of Redis and Valkey, if a
-/// key is on another node. The others are those of servers that accept only keys of one slot, or only declared keys.
+/// Phrases in the errors of servers that do not execute a call across slots. Redis and Valkey return the first if a key
+/// is on another node. Servers that accept only keys of one slot, or only declared keys, return the others.
 const NOT_LOCAL: [&str; 3] = ["access a non local key", "do not hash to the same slot", "undeclared key"];
 
 impl Fault {

@@ -57,8 +57,9 @@ const ASK_EVERY: Duration = Duration::from_secs(10);
 /// The pause after a Sentinel has failed for the first time. It doubles up to [`PAUSE_LAST`].
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_LAST: Duration = Duration::from_secs(1);
-/// How much longer than the timeout of a call a caller waits for the Sentinels. An attempt to connect may begin after a
-/// pause, and ends after that timeout. Its error says more than that there is no answer yet.
+/// How much longer than the timeout of a call a caller waits for the Sentinels. An attempt to connect that begins after
+/// [`PAUSE_FIRST`] and times out ends within this time, so the caller gets its error, and not only that there is no
+/// answer yet.
 const WAIT_MARGIN: Duration = Duration::from_millis(100);
 /// How long the answer of a Sentinel that fails stays in use. The other Sentinels learn of a failover within 2 s.
 const ANSWER_KEPT: Duration = Duration::from_secs(10);

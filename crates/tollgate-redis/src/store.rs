@@ -119,9 +119,9 @@ pub struct RedisStats {
     pub connects: u64,
     /// The number of calls that the server rejected because it did not have the script cached. They were resent.
     pub scripts_sent: u64,
-    /// The number of requests that a node of a cluster did not execute because it does not own the slot, or does not
-    /// serve it at the moment, and of requests that the old master did not execute during a failover. They were sent
-    /// again, unless their callers gave up.
+    /// The number of requests that a node of a cluster did not execute because it does not own the slot, does not serve
+    /// it at the moment, or does not accept keys of several slots in one call, and of requests that the old master did
+    /// not execute during a failover. They were sent again, unless their callers gave up.
     pub redirections: u64,
     /// The number of times that the Sentinels named another master than before.
     pub failovers: u64,
@@ -678,7 +678,8 @@ impl Store for RedisStore {
         self.0.router.known_masters().iter().map(shard).collect()
     }
 
-    /// Returns how often the Sentinels have named another master. Always 0 for one server and for a cluster.
+    /// Returns the number of times that the Sentinels named another master than before. Always 0 for one server and for
+    /// a cluster.
     fn failovers(&self) -> u64 {
         self.stats().failovers
     }

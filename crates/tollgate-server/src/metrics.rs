@@ -368,7 +368,8 @@ impl MetricsPage<'_, '_> {
         self.gauge("store_evicted_keys", help, evicted.unwrap_or(0))
     }
 
-    /// Writes the state of each master of a cluster, or of the master that Sentinels name. Writes nothing for other stores.
+    /// Writes the state of each master of a cluster, or of the master that Sentinels name. Writes nothing for other
+    /// stores.
     fn nodes(&mut self, readiness: &Readiness) -> std::fmt::Result {
         let nodes = readiness.nodes();
         if nodes.is_empty() {

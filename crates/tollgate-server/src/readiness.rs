@@ -273,7 +273,7 @@ impl Readiness {
         (eviction.reason().is_some(), eviction.evicted_keys)
     }
 
-    /// Returns how often the shared store has changed to another master; 0 if counters are in memory.
+    /// Returns the number of times that the shared store has changed to another master; 0 if counters are in memory.
     pub(crate) fn failovers(&self) -> u64 {
         self.0.store.as_ref().map_or(0, |store| store.failovers())
     }
@@ -316,7 +316,8 @@ impl Readiness {
         })
     }
 
-    /// Returns the masters of a cluster. Empty for other stores, and while they are not known.
+    /// Returns the masters of a cluster, or the master that Sentinels name. Empty for other stores, and while none is
+    /// known.
     pub(crate) fn nodes(&self) -> Vec<NodeBody> {
         let servers = self.0.limiter.servers();
         // The only server of a store has the id 0.

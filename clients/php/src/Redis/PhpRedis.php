@@ -68,7 +68,7 @@ final class PhpRedis implements Connection
      * other methods do, but they add the client's prefix to keys.
      *
      * @param list<string> $command
-     * @throws ErrorReply if the keys of a script have different hash tags, about which phpredis would print a warning
+     * @throws ErrorReply if the keys have different hash tags; phpredis would print a warning about them
      */
     private static function sendToCluster(\RedisCluster $cluster, array $command): mixed
     {

@@ -18,8 +18,9 @@ use Tollgate\Exception\Unavailable;
 /**
  * Predis. It closes its connection after an error and opens it again for the next command.
  *
- * On a cluster, Predis repeats a command whose connection was lost, although it may have been executed. So a command is
- * sent to the connection of its node. If the node redirects it, and has not executed it, Predis follows the redirection.
+ * On a Redis Cluster, Predis repeats a command whose connection was lost, although it may have been executed. So a
+ * command is sent on the connection to its node. A node that redirects it has not executed it; Predis then follows the
+ * redirection.
  *
  * @internal
  */
@@ -37,7 +38,7 @@ final class Predis implements Connection
             $connection = $this->client->getConnection();
             $node = $connection instanceof AggregateConnectionInterface ? $connection->getConnection($raw) : $connection;
             self::setTimeout($node, $seconds);
-            $reply = self::isCluster($connection) ? $node->executeCommand($raw) : null;
+            $reply = self::isRedisCluster($connection) ? $node->executeCommand($raw) : null;
             if ($reply === null || $reply instanceof ErrorInterface && in_array($reply->getErrorType(), ['MOVED', 'ASK'], true)) {
                 $reply = $this->client->executeCommand($raw);
             }
@@ -47,8 +48,8 @@ final class Predis implements Connection
             // Predis finds the slots of the keys itself.
             throw new ErrorReply('CROSSSLOT');
         } catch (PredisException $exception) {
-            // Another node may have its slots by now. The last node stays, because without any, Predis finds no other.
-            if (self::isCluster($connection) && $exception instanceof CommunicationException && $exception->getConnection() === $node && count($connection) > 1) {
+            // Another node may have its slots by now. The last node is kept: Predis needs one to find the others.
+            if (self::isRedisCluster($connection) && $exception instanceof CommunicationException && $exception->getConnection() === $node && count($connection) > 1) {
                 $connection->remove($node);
             }
             throw new Unavailable(sprintf('Redis did not answer within %g ms: %s', 1000 * $seconds, $exception->getMessage()), 0, $exception);
@@ -61,10 +62,13 @@ final class Predis implements Connection
         return $reply;
     }
 
-    /** Returns whether this is a connection to a cluster. Its interface has another name since Predis 2. */
-    private static function isCluster(mixed $connection): bool
+    /**
+     * Returns whether this is a connection to a Redis Cluster, not to servers among which Predis distributes keys itself.
+     * The class has another name since Predis 2.
+     */
+    private static function isRedisCluster(mixed $connection): bool
     {
-        return $connection instanceof \Predis\Connection\Aggregate\ClusterInterface || $connection instanceof \Predis\Connection\Cluster\ClusterInterface;
+        return $connection instanceof \Predis\Connection\Aggregate\RedisCluster || $connection instanceof \Predis\Connection\Cluster\RedisCluster;
     }
 
     private static function setTimeout(mixed $node, float $seconds): void

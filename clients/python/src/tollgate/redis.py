@@ -16,10 +16,11 @@ and its connections are not changed. With `deadline=None`, or for a Cluster or S
 blocking limiter runs its commands on your client, whose own timeouts then apply. The asyncio
 limiter applies its deadline to every kind of client.
 
-**Redis Cluster.** A call is sent to the master of its keys and is not retried there. redis-py
-follows redirections, after which nothing was executed. The asyncio limiter reads the layout of the
-cluster in a task of its own, which the deadline of a call does not cancel. It also does so after a
-call that took too long, because redis-py does not notice that: another node may have the keys now.
+**Redis Cluster.** A call is sent to the master of its keys. If its reply is lost, it is not
+retried. redis-py follows redirections, because a node that redirects a call has not executed it.
+The asyncio limiter reads the layout of the cluster in a separate task, which the deadline of a call
+does not cancel. After a call has timed out, it reads the layout again, which redis-py does not do:
+another node may have the keys by then.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _POOL_SETTINGS = ("maint_notifications_pool_handler", "maint_notifications_confi
 _POOL_SETTINGS_PREFIX = "orig_"
 #: The maximum number of connections of a limiter whose client sets none.
 _CONNECTIONS_MAX = 1024
-#: Seconds between two readings of the layout of a cluster after calls that took too long.
+#: The minimum time between two reads of the layout of a cluster after timeouts, in seconds.
 _LAYOUT_INTERVAL = 1.0
 _FAILURES = (RedisError, RedisClusterException, OSError, asyncio.TimeoutError)
 
@@ -413,7 +414,7 @@ class AsyncRedisLimiter:
         """Returns the task that reads the layout of a cluster. Starts it unless it is running."""
         if self._layout is None or self._layout.done():
             self._layout = asyncio.create_task(read())
-            # The error is the caller's, if one waits for the task. The next call tries again.
+            # A caller that awaits the task gets its error. Without one, asyncio would log it.
             self._layout.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._layout
 

@@ -13,7 +13,7 @@ const PASSWORD: &str = "planted-password";
 const LISTENERS: [&str; 7] = ["serve", "--http", "127.0.0.1:0", "--resp", "off", "--admin", "off"];
 const RULES: &str = r#"
 prefix = "shop"
-# So long that a busy machine makes no decision local.
+# Long enough that no decision is local on a busy machine.
 deadline = "10s"
 instances = 1
 receipt_secret = "0123456789abcdef"

@@ -170,15 +170,15 @@ impl GatewayListener {
     }
 }
 
-/// The handling of one request. Resolves to the response.
+/// A future that handles one request and resolves to the response.
 ///
-/// Not an `async fn`, so that hyper can hold it without a box, and the request is moved only once.
+/// A named type instead of an `async fn`, so that hyper holds it without a box and the request is moved only once.
 struct Handling {
     listener: Arc<GatewayListener>,
     answer: Answer,
     began: Instant,
     is_http1: bool,
-    /// Taken by the response.
+    /// Moved into the body of the response.
     in_flight: Option<InFlight>,
     log: Option<Arc<LogEntry>>,
 }

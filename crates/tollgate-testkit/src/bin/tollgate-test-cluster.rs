@@ -5,13 +5,13 @@
 //! 127.0.0.1:40001 127.0.0.1:40002 127.0.0.1:40003
 //! ```
 //!
-//! Prints the addresses of the three masters in one line when the cluster serves all slots. Ends, with all servers, when
-//! standard input is closed. A line of standard input changes the slot of a key, and is answered with `ok`:
+//! Prints the addresses of the three masters in one line when the cluster serves all slots. Exits and stops all servers
+//! when standard input is closed. Each line of standard input changes the slot of a key, and is answered with `ok`:
 //!
-//! - `begin-move KEY`: the slot is being moved to another master, which has none of its keys yet.
-//! - `end-move KEY`: the keys are moved, and the other master owns the slot.
-//! - `drop-slot KEY`: no node owns the slot. Commands on its keys fail with `CLUSTERDOWN`.
-//! - `restore-slot KEY`: the slot is given back to its owner.
+//! - `begin-move KEY` starts to move the slot to another master. No keys are moved yet.
+//! - `end-move KEY` moves the keys, and makes the other master the owner of the slot.
+//! - `drop-slot KEY` takes the slot from its owner. Commands on its keys fail with `CLUSTERDOWN`.
+//! - `restore-slot KEY` returns the slot to its owner.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, Write};

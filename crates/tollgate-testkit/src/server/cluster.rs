@@ -283,7 +283,7 @@ impl Cluster {
         owner
     }
 
-    /// Gives a slot that [`Cluster::drop_slot`] took back to its owner, and waits until all nodes know.
+    /// Returns a slot to the owner from which [`Cluster::drop_slot`] took it, and waits until all nodes know.
     ///
     /// # Panics
     /// If the owner refuses it, or the cluster is not complete within about 30 seconds.

@@ -70,7 +70,7 @@ impl SentinelGroup {
     ///
     /// The Sentinels require `sentinel_password` if it is given. A `requirepass` of `config` is the password of the
     /// servers; with [`Config::only_user`], the Sentinels use the user of the harness. With [`Config::tls`], the Sentinels
-    /// listen for TLS too, and all of them use it among each other.
+    /// also listen for TLS, and the servers and the Sentinels connect to each other with it.
     ///
     /// # Panics
     /// If a server does not start, or the group is not complete within about 30 seconds.

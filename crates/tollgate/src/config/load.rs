@@ -223,8 +223,8 @@ impl Loader {
 
     /// Sets whether the user, the password and the certificates of the store must exist. Defaults to `true`.
     ///
-    /// With `false`, their files and environment variables are not read, and a missing password is no error. For a
-    /// program that does not connect to the store. The store reads them when it is built.
+    /// With `false`, their files and environment variables are not checked, and a missing password is no error. Intended
+    /// for programs that do not connect to the store: building the store still fails if one of them is missing.
     #[must_use]
     pub fn check_store_access(self, is_required: bool) -> Loader {
         Loader { checks_store_access: is_required, ..self }

@@ -134,16 +134,17 @@ pub(crate) struct StoreTable {
     pub(crate) password_env: Option<Spanned<Secret>>,
     /// The name of the file that holds the password.
     pub(crate) password_file: Option<Spanned<String>>,
-    /// The name of the user of the Sentinels, which have other users than the master. Only with `kind = "sentinel"`, as
-    /// are the next four. Defaults to the Sentinels' default user.
+    /// The name of the user of the Sentinels, which is separate from that of the master. Only with `kind = "sentinel"`.
+    /// Defaults to the Sentinels' default user.
     pub(crate) sentinel_username: Option<Spanned<String>>,
-    /// The name of the environment variable that holds the name of the user of the Sentinels.
+    /// The name of the environment variable that holds the name of the user of the Sentinels. Only with
+    /// `kind = "sentinel"`.
     pub(crate) sentinel_username_env: Option<Spanned<Secret>>,
-    /// The name of the file that holds the name of the user of the Sentinels.
+    /// The name of the file that holds the name of the user of the Sentinels. Only with `kind = "sentinel"`.
     pub(crate) sentinel_username_file: Option<Spanned<String>>,
-    /// The name of the environment variable that holds the password of the Sentinels.
+    /// The name of the environment variable that holds the password of the Sentinels. Only with `kind = "sentinel"`.
     pub(crate) sentinel_password_env: Option<Spanned<Secret>>,
-    /// The name of the file that holds the password of the Sentinels.
+    /// The name of the file that holds the password of the Sentinels. Only with `kind = "sentinel"`.
     pub(crate) sentinel_password_file: Option<Spanned<String>>,
     /// How TLS is used. Only with `rediss://` URLs.
     pub(crate) tls: Option<Spanned<StoreTlsTable>>,

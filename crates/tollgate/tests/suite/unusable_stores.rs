@@ -1,4 +1,4 @@
-//! Servers of a `[store]` table that cannot be used as it says: the error names what was found.
+//! Errors for a `[store]` table whose servers are not what it describes: they name what was found.
 
 use tollgate::config::{Format, Loader};
 use tollgate::{Check, Demand, Key, Store, StoreErrorKind as Kind};

@@ -42,7 +42,7 @@ use crate::stream::{ClientStream, WriteTimeout};
 
 /// How long a connection whose write side is closed waits for the client to close it too.
 const LINGER: Duration = Duration::from_secs(1);
-/// The bytes that are read and discarded at a time during this wait.
+/// The maximum number of bytes that are read and discarded at a time during [`LINGER`].
 const DISCARD_BYTES: usize = 16 * 1024;
 /// The maximum number of streams of an HTTP/2 connection that were reset by the client before they were accepted. With
 /// more, the connection is closed, so that a client cannot overload the server with resets.
@@ -421,7 +421,7 @@ impl AsyncWrite for ClientIo {
         let mut buf = ReadBuf::new(&mut scratch);
         match ready!(Pin::new(&mut this.stream).poll_read(cx, &mut buf)) {
             Ok(()) if !buf.filled().is_empty() => {
-                // Other connections of this thread have their turn before the next bytes are read.
+                // Yields, so that other connections of this thread are polled before the next bytes are read.
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }

@@ -9,7 +9,7 @@ use crate::config::forms::{Secret, StoreEntry, StoreUrl};
 use crate::config::span::{Span, Spanned};
 use crate::config::types::{StoreKind, StoreTable, StoreTlsTable, TlsMinVersion};
 
-/// The environment variables with the credentials of Sentinels.
+/// The environment variables with the user name and the password of the Sentinels.
 const SENTINEL_USERNAME: &str = "TOLLGATE_SENTINEL_USERNAME";
 const SENTINEL_PASSWORD: &str = "TOLLGATE_SENTINEL_PASSWORD";
 
@@ -129,11 +129,11 @@ impl StoreTls {
     }
 }
 
-/// The fields of a table that have a user name and a password.
+/// The fields of `[store]` with the user name and the password of the servers, or those of the Sentinels.
 struct LoginFields<'t> {
-    /// Whose they are, for messages.
+    /// The servers that the credentials are for, for messages.
     owner: &'static str,
-    /// What their names begin with.
+    /// The prefix of the names of the fields.
     prefix: &'static str,
     username: &'t Option<Spanned<String>>,
     username_env: &'t Option<Spanned<Secret>>,
@@ -167,8 +167,8 @@ impl LoginFields<'_> {
         }
     }
 
-    /// Returns the names, without their prefix, and the places of the fields that are set, the user name first.
-    fn set(&self) -> impl Iterator<Item = (&'static str, Span)> {
+    /// Returns the names, without their prefix, and the spans of the fields that are set, the user name first.
+    fn present(&self) -> impl Iterator<Item = (&'static str, Span)> {
         let text = |field: &Option<Spanned<String>>| field.as_ref().map(Spanned::span);
         let secret = |field: &Option<Spanned<Secret>>| field.as_ref().map(Spanned::span);
         let fields = [
@@ -226,7 +226,8 @@ impl Compiler<'_> {
         (url, access)
     }
 
-    /// Returns the places, or those in environment variables that are set if there is no password. A user name stays.
+    /// Returns the places unchanged if they have a password. Otherwise adds the password, and the user name if there is
+    /// none, from environment variables that are set.
     fn or_variables(&self, login: LoginPlaces, username: &str, password: &str) -> LoginPlaces {
         if login.password.is_some() {
             return login;
@@ -238,7 +239,7 @@ impl Compiler<'_> {
     /// Adds an error if the table has a user name, because there is no password.
     fn check_no_username(&mut self, fields: &LoginFields<'_>) {
         let LoginFields { owner, prefix, password_env: None, password_file: None, .. } = fields else { return };
-        if let Some((_, span)) = fields.set().next() {
+        if let Some((_, span)) = fields.present().next() {
             let message = format!("a user name is set for {owner}, but no password");
             let help = format!("add `{prefix}password_file` or `{prefix}password_env`");
             self.note(Finding::new(Code::SecretMissing, message).help(help).at(span));
@@ -328,7 +329,7 @@ impl Compiler<'_> {
         let master = table.master.as_ref().map(|master| ("master".to_owned(), master.span()));
         let across = table.calls_across_slots.as_ref().map(|across| ("calls_across_slots".to_owned(), across.span()));
         let sentinels = LoginFields::of_sentinels(table);
-        let logins = sentinels.set().map(|(name, span)| (format!("{}{name}", sentinels.prefix), span));
+        let logins = sentinels.present().map(|(name, span)| (format!("{}{name}", sentinels.prefix), span));
         let for_sentinels = master.into_iter().chain(logins).map(|field| (field, StoreKind::Sentinel));
         for ((field, span), required) in for_sentinels.chain(across.map(|field| (field, StoreKind::Cluster))) {
             if kind != required.name() {
