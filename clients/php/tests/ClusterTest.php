@@ -205,6 +205,14 @@ final class ClusterTest extends TestCase
         self::assertSame(7, $limiter->peek('lost', '9/h')->remaining, 'charged once');
     }
 
+    /** Without the option cluster, Predis distributes keys among servers itself. A server that fails must keep its keys. */
+    public function testServerOfAClientThatDistributesKeysIsKeptAfterAFailure(): void
+    {
+        $client = new PredisClient(['unix:/nonexistent/a.sock', 'unix:/nonexistent/b.sock']);
+        self::assertUnavailable('Redis did not answer', static fn () => self::limiter($client)->check('alice', '5/min'));
+        self::assertCount(2, $client->getConnection());
+    }
+
     public function testPrefixOfTheClientIsNotUsed(): void
     {
         $phpredis = self::phpredis();

@@ -38,8 +38,9 @@ final class Predis implements Connection
             $connection = $this->client->getConnection();
             $node = $connection instanceof AggregateConnectionInterface ? $connection->getConnection($raw) : $connection;
             self::setTimeout($node, $seconds);
-            $reply = self::isRedisCluster($connection) ? $node->executeCommand($raw) : null;
-            if ($reply === null || $reply instanceof ErrorInterface && in_array($reply->getErrorType(), ['MOVED', 'ASK'], true)) {
+            $isCluster = self::isRedisCluster($connection);
+            $reply = $isCluster ? $node->executeCommand($raw) : $this->client->executeCommand($raw);
+            if ($isCluster && $reply instanceof ErrorInterface && in_array($reply->getErrorType(), ['MOVED', 'ASK'], true)) {
                 $reply = $this->client->executeCommand($raw);
             }
         } catch (ServerException $exception) {

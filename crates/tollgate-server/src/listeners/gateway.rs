@@ -151,31 +151,31 @@ impl GatewayListener {
     }
 
     /// Answers a request: validates it, decides it by the rules, and forwards it if it is admitted.
-    fn handle(self: Arc<Self>, mut request: Request<Incoming>, client: &Arc<Client>) -> Handling {
+    fn handle(self: Arc<Self>, mut request: Request<Incoming>, client: &Arc<Client>) -> RequestFuture {
         let began = Instant::now();
         let in_flight = client.begin(request.version() == Version::HTTP_2);
         let is_http1 = request.version() <= Version::HTTP_11;
         let log = self.log.as_ref().map(|log| log.begin(&request, client.peer().ip(), began));
-        let answer = match validate::validate(&request, &self.bounds) {
+        let source = match validate::validate(&request, &self.bounds) {
             Ok(()) => {
                 request.extensions_mut().insert(client.clone());
                 if let Some(log) = &log {
                     request.extensions_mut().insert(log.clone());
                 }
-                Answer::Decided(self.service.clone().call(request))
+                ResponseSource::Decided(self.service.clone().call(request))
             }
-            Err(invalid) => Answer::Invalid(invalid),
+            Err(invalid) => ResponseSource::Invalid(invalid),
         };
-        Handling { listener: self, answer, began, is_http1, in_flight: Some(in_flight), log }
+        RequestFuture { listener: self, source, began, is_http1, in_flight: Some(in_flight), log }
     }
 }
 
 /// A future that handles one request and resolves to the response.
 ///
 /// A named type instead of an `async fn`, so that hyper holds it without a box and the request is moved only once.
-struct Handling {
+struct RequestFuture {
     listener: Arc<GatewayListener>,
-    answer: Answer,
+    source: ResponseSource,
     began: Instant,
     is_http1: bool,
     /// Moved into the body of the response.
@@ -184,21 +184,21 @@ struct Handling {
 }
 
 /// Where the response to a request comes from.
-enum Answer {
+enum ResponseSource {
     /// The rate-limit layer, and an upstream if it admits the request.
     Decided(ResponseFuture<GatewayBody, Infallible>),
     /// The request is rejected before it is decided.
     Invalid(Invalid),
 }
 
-impl Future for Handling {
+impl Future for RequestFuture {
     type Output = Result<Response<GatewayBody>, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let mut response = match &mut this.answer {
-            Answer::Decided(decided) => ready!(Pin::new(decided).poll(cx))?,
-            Answer::Invalid(invalid) => invalid.response(),
+        let mut response = match &mut this.source {
+            ResponseSource::Decided(decided) => ready!(Pin::new(decided).poll(cx))?,
+            ResponseSource::Invalid(invalid) => invalid.response(),
         };
         let GatewayListener { stats, .. } = &*this.listener;
         stats.request_times.record(this.began.elapsed());

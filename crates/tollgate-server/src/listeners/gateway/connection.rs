@@ -33,7 +33,7 @@ use tollgate::gateway::GatewayBounds;
 
 use super::body::GatewayBody;
 use super::tunnel::Tunnel;
-use super::{GatewayListener, Handling};
+use super::{GatewayListener, RequestFuture};
 use crate::budget::Receiving;
 use crate::listener::{BoxError, ConnectionContext};
 use crate::metrics::ListenerStats;
@@ -185,7 +185,7 @@ struct ConnectionService {
 impl hyper::service::Service<Request<Incoming>> for ConnectionService {
     type Response = Response<GatewayBody>;
     type Error = std::convert::Infallible;
-    type Future = Handling;
+    type Future = RequestFuture;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         self.listener.clone().handle(request, &self.client)
