@@ -74,6 +74,8 @@ impl Upstream {
         respond: impl Fn(&Recorded, &mut TcpStream) -> bool + Send + Sync + 'static,
     ) -> Upstream {
         let socket = TcpListener::bind(address).unwrap();
+        // The queue of the standard library is short. During an attack it would overflow, and delay connections by a second.
+        socket2::SockRef::from(&socket).listen(4_096).unwrap();
         let address = socket.local_addr().unwrap();
         let shared = Arc::new(Shared {
             requests: Mutex::default(),
