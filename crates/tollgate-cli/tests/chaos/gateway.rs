@@ -95,6 +95,7 @@ impl Pace {
     fn wait(&self, sent: u64) {
         if let Some(per_second) = self.per_second {
             let due = Duration::from_secs_f64(sent as f64 / per_second);
+            // An attack at a rate has nothing to wait for but the time.
             std::thread::sleep(due.saturating_sub(self.began.elapsed()));
         }
     }

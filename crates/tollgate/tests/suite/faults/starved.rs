@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tollgate::{Check, Decision, Demand, Key, Limit, LimitStatus, Limiter, Source, Store, StoreFuture};
 use tollgate_redis::RedisStore;
+use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::Server;
 
 /// Longer than a busy machine takes to send a call.
@@ -32,9 +33,7 @@ fn store_on(runtime: &Runtime, server: &Server) -> RedisStore {
 }
 
 fn wait_until_executed(server: &Server, count: u64) {
-    while server.script_calls() < count {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    eventually("the script to be called", || server.script_calls(), |calls| *calls >= count);
 }
 
 /// Runs `block` on the thread of this runtime as soon as the next call was sent.
