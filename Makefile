@@ -19,7 +19,7 @@ help: ## list the targets
 setup: ## install the programs that the tests need and that are missing
 	@scripts/setup.sh
 
-run: ## run the optimised `tollgate` (ARGS="…" are its arguments)
+run: ## run the optimised `tidegate` (ARGS="…" are its arguments)
 	cargo run --release -- $(ARGS)
 
 test: setup lint doc ## run all checks that a change must pass
@@ -33,8 +33,8 @@ clients: setup ## run the tests of the client packages
 lint: ## check the format, and run clippy with warnings denied
 	cargo fmt --all --check
 	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
-	cargo clippy -p tollgate --locked -- -D warnings
-	cargo clippy -p tollgate --no-default-features --locked -- -D warnings
+	cargo clippy -p tidegate --locked -- -D warnings
+	cargo clippy -p tidegate --no-default-features --locked -- -D warnings
 
 # The same targets and features as clippy, so that dependencies are checked only once. Cargo includes the features of
 # dev-dependencies only with `--examples`.
@@ -43,31 +43,31 @@ doc: ## build the documentation; broken links are errors
 
 features: ## run clippy on the library with each feature alone
 	@for feature in redis rules jwt yaml notify schema tower axum; do \
-		echo "tollgate with $$feature"; \
-		cargo clippy -p tollgate --no-default-features --features $$feature --locked -- -D warnings || exit 1; \
+		echo "tidegate with $$feature"; \
+		cargo clippy -p tidegate --no-default-features --features $$feature --locked -- -D warnings || exit 1; \
 	done
 
-bench: setup ## run the benchmarks of Tollgate and its alternatives
-	cargo bench -p tollgate-bench
+bench: setup ## run the benchmarks of Tidegate and its alternatives
+	cargo bench -p tidegate-bench
 
-chaos: setup ## run the chaos scenarios in full and print figures (TOLLGATE_CHAOS_SEED=N replays a run)
-	TOLLGATE_CHAOS=long TOLLGATE_CHAOS_SEED=$${TOLLGATE_CHAOS_SEED:-$$(date +%s)} \
+chaos: setup ## run the chaos scenarios in full and print figures (TIDEGATE_CHAOS_SEED=N replays a run)
+	TIDEGATE_CHAOS=long TIDEGATE_CHAOS_SEED=$${TIDEGATE_CHAOS_SEED:-$$(date +%s)} \
 		$(CARGO_TEST) --test chaos -- --nocapture --test-threads=1
 
 gateway: setup ## attack the gateway beside a healthy client, send large bodies and requests that end in random ways, and print figures
-	TOLLGATE_CHAOS=long $(CARGO_TEST) --test chaos -- gateway:: --nocapture --test-threads=1
-	TOLLGATE_GATEWAY_BODY_MIB=1024 TOLLGATE_GATEWAY_ENDINGS=10000 $(CARGO_TEST) --test suite -- --nocapture --test-threads=1 \
+	TIDEGATE_CHAOS=long $(CARGO_TEST) --test chaos -- gateway:: --nocapture --test-threads=1
+	TIDEGATE_GATEWAY_BODY_MIB=1024 TIDEGATE_GATEWAY_ENDINGS=10000 $(CARGO_TEST) --test suite -- --nocapture --test-threads=1 \
 		large_bodies_are_streamed requests_are_charged_exactly
 
-failover: setup ## repeat failovers with Sentinels and print how soon the store decides again (TOLLGATE_FAILOVERS sets how many)
-	TOLLGATE_FAILOVERS=$${TOLLGATE_FAILOVERS:-20} $(CARGO_TEST) --test suite -- sentinel:: --nocapture --test-threads=1
+failover: setup ## repeat failovers with Sentinels and print how soon the store decides again (TIDEGATE_FAILOVERS sets how many)
+	TIDEGATE_FAILOVERS=$${TIDEGATE_FAILOVERS:-20} $(CARGO_TEST) --test suite -- sentinel:: --nocapture --test-threads=1
 
 fuzz: ## run each fuzz target for FUZZ_SECONDS (default: 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
 long: setup ## run the tests with many more random traces, which takes hours
-	TOLLGATE_TRACES=100000 TOLLGATE_DECISIONS=100000000 TOLLGATE_SHARED_DECISIONS=20000000 \
-		TOLLGATE_GATEWAY_BODY_MIB=1024 TOLLGATE_GATEWAY_ENDINGS=10000 $(CARGO_TEST)
+	TIDEGATE_TRACES=100000 TIDEGATE_DECISIONS=100000000 TIDEGATE_SHARED_DECISIONS=20000000 \
+		TIDEGATE_GATEWAY_BODY_MIB=1024 TIDEGATE_GATEWAY_ENDINGS=10000 $(CARGO_TEST)
 
 deny: ## check licences, sources and advisories of the dependencies
 	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2; exit 1; }
@@ -75,4 +75,4 @@ deny: ## check licences, sources and advisories of the dependencies
 
 # Together, because each needs the ones before it, which a registry may not have yet.
 package: ## package the published crates, and compile each from its package
-	cargo package --locked -p tollgate-core -p tollgate-redis -p tollgate -p tollgate-server -p tollgate-cli
+	cargo package --locked -p tidegate-core -p tidegate-redis -p tidegate -p tidegate-server -p tidegate-cli

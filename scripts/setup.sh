@@ -131,7 +131,7 @@ node_packages() {
     ln -sfn ../../.tools/node_modules clients/node/node_modules
     local modules=examples/shortener-hono/node_modules package
     mkdir -p "$modules/@hono"
-    ln -sfn ../../../clients/node "$modules/tollgate"
+    ln -sfn ../../../clients/node "$modules/tidegate"
     ln -sfn ../../../../.tools/node_modules/@hono/node-server "$modules/@hono/node-server"
     for package in hono ioredis swagger-ui-dist; do ln -sfn "../../../.tools/node_modules/$package" "$modules/$package"; done
 }

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Runs the tests of the client packages and of the examples that use them, for each language that is on this machine, and
-# then all packages on one Redis at the same time. The tests use the binaries `tollgate` and `tollgate-test-cluster` of the
+# then all packages on one Redis at the same time. The tests use the binaries `tidegate` and `tidegate-test-cluster` of the
 # debug build, and start their own servers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.tools/bin:$PATH"
-export TOLLGATE_BIN="${TOLLGATE_BIN:-$PWD/target/debug/tollgate}"
-for binary in "$TOLLGATE_BIN" target/debug/tollgate-test-cluster; do
+export TIDEGATE_BIN="${TIDEGATE_BIN:-$PWD/target/debug/tidegate}"
+for binary in "$TIDEGATE_BIN" target/debug/tidegate-test-cluster; do
     [ -x "$binary" ] || { echo "clients: $binary is missing: cargo build --workspace --all-features --locked" >&2; exit 1; }
 done
 
@@ -43,8 +43,8 @@ hono_shortener() {
     (cd examples/shortener && SHORTENER_COMMAND="$(command -v node) $PWD/../shortener-hono/src/server.js" "$suite")
 }
 php_tests() { (cd clients/php && phpunit) && (cd examples/php-plans && phpunit PlansTest.php); }
-# The module `tollgate` and the nested one are one workspace.
-go_tests() { (cd clients/go && go vet tollgate/... && go test tollgate/...) && (cd examples/go-plans && go test ./...); }
+# The module `tidegate` and the nested one are one workspace.
+go_tests() { (cd clients/go && go vet tidegate/... && go test tidegate/...) && (cd examples/go-plans && go test ./...); }
 
 language python python3 python_tests
 language node node node_tests
@@ -54,8 +54,8 @@ language go go go_tests
 # All languages on one Redis. The test itself reports those that are missing.
 mixed_run() {
     local suite
-    suite=$(suite crates/tollgate-cli)
-    (cd crates/tollgate-cli && "$suite" mixed:: --ignored --nocapture)
+    suite=$(suite crates/tidegate-cli)
+    (cd crates/tidegate-cli && "$suite" mixed:: --ignored --nocapture)
 }
 echo "clients: all packages, the service and the library on one Redis"
 mixed_run || failed+=("mixed run")

@@ -1,20 +1,20 @@
-//! Memory per key of Tollgate, governor and throttlecrab, averaged over table sizes of up to 2 million keys.
+//! Memory per key of Tidegate, governor and throttlecrab, averaged over table sizes of up to 2 million keys.
 //!
 //! A hash table is between half and nearly full, so a single size is not representative. The results are means over
 //! evenly spaced sizes. *Requested* are the bytes requested from the allocator. *Resident* is the growth of the process,
 //! including the allocator's overhead and free memory that it keeps. Each contestant runs in a process of its own.
 //!
-//! `cargo bench -p tollgate-bench --bench bytes`
+//! `cargo bench -p tidegate-bench --bench bytes`
 
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use peak_alloc::PeakAlloc;
-use tollgate_bench::contestant::{Contestant, GovernorNumber, GovernorText, LimitSpec, Throttlecrab, Tollgate};
-use tollgate_bench::measure::print_table;
-use tollgate_bench::traffic;
-use tollgate_core::{Algorithm, Check, Demand, Key, Limit, ManualClock, MemoryStore, Timestamp};
+use tidegate_bench::contestant::{Contestant, GovernorNumber, GovernorText, LimitSpec, Throttlecrab, Tidegate};
+use tidegate_bench::measure::print_table;
+use tidegate_bench::traffic;
+use tidegate_core::{Algorithm, Check, Demand, Key, Limit, ManualClock, MemoryStore, Timestamp};
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
@@ -32,9 +32,9 @@ const CONTESTANTS: [&str; 6] = [
     "governor, String keys",
     "governor, u64 keys",
     "throttlecrab",
-    "tollgate token-bucket",
-    "tollgate sliding-counter",
-    "tollgate sliding",
+    "tidegate token-bucket",
+    "tidegate sliding-counter",
+    "tidegate sliding",
 ];
 /// Numbers of entries per log.
 const ENTRIES: [usize; 10] = [1, 2, 3, 4, 5, 7, 10, 20, 50, 100];
@@ -78,8 +78,8 @@ fn contestant(name: &str) -> Box<dyn Contestant> {
         "governor, u64 keys" => Box::new(GovernorNumber::new(LIMIT)),
         "throttlecrab" => Box::new(Throttlecrab::new(LIMIT)),
         name => {
-            let algorithm = name.strip_prefix("tollgate ").and_then(|name| name.parse::<Algorithm>().ok());
-            Box::new(Tollgate::new(LIMIT, algorithm.expect("one of the contestants")))
+            let algorithm = name.strip_prefix("tidegate ").and_then(|name| name.parse::<Algorithm>().ok());
+            Box::new(Tidegate::new(LIMIT, algorithm.expect("one of the contestants")))
         }
     }
 }

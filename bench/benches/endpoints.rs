@@ -1,21 +1,21 @@
-//! The CPU time per response of `tollgate serve`, redis-server and throttlecrab-server.
+//! The CPU time per response of `tidegate serve`, redis-server and throttlecrab-server.
 //!
 //! ```text
-//! cargo bench -p tollgate-bench --bench endpoints [-- WORDS]
+//! cargo bench -p tidegate-bench --bench endpoints [-- WORDS]
 //! ```
 //!
-//! `TOLLGATE_BENCH_ROUNDS` sets the number of rounds. `TOLLGATE_BENCH_ANSWERS` sets the number of responses in a round of
-//! RESP ×16; the other rounds have a quarter of them. `TOLLGATE_BENCH_BEFORE` is the path of another `tollgate` binary to
+//! `TIDEGATE_BENCH_ROUNDS` sets the number of rounds. `TIDEGATE_BENCH_ANSWERS` sets the number of responses in a round of
+//! RESP ×16; the other rounds have a quarter of them. `TIDEGATE_BENCH_BEFORE` is the path of another `tidegate` binary to
 //! compare with.
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
-use tollgate_bench::endpoint::{
-    Load, Process, Protocol, RequestSource, binary_before, free_addr, install_peer, tollgate_binary,
+use tidegate_bench::endpoint::{
+    Load, Process, Protocol, RequestSource, binary_before, free_addr, install_peer, tidegate_binary,
 };
-use tollgate_bench::measure::{median, print_table, setting};
+use tidegate_bench::measure::{median, print_table, setting};
 
 const CONNECTIONS: usize = 8;
 const LIVE_KEYS: u64 = 1_000_000;
@@ -78,7 +78,7 @@ fn incr(keys: Keys) -> RequestSource {
 }
 
 fn check(keys: Keys, limit: &'static str) -> RequestSource {
-    let write = move |n, out: &mut Vec<u8>| resp(&["TOLLGATE.CHECK", &key(keys, n), limit], out);
+    let write = move |n, out: &mut Vec<u8>| resp(&["TIDEGATE.CHECK", &key(keys, n), limit], out);
     RequestSource { protocol: Protocol::Resp { lines: 6 }, write: Box::new(write) }
 }
 
@@ -117,7 +117,7 @@ fn measure(title: &str, processes: &[Process], contestants: &mut [Contestant], c
     if contestants.is_empty() {
         return;
     }
-    let rounds = setting("TOLLGATE_BENCH_ROUNDS", 9);
+    let rounds = setting("TIDEGATE_BENCH_ROUNDS", 9);
     // The number of requests that each has sent, so that new keys stay new.
     let mut sent = vec![0; contestants.len()];
     let mut rows: Vec<Row> =
@@ -155,7 +155,7 @@ fn measure(title: &str, processes: &[Process], contestants: &mut [Contestant], c
     print_table(&["", "CPU per response", "speed"], &rows);
 }
 
-/// Starts `tollgate serve` on free ports. The address of the process is that of the RESP listener, the other that of HTTP.
+/// Starts `tidegate serve` on free ports. The address of the process is that of the RESP listener, the other that of HTTP.
 fn serve(binary: &Path) -> (Process, SocketAddr) {
     let [http, resp, admin] = [free_addr(), free_addr(), free_addr()];
     let mut command = Command::new(binary);
@@ -165,7 +165,7 @@ fn serve(binary: &Path) -> (Process, SocketAddr) {
 }
 
 /// Indexes of the processes. `PEER` is redis-server for RESP and throttlecrab-server for HTTP.
-const TOLLGATE: usize = 0;
+const TIDEGATE: usize = 0;
 const PEER: usize = 1;
 const BEFORE: usize = 2;
 
@@ -173,17 +173,17 @@ fn resp_contestants(depth: usize, has_before: bool) -> Vec<Contestant> {
     let one = |name, process, source| Contestant { name, process, depth, source };
     let mut contestants = vec![
         one("redis-server INCR, hot", PEER, incr(Keys::Hot)),
-        one("TOLLGATE.CHECK, hot", TOLLGATE, check(Keys::Hot, ADMITTED)),
-        one("TOLLGATE.CHECK, hot, sliding", TOLLGATE, check(Keys::Hot, SLIDING)),
-        one("TOLLGATE.CHECK, hot, denied", TOLLGATE, check(Keys::Hot, DENIED)),
-        one("CL.THROTTLE, hot", TOLLGATE, throttle()),
+        one("TIDEGATE.CHECK, hot", TIDEGATE, check(Keys::Hot, ADMITTED)),
+        one("TIDEGATE.CHECK, hot, sliding", TIDEGATE, check(Keys::Hot, SLIDING)),
+        one("TIDEGATE.CHECK, hot, denied", TIDEGATE, check(Keys::Hot, DENIED)),
+        one("CL.THROTTLE, hot", TIDEGATE, throttle()),
         one("redis-server INCR, 1 M live", PEER, incr(Keys::Live)),
-        one("TOLLGATE.CHECK, 1 M live", TOLLGATE, check(Keys::Live, "1000/h token-bucket")),
+        one("TIDEGATE.CHECK, 1 M live", TIDEGATE, check(Keys::Live, "1000/h token-bucket")),
         one("redis-server INCR, all new", PEER, incr(Keys::New)),
-        one("TOLLGATE.CHECK, all new", TOLLGATE, check(Keys::New, "1000/h token-bucket")),
+        one("TIDEGATE.CHECK, all new", TIDEGATE, check(Keys::New, "1000/h token-bucket")),
     ];
     if has_before {
-        contestants.insert(2, one("TOLLGATE.CHECK, hot, before", BEFORE, check(Keys::Hot, ADMITTED)));
+        contestants.insert(2, one("TIDEGATE.CHECK, hot, before", BEFORE, check(Keys::Hot, ADMITTED)));
     }
     contestants
 }
@@ -192,14 +192,14 @@ fn http_contestants(has_before: bool) -> Vec<Contestant> {
     let one = |name, process, source| Contestant { name, process, depth: 1, source };
     let mut contestants = vec![
         one("throttlecrab-server, hot", PEER, throttlecrab(Keys::Hot, 1_000_000, 10_000_000)),
-        one("POST /v1/check, hot", TOLLGATE, http(Keys::Hot, ADMITTED)),
-        one("POST /v1/check, hot, sliding", TOLLGATE, http(Keys::Hot, SLIDING)),
+        one("POST /v1/check, hot", TIDEGATE, http(Keys::Hot, ADMITTED)),
+        one("POST /v1/check, hot, sliding", TIDEGATE, http(Keys::Hot, SLIDING)),
         one("throttlecrab-server, denied", PEER, throttlecrab(Keys::Hot, 1, 1)),
-        one("POST /v1/check, denied", TOLLGATE, http(Keys::Hot, DENIED)),
+        one("POST /v1/check, denied", TIDEGATE, http(Keys::Hot, DENIED)),
         one("throttlecrab-server, 1 M live", PEER, throttlecrab(Keys::Live, 1_000, 1_000)),
-        one("POST /v1/check, 1 M live", TOLLGATE, http(Keys::Live, "1000/h token-bucket")),
+        one("POST /v1/check, 1 M live", TIDEGATE, http(Keys::Live, "1000/h token-bucket")),
         one("throttlecrab-server, all new", PEER, throttlecrab(Keys::New, 1_000, 1_000)),
-        one("POST /v1/check, all new", TOLLGATE, http(Keys::New, "1000/h token-bucket")),
+        one("POST /v1/check, all new", TIDEGATE, http(Keys::New, "1000/h token-bucket")),
     ];
     if has_before {
         contestants.insert(2, one("POST /v1/check, hot, before", BEFORE, http(Keys::Hot, ADMITTED)));
@@ -222,7 +222,7 @@ fn main() {
             contestants.into_iter().filter(|one| any_selected && (is_selected(one) || Some(one.name) == first));
         selected.collect::<Vec<_>>()
     };
-    let count = setting("TOLLGATE_BENCH_ANSWERS", 200_000);
+    let count = setting("TIDEGATE_BENCH_ANSWERS", 200_000);
     let binary_before = binary_before();
     let has_before = binary_before.is_some();
     let mut http_selected = select("HTTP", http_contestants(has_before));
@@ -233,8 +233,8 @@ fn main() {
     let redis_addr = free_addr();
     let mut redis = Command::new("redis-server");
     redis.args(["--port", &redis_addr.port().to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
-    let (tollgate, http_addr) = serve(&tollgate_binary());
-    let mut processes = vec![tollgate, Process::start(&mut redis, redis_addr)];
+    let (tidegate, http_addr) = serve(&tidegate_binary());
+    let mut processes = vec![tidegate, Process::start(&mut redis, redis_addr)];
     let before = binary_before.map(|binary| serve(&binary));
     let http_addr_before = before.as_ref().map(|(_, http_addr)| *http_addr);
     processes.extend(before.map(|(process, _)| process));
@@ -249,7 +249,7 @@ fn main() {
         let peer_addr = free_addr();
         let mut peer = Command::new(peer);
         peer.args(["--http", "--http-host", "127.0.0.1", "--http-port", &peer_addr.port().to_string()]);
-        processes[TOLLGATE].addr = http_addr;
+        processes[TIDEGATE].addr = http_addr;
         processes[PEER] = Process::start(&mut peer, peer_addr);
         if let Some(addr) = http_addr_before {
             processes[BEFORE].addr = addr;

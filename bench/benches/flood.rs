@@ -2,17 +2,17 @@
 //! are admitted.
 //!
 //! The keys arrive at 50,000 a second on the clock of the store, which is simulated. Latencies are measured in real time.
-//! `TOLLGATE_BENCH_FLOOD_KEYS` sets the number of keys.
+//! `TIDEGATE_BENCH_FLOOD_KEYS` sets the number of keys.
 //!
-//! `cargo bench -p tollgate-bench --bench flood`
+//! `cargo bench -p tidegate-bench --bench flood`
 
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use peak_alloc::PeakAlloc;
-use tollgate_bench::measure::{print_table, setting};
-use tollgate_core::{Check, Demand, Key, Limit, ManualClock, MemoryStore, Timestamp};
+use tidegate_bench::measure::{print_table, setting};
+use tidegate_core::{Check, Demand, Key, Limit, ManualClock, MemoryStore, Timestamp};
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
@@ -22,7 +22,7 @@ const BETWEEN_KEYS: Duration = Duration::from_micros(20);
 const TENTHS: usize = 10;
 
 fn main() {
-    let keys = setting("TOLLGATE_BENCH_FLOOD_KEYS", 10_000_000);
+    let keys = setting("TIDEGATE_BENCH_FLOOD_KEYS", 10_000_000);
     for limit in ["10/min", "10/min token-bucket", "10/min sliding-counter"] {
         flood(limit.parse().expect("a limit"), keys);
     }

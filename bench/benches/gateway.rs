@@ -1,12 +1,12 @@
-//! The CPU time per response, and the responses per second, of `tollgate gateway`, of bare proxies on hyper, and of
+//! The CPU time per response, and the responses per second, of `tidegate gateway`, of bare proxies on hyper, and of
 //! nginx, in front of the same upstream.
 //!
 //! ```text
-//! cargo bench -p tollgate-bench --bench gateway
+//! cargo bench -p tidegate-bench --bench gateway
 //! ```
 //!
 //! Needs `wrk`, and two cores. The servers under test take turns on the first core. wrk and the upstream share the
-//! second one. `TOLLGATE_BENCH_ROUNDS` sets the number of rounds, and `TOLLGATE_BENCH_SECONDS` the length of a turn.
+//! second one. `TIDEGATE_BENCH_ROUNDS` sets the number of rounds, and `TIDEGATE_BENCH_SECONDS` the length of a turn.
 //!
 //! The bare proxies forward every request with its headers, or refuse every request with a constant 429. They have no
 //! limiter, no timeouts and no validation. Of those that forward, one uses the pooling client of hyper-util. The other
@@ -27,9 +27,9 @@ use hyper::service::service_fn;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tidegate_bench::endpoint::{Process, free_addr, tidegate_binary};
+use tidegate_bench::measure::{median, print_table, setting};
 use tokio::net::{TcpListener, TcpStream};
-use tollgate_bench::endpoint::{Process, free_addr, tollgate_binary};
-use tollgate_bench::measure::{median, print_table, setting};
 
 const CONNECTIONS: usize = 16;
 
@@ -84,7 +84,7 @@ async fn forward(request: Request<Incoming>, upstream: SocketAddr, pool: Pool) -
     Ok(response.map(Either::Left))
 }
 
-/// The headers and the body of a refusal by `tollgate gateway`.
+/// The headers and the body of a refusal by `tidegate gateway`.
 const REFUSAL_HEADERS: [(&str, &str); 8] = [
     ("content-type", "application/json"),
     ("cache-control", "no-store"),
@@ -171,7 +171,7 @@ fn start(role: &str, upstream: Option<SocketAddr>) -> Process {
 
 fn gateway(upstream: SocketAddr, limit: &str) -> Process {
     let address = free_addr();
-    let mut command = on_core(CORES[0], tollgate_binary());
+    let mut command = on_core(CORES[0], tidegate_binary());
     command.args(["gateway", "--admin", "off", "--threads", "1", "--upstream", &format!("http://{upstream}")]);
     command.args(["--listen", &address.to_string(), "--limit", limit]);
     Process::start(&mut command, address)
@@ -228,7 +228,7 @@ struct Samples {
 
 /// Measures the processes, one after the other in each round, and prints a table.
 fn measure(title: &str, processes: &[(&str, Process)]) {
-    let (rounds, seconds) = (setting("TOLLGATE_BENCH_ROUNDS", 9), setting("TOLLGATE_BENCH_SECONDS", 2));
+    let (rounds, seconds) = (setting("TIDEGATE_BENCH_ROUNDS", 9), setting("TIDEGATE_BENCH_SECONDS", 2));
     let mut all: Vec<Samples> = processes.iter().map(|_| Samples::default()).collect();
     for round in 0..=rounds {
         let mut first = 0.0;
@@ -262,16 +262,16 @@ fn main() {
         return run(role, address, upstream.first().map(|upstream| upstream.parse().expect("an address")));
     }
     let upstream = start("upstream", None);
-    let dir = std::env::temp_dir().join(format!("tollgate-bench-gateway-{}", std::process::id()));
+    let dir = std::env::temp_dir().join(format!("tidegate-bench-gateway-{}", std::process::id()));
     let mut admitting = vec![
         ("bare proxy on hyper-util's client", start("client", Some(upstream.addr))),
         ("bare proxy on a list of connections", start("proxy", Some(upstream.addr))),
-        ("tollgate gateway", gateway(upstream.addr, "10000000/s token-bucket")),
+        ("tidegate gateway", gateway(upstream.addr, "10000000/s token-bucket")),
     ];
     let mut refusing = vec![
         ("bare refusal with the same headers and body", start("refuse-alike", None)),
         ("bare refusal without them", start("refuse", None)),
-        ("tollgate gateway", gateway(upstream.addr, "1/day token-bucket")),
+        ("tidegate gateway", gateway(upstream.addr, "1/day token-bucket")),
     ];
     admitting
         .extend(nginx(upstream.addr, "1000000r/s", &dir.join("admit")).map(|process| ("nginx, limit_req", process)));

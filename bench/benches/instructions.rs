@@ -3,15 +3,15 @@
 //!
 //! The program starts itself under valgrind, which counts only inside [`counted`].
 //!
-//! `cargo bench -p tollgate-bench --bench instructions`
+//! `cargo bench -p tidegate-bench --bench instructions`
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use tollgate_bench::contestant::{Contestant, GovernorText, LimitSpec, Throttlecrab, Tollgate, TollgateTwoLimits};
-use tollgate_bench::measure::print_table;
-use tollgate_bench::traffic::{self, Request};
-use tollgate_core::Algorithm;
+use tidegate_bench::contestant::{Contestant, GovernorText, LimitSpec, Throttlecrab, Tidegate, TidegateTwoLimits};
+use tidegate_bench::measure::print_table;
+use tidegate_bench::traffic::{self, Request};
+use tidegate_core::Algorithm;
 
 const WARM_UP: usize = 5_000;
 const CHECKS: usize = 50_000;
@@ -45,8 +45,8 @@ fn make_checks(contestant: &str, spec: LimitSpec) {
     let contestant: Box<dyn Contestant> = match contestant {
         "governor" => Box::new(GovernorText::new(spec)),
         "throttlecrab" => Box::new(Throttlecrab::new(spec)),
-        TWO_LIMITS => Box::new(TollgateTwoLimits::new(spec)),
-        name => Box::new(Tollgate::new(spec, name.parse().expect("an algorithm"))),
+        TWO_LIMITS => Box::new(TidegateTwoLimits::new(spec)),
+        name => Box::new(Tidegate::new(spec, name.parse().expect("an algorithm"))),
     };
     let requests = traffic::hot(1_024);
     std::hint::black_box(contestant.run(&requests, WARM_UP));

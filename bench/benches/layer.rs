@@ -1,15 +1,15 @@
-//! The cost of the Tower layer: an axum handler without a layer, behind Tollgate and behind tower_governor, in one run.
+//! The cost of the Tower layer: an axum handler without a layer, behind Tidegate and behind tower_governor, in one run.
 //!
 //! | contestant | limits | headers |
 //! |---|---|---|
 //! | bare | none | none |
-//! | tollgate | two sliding windows by address, decided together | `ietf` only: two headers, which describe both limits |
-//! | tollgate, all headers | as above | `x` and `ietf`, the default: five headers |
+//! | tidegate | two sliding windows by address, decided together | `ietf` only: two headers, which describe both limits |
+//! | tidegate, all headers | as above | `x` and `ietf`, the default: five headers |
 //! | tower_governor | one quota by address | its own: two headers |
 //!
-//! `cargo bench -p tollgate-bench --bench layer`
+//! `cargo bench -p tidegate-bench --bench layer`
 //!
-//! `TOLLGATE_BENCH_ROUNDS` sets the number of rounds. Instructions and allocations are counted by valgrind, under which
+//! `TIDEGATE_BENCH_ROUNDS` sets the number of rounds. Instructions and allocations are counted by valgrind, under which
 //! the program starts itself.
 
 use std::convert::Infallible;
@@ -25,16 +25,16 @@ use axum::routing::get;
 use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
 use rustix::time::{ClockId, clock_gettime};
-use tollgate::Limiter;
-use tollgate::config::{Config, Format};
-use tollgate::engine::Engine;
-use tollgate::layer::RateLimitLayer;
-use tollgate_bench::measure::{median, print_table, setting};
+use tidegate::Limiter;
+use tidegate::config::{Config, Format};
+use tidegate::engine::Engine;
+use tidegate::layer::RateLimitLayer;
+use tidegate_bench::measure::{median, print_table, setting};
 use tower::Service;
 use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
 
-const CONTESTANTS: [&str; 4] = ["bare", "tollgate", "tollgate, all headers", "tower_governor"];
+const CONTESTANTS: [&str; 4] = ["bare", "tidegate", "tidegate, all headers", "tower_governor"];
 /// The contestant that the others are compared with.
 const BASELINE: usize = 3;
 
@@ -66,7 +66,7 @@ fn main() {
         std::hint::black_box(counted(&mut app, count.parse().expect("a number of requests")));
         return;
     }
-    let rounds = setting("TOLLGATE_BENCH_ROUNDS", 9);
+    let rounds = setting("TIDEGATE_BENCH_ROUNDS", 9);
     let in_process = in_process(rounds);
     let over_sockets = over_sockets(rounds);
     let rows: Vec<Vec<String>> = CONTESTANTS
@@ -94,8 +94,8 @@ fn app(contestant: &str) -> Router {
     let app = Router::new().route("/", get(|| async { "hello" }));
     match contestant {
         "bare" => app,
-        "tollgate" | "tollgate, all headers" => {
-            let headers = if contestant == "tollgate" { "headers = [\"ietf\"]" } else { "" };
+        "tidegate" | "tidegate, all headers" => {
+            let headers = if contestant == "tidegate" { "headers = [\"ietf\"]" } else { "" };
             let rules = Config::from_text(&format!("{RULES}{headers}"), Format::Toml).expect("rules").rules;
             app.layer(RateLimitLayer::axum(Engine::new(Limiter::memory(), rules)))
         }

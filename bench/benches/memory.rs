@@ -1,15 +1,15 @@
-//! The time of one check in process memory: Tollgate, governor and throttlecrab in one run.
+//! The time of one check in process memory: Tidegate, governor and throttlecrab in one run.
 //!
-//! `cargo bench -p tollgate-bench --bench memory [-- WORKLOAD]`
+//! `cargo bench -p tidegate-bench --bench memory [-- WORKLOAD]`
 //!
-//! `TOLLGATE_BENCH_ROUNDS` sets the number of rounds. `WORKLOAD` is part of the name of a workload, such as `Zipf`.
+//! `TIDEGATE_BENCH_ROUNDS` sets the number of rounds. `WORKLOAD` is part of the name of a workload, such as `Zipf`.
 
 use std::time::Duration;
 
-use tollgate_bench::contestant::{Contestant, GovernorNumber, GovernorText, LimitSpec, Throttlecrab, Tollgate};
-use tollgate_bench::measure::{median, ns_per_check, print_table, setting};
-use tollgate_bench::traffic::{self, KEYS, Request};
-use tollgate_core::Algorithm;
+use tidegate_bench::contestant::{Contestant, GovernorNumber, GovernorText, LimitSpec, Throttlecrab, Tidegate};
+use tidegate_bench::measure::{median, ns_per_check, print_table, setting};
+use tidegate_bench::traffic::{self, KEYS, Request};
+use tidegate_core::Algorithm;
 
 const CHECKS: usize = 500_000;
 const THREADS: usize = 2;
@@ -26,7 +26,7 @@ struct Workload {
 }
 
 fn main() {
-    let rounds = setting("TOLLGATE_BENCH_ROUNDS", 9);
+    let rounds = setting("TIDEGATE_BENCH_ROUNDS", 9);
     let per_minute = LimitSpec { quota: 100, window: Duration::from_secs(60) };
     // A window so long that no counter expires between two rounds: all checks find a million live counters.
     let per_hour = LimitSpec { quota: 100, window: Duration::from_secs(3_600) };
@@ -69,9 +69,9 @@ fn contestants(spec: LimitSpec) -> Vec<(&'static str, Box<dyn Contestant>)> {
         ("governor, String keys", Box::new(GovernorText::new(spec))),
         ("governor, u64 keys", Box::new(GovernorNumber::new(spec))),
         ("throttlecrab", Box::new(Throttlecrab::new(spec))),
-        ("tollgate token-bucket", Box::new(Tollgate::new(spec, Algorithm::TokenBucket))),
-        ("tollgate sliding", Box::new(Tollgate::new(spec, Algorithm::Sliding))),
-        ("tollgate sliding-counter", Box::new(Tollgate::new(spec, Algorithm::SlidingCounter))),
+        ("tidegate token-bucket", Box::new(Tidegate::new(spec, Algorithm::TokenBucket))),
+        ("tidegate sliding", Box::new(Tidegate::new(spec, Algorithm::Sliding))),
+        ("tidegate sliding-counter", Box::new(Tidegate::new(spec, Algorithm::SlidingCounter))),
     ]
 }
 

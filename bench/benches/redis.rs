@@ -1,4 +1,4 @@
-//! Exact sliding windows on Redis and Valkey, and on a Cluster of three masters: Tollgate, and a common design with a
+//! Exact sliding windows on Redis and Valkey, and on a Cluster of three masters: Tidegate, and a common design with a
 //! sorted set per key and one script call per request.
 //!
 //! All contestants use the same servers with the same number of concurrent callers, each of which waits for its
@@ -7,26 +7,26 @@
 //! of all callers pipelined on one connection (to each master). The important results are the ratios of decisions per
 //! second, of the CPU time of the server or the masters per decision, and of the memory per admitted request.
 //!
-//! Tollgate is measured as a service uses it, through the limiter, which caches denials; and through the store alone.
+//! Tidegate is measured as a service uses it, through the limiter, which caches denials; and through the store alone.
 //!
 //! ```text
-//! cargo bench -p tollgate-bench --bench redis
+//! cargo bench -p tidegate-bench --bench redis
 //! ```
 //!
-//! `TOLLGATE_BENCH_ROUNDS` sets the number of rounds.
+//! `TIDEGATE_BENCH_ROUNDS` sets the number of rounds.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tidegate::{Limiter, OnFailure};
+use tidegate_bench::measure::{median, setting};
+use tidegate_core::{Check, Demand, Key, Limit, Store};
+use tidegate_redis::RedisStore;
+use tidegate_testkit::conformance::Random;
+use tidegate_testkit::server::{Brand, Cluster, Config, Server};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
-use tollgate::{Limiter, OnFailure};
-use tollgate_bench::measure::{median, setting};
-use tollgate_core::{Check, Demand, Key, Limit, Store};
-use tollgate_redis::RedisStore;
-use tollgate_testkit::conformance::Random;
-use tollgate_testkit::server::{Brand, Cluster, Config, Server};
 
 const CALLERS: usize = 64;
 const KEYS: usize = 10_000;
@@ -47,7 +47,7 @@ struct Servers<'s> {
     all: Vec<&'s Server>,
     /// The index in `all` of the server that has a key, by the number of the key.
     owners: Arc<[usize]>,
-    /// Whether the calls of Tollgate have keys of several slots.
+    /// Whether the calls of Tidegate have keys of several slots.
     across_slots: bool,
 }
 
@@ -294,8 +294,8 @@ impl ContestantKind {
         match self {
             ContestantKind::SortedSetPerCaller => "sorted set, connection pool",
             ContestantKind::SortedSetPipelined => "sorted set, pipelined",
-            ContestantKind::Store => "tollgate, store only",
-            ContestantKind::Limiter => "tollgate",
+            ContestantKind::Store => "tidegate, store only",
+            ContestantKind::Limiter => "tidegate",
         }
     }
 
@@ -382,7 +382,7 @@ async fn memory(server: &Server, limit: Limit) {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    let rounds = setting("TOLLGATE_BENCH_ROUNDS", 9);
+    let rounds = setting("TIDEGATE_BENCH_ROUNDS", 9);
     for brand in Brand::ALL {
         let (server, cluster) = (Config::new(brand).start(), Cluster::start(brand));
         let limit: Limit = "100/min".parse().expect("a limit");

@@ -2,7 +2,7 @@
 //!
 //! | contestant | key | store | clock |
 //! |---|---|---|---|
-//! | tollgate | `&str` | `MemoryStore` with a cap that is never reached | its default |
+//! | tidegate | `&str` | `MemoryStore` with a cap that is never reached | its default |
 //! | governor | `&String` (or `&u64`, for reference) | its default keyed store | its default |
 //! | throttlecrab | `&str` | `PeriodicStore` behind a mutex, because it takes `&mut self` | `SystemTime` |
 
@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use throttlecrab::PeriodicStore;
-use tollgate_core::{Algorithm, Check, Cost, Demand, Key, Limit, MemoryStore};
+use tidegate_core::{Algorithm, Check, Cost, Demand, Key, Limit, MemoryStore};
 
 use crate::traffic::Request;
 
@@ -39,25 +39,25 @@ pub struct LimitSpec {
     pub window: Duration,
 }
 
-/// The memory store of Tollgate, with one limit.
-pub struct Tollgate {
+/// The memory store of Tidegate, with one limit.
+pub struct Tidegate {
     store: MemoryStore,
     limit: Limit,
 }
 
-impl Tollgate {
+impl Tidegate {
     /// Creates a store for one limit of the given algorithm.
     ///
     /// # Panics
     /// Panics if the algorithm does not support this quota and window.
-    pub fn new(spec: LimitSpec, algorithm: Algorithm) -> Tollgate {
+    pub fn new(spec: LimitSpec, algorithm: Algorithm) -> Tidegate {
         let limit = Limit::new(spec.quota.into(), spec.window).and_then(|limit| limit.with_algorithm(algorithm));
         let store = MemoryStore::builder().max_bytes(4 << 30).build();
-        Tollgate { store, limit: limit.expect("a valid limit") }
+        Tidegate { store, limit: limit.expect("a valid limit") }
     }
 }
 
-impl Contestant for Tollgate {
+impl Contestant for Tidegate {
     #[inline]
     fn check(&self, request: &Request) -> bool {
         let key = Key::new(&request.text).expect("a valid key");
@@ -65,25 +65,25 @@ impl Contestant for Tollgate {
     }
 }
 
-/// The memory store of Tollgate, with two limits of one key that are decided together.
-pub struct TollgateTwoLimits {
+/// The memory store of Tidegate, with two limits of one key that are decided together.
+pub struct TidegateTwoLimits {
     store: MemoryStore,
     limits: [Limit; 2],
 }
 
-impl TollgateTwoLimits {
+impl TidegateTwoLimits {
     /// Creates a store for two `sliding` limits: the given one, and 10,000,000 a day.
     ///
     /// # Panics
     /// Panics if the quota or the window is out of range.
-    pub fn new(spec: LimitSpec) -> TollgateTwoLimits {
+    pub fn new(spec: LimitSpec) -> TidegateTwoLimits {
         let limits = [(spec.quota, spec.window), (10_000_000, Duration::from_secs(86_400))];
         let limits = limits.map(|(quota, window)| Limit::new(quota.into(), window).expect("a valid limit"));
-        TollgateTwoLimits { store: MemoryStore::new(), limits }
+        TidegateTwoLimits { store: MemoryStore::new(), limits }
     }
 }
 
-impl Contestant for TollgateTwoLimits {
+impl Contestant for TidegateTwoLimits {
     #[inline]
     fn check(&self, request: &Request) -> bool {
         let key = Key::new(&request.text).expect("a valid key");

@@ -113,23 +113,23 @@ pub fn free_addr() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
 }
 
-/// Builds `tollgate` in release mode if it is not up to date, and returns the path of the binary.
+/// Builds `tidegate` in release mode if it is not up to date, and returns the path of the binary.
 ///
-/// If `TOLLGATE_BENCH_BINARY` is set, builds nothing and returns that path.
+/// If `TIDEGATE_BENCH_BINARY` is set, builds nothing and returns that path.
 ///
 /// # Panics
 /// Panics if the build fails.
-pub fn tollgate_binary() -> PathBuf {
-    if let Some(binary) = std::env::var_os("TOLLGATE_BENCH_BINARY") {
+pub fn tidegate_binary() -> PathBuf {
+    if let Some(binary) = std::env::var_os("TIDEGATE_BENCH_BINARY") {
         return binary.into();
     }
-    cargo(&["build", "--release", "--locked", "-p", "tollgate-cli"]);
-    target_dir().join("release/tollgate")
+    cargo(&["build", "--release", "--locked", "-p", "tidegate-cli"]);
+    target_dir().join("release/tidegate")
 }
 
-/// Returns the path of another `tollgate` binary to compare with, from `TOLLGATE_BENCH_BEFORE`, or `None` if it is not set.
+/// Returns the path of another `tidegate` binary to compare with, from `TIDEGATE_BENCH_BEFORE`, or `None` if it is not set.
 pub fn binary_before() -> Option<PathBuf> {
-    std::env::var_os("TOLLGATE_BENCH_BEFORE").map(PathBuf::from)
+    std::env::var_os("TIDEGATE_BENCH_BEFORE").map(PathBuf::from)
 }
 
 /// Returns the path of the binary of a published crate, and installs it with cargo into `target/peers` if it is missing.

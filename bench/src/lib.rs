@@ -1,7 +1,7 @@
-//! Benchmarks of Tollgate and its alternatives.
+//! Benchmarks of Tidegate and its alternatives.
 //!
 //! - [`traffic`]: sequences of requests, each with a key.
-//! - [`contestant`]: one check by Tollgate, governor or throttlecrab, each called as in a service.
+//! - [`contestant`]: one check by Tidegate, governor or throttlecrab, each called as in a service.
 //! - [`endpoint`]: server processes under load, and their CPU time per response.
 //! - [`measure`]: timing, medians and tables.
 //!

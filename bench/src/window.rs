@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use governor::clock::FakeRelativeClock;
 use governor::{Quota, RateLimiter};
 use throttlecrab::PeriodicStore;
-use tollgate_core::{Limit, ManualClock, MemoryStore, Timestamp};
+use tidegate_core::{Limit, ManualClock, MemoryStore, Timestamp};
 
 const MINUTE_MS: u64 = 60_000;
 /// Time between two requests of the client.
@@ -22,7 +22,7 @@ fn most_in_a_minute(first_ms: u64, mut admits: impl FnMut(u64) -> bool) -> usize
     (0..admitted.len()).map(in_minute_before).max().unwrap_or_default()
 }
 
-fn tollgate(limit: &str) -> usize {
+fn tidegate(limit: &str) -> usize {
     let clock = Arc::new(ManualClock::new(Timestamp::from_micros(0)));
     let store = MemoryStore::builder().clock(clock.clone()).build();
     let limit: Limit = limit.parse().expect("a limit");
@@ -37,10 +37,10 @@ fn tollgate(limit: &str) -> usize {
 }
 
 #[test]
-fn tollgate_admits_the_quota() {
-    assert_eq!(tollgate("100/min"), 100);
-    assert_eq!(tollgate("100/min sliding-log"), 100);
-    assert_eq!(tollgate("100/min fixed-window"), 200);
+fn tidegate_admits_the_quota() {
+    assert_eq!(tidegate("100/min"), 100);
+    assert_eq!(tidegate("100/min sliding-log"), 100);
+    assert_eq!(tidegate("100/min fixed-window"), 200);
 }
 
 #[test]

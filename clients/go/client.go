@@ -1,4 +1,4 @@
-package tollgate
+package tidegate
 
 import (
 	"bytes"
@@ -25,7 +25,7 @@ const (
 	messageRunesMax = 256
 )
 
-// Client asks the service `tollgate serve` over HTTP. It keeps connections open and is safe for concurrent use.
+// Client asks the service `tidegate serve` over HTTP. It keeps connections open and is safe for concurrent use.
 type Client struct {
 	base     string
 	token    string

@@ -1,4 +1,4 @@
-package tollgate
+package tidegate
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"tollgate/internal/servers"
+	"tidegate/internal/servers"
 )
 
 const generous = servers.Patience
@@ -300,9 +300,9 @@ func TestUnreachableServiceIsErrUnavailable(t *testing.T) {
 	}
 }
 
-// longRun is the number of calls of the leak test: 100,000 with TOLLGATE_LONG=1.
+// longRun is the number of calls of the leak test: 100,000 with TIDEGATE_LONG=1.
 func longRun() int {
-	if os.Getenv("TOLLGATE_LONG") != "" {
+	if os.Getenv("TIDEGATE_LONG") != "" {
 		return 100_000
 	}
 	return 4_000
@@ -336,7 +336,7 @@ func TestParallelCallsReuseConnectionsAndLeakNothing(t *testing.T) {
 }
 
 func TestServiceThatWasKilledOrStoppedIsUsedAgainWhenItIsBack(t *testing.T) {
-	service, address := servers.Tollgate(t, "127.0.0.1:0")
+	service, address := servers.Tidegate(t, "127.0.0.1:0")
 	strict := New("http://"+address, WithOnError(ReturnError), WithLogger(silent()))
 	var whileStopped, whileKilled strings.Builder
 	logging := func(log *strings.Builder) *Client {
@@ -360,12 +360,12 @@ func TestServiceThatWasKilledOrStoppedIsUsedAgainWhenItIsBack(t *testing.T) {
 	if err != nil || !decision.Allowed || !errors.Is(decision.Err, ErrUnavailable) || decision.Source != SourceNone || whileKilled.Len() == 0 {
 		t.Errorf("killed: %+v %v, log %s", decision, err, whileKilled.String())
 	}
-	servers.Tollgate(t, address)
+	servers.Tidegate(t, address)
 	servers.Eventually(t, "an answer of the new process", answers)
 }
 
 func TestServiceCountsAndDenies(t *testing.T) {
-	_, address := servers.Tollgate(t, "127.0.0.1:0")
+	_, address := servers.Tidegate(t, "127.0.0.1:0")
 	client := New("http://"+address, WithDeadline(generous), WithOnError(ReturnError))
 	ctx := context.Background()
 	var admitted atomic.Int64
@@ -403,7 +403,7 @@ func TestServiceCountsAndDenies(t *testing.T) {
 }
 
 func TestServiceRefundsAndWaits(t *testing.T) {
-	_, address := servers.Tollgate(t, "127.0.0.1:0")
+	_, address := servers.Tidegate(t, "127.0.0.1:0")
 	client := New("http://"+address, WithDeadline(generous), WithOnError(ReturnError))
 	ctx := context.Background()
 	check := CheckOf("a", 3, "5/h")
@@ -438,12 +438,12 @@ func TestServiceRefundsAndWaits(t *testing.T) {
 }
 
 func TestRulesOfTheServiceDecideAndRefund(t *testing.T) {
-	config := filepath.Join(t.TempDir(), "tollgate.toml")
+	config := filepath.Join(t.TempDir(), "tidegate.toml")
 	rules := "[[rules]]\nname = \"login\"\nmatch = { path = \"/login\" }\nby = [\"ip\"]\nlimits = [\"2/h\"]\ncharge = \"on_failure\"\n"
 	if err := os.WriteFile(config, []byte(rules), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, address := servers.Tollgate(t, "127.0.0.1:0", "--config", config)
+	_, address := servers.Tidegate(t, "127.0.0.1:0", "--config", config)
 	client := New("http://"+address, WithDeadline(generous), WithOnError(ReturnError))
 	status := 200
 	handler := RulesMiddleware(client)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))

@@ -1,4 +1,4 @@
-package tollgate
+package tidegate
 
 import (
 	"context"
@@ -68,5 +68,5 @@ func (p *FailurePolicy) log(err error) {
 		logger = slog.Default()
 	}
 	effect := map[OnError]string{Allow: "requests are admitted", Deny: "requests are refused", ReturnError: "checks fail"}
-	logger.Warn("tollgate: no verdict; "+effect[p.OnError], "error", err, "suppressed", suppressed)
+	logger.Warn("tidegate: no verdict; "+effect[p.OnError], "error", err, "suppressed", suppressed)
 }

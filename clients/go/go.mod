@@ -1,3 +1,3 @@
-module tollgate
+module tidegate
 
 go 1.22

@@ -1,4 +1,4 @@
-package tollgate
+package tidegate
 
 import (
 	"bufio"
@@ -172,7 +172,7 @@ func handlerOf(
 				}
 				// The client may have disconnected, but its units are given back all the same.
 				if err := refund(context.WithoutCancel(r.Context()), decision, status); err != nil {
-					slog.WarnContext(r.Context(), "tollgate: units were not refunded", "error", err)
+					slog.WarnContext(r.Context(), "tidegate: units were not refunded", "error", err)
 				}
 			}()
 			next.ServeHTTP(recorder, r)
@@ -186,7 +186,7 @@ func handlerOf(
 func refuseByError(w http.ResponseWriter, r *http.Request, err error) {
 	decision := Decision{Source: SourceNone, Reason: Unavailable, RetryAfter: time.Second}
 	if errors.Is(err, ErrInvalid) {
-		slog.WarnContext(r.Context(), "tollgate: the check of a request is invalid", "error", err)
+		slog.WarnContext(r.Context(), "tidegate: the check of a request is invalid", "error", err)
 		decision.Response = &Response{
 			Status: http.StatusBadRequest,
 			Header: http.Header{"Content-Type": {"application/json"}, "Cache-Control": {"no-store"}},

@@ -1,4 +1,4 @@
-package tollgate
+package tidegate
 
 import (
 	"crypto/sha1"
@@ -15,7 +15,7 @@ import (
 // The script decides in Redis. Its header comment documents keys, arguments and replies. ScriptCall encodes and decodes
 // them without a Redis client, so that an adapter for any client is short: package redislimiter is the one for go-redis.
 
-//go:embed tollgate.lua
+//go:embed tidegate.lua
 var script string
 
 var scriptSHA1 = func() string {
@@ -27,7 +27,7 @@ const (
 	// StateVersion is the part of every key that names the version of the state that the script writes.
 	StateVersion = "tg2"
 	// DefaultPrefix is the default first part of every key.
-	DefaultPrefix = "tollgate"
+	DefaultPrefix = "tidegate"
 
 	partBytesMax   = 128
 	prefixBytesMax = 64
@@ -215,9 +215,9 @@ func ScriptError(reply string) error {
 		return failed(ErrForbidden, "the Redis user lacks permission to run the script or to access its keys")
 	case "CROSSSLOT":
 		return failed(ErrInvalid, "the keys of one check are in different slots of the Redis Cluster; use one key per check")
-	case "TOLLGATE_FOREIGN":
-		return failed(ErrForeign, "a counter's key holds data that Tollgate did not write; delete it")
-	case "TOLLGATE_PARTLY":
+	case "TIDEGATE_FOREIGN":
+		return failed(ErrForeign, "a counter's key holds data that Tidegate did not write; delete it")
+	case "TIDEGATE_PARTLY":
 		return ScriptError(rest)
 	}
 	switch {

@@ -1,4 +1,4 @@
-package tollgate
+package tidegate
 
 import (
 	"encoding/hex"
@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"tollgate/internal/servers"
+	"tidegate/internal/servers"
 )
 
 func unhex(t *testing.T, text string) string {
@@ -121,12 +121,12 @@ func TestVectorsOfAccept(t *testing.T) {
 }
 
 func TestScriptIsThatOfTheServer(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(servers.Root(), "crates", "tollgate-redis", "lua", "tollgate.lua"))
+	text, err := os.ReadFile(filepath.Join(servers.Root(), "crates", "tidegate-redis", "lua", "tidegate.lua"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if string(text) != Script() {
-		t.Error("clients/go/tollgate.lua differs from crates/tollgate-redis/lua/tollgate.lua; run clients/sync-script.sh")
+		t.Error("clients/go/tidegate.lua differs from crates/tidegate-redis/lua/tidegate.lua; run clients/sync-script.sh")
 	}
 	if want := servers.LoadVectors(t).ScriptSHA1; want != "" && want != ScriptSHA1() {
 		t.Errorf("the script's SHA-1 is %s, want %s", ScriptSHA1(), want)

@@ -2,6 +2,6 @@ module go-plans
 
 go 1.22
 
-require tollgate v0.0.0
+require tidegate v0.0.0
 
-replace tollgate => ../../clients/go
+replace tidegate => ../../clients/go

@@ -37,18 +37,18 @@ func start(t *testing.T, cmd *exec.Cmd) string {
 
 func startService(t *testing.T) (service *exec.Cmd, url string) {
 	t.Helper()
-	tollgate := os.Getenv("TOLLGATE_BIN")
-	if tollgate == "" {
-		tollgate = filepath.Join("..", "..", "target", "debug", "tollgate")
+	tidegate := os.Getenv("TIDEGATE_BIN")
+	if tidegate == "" {
+		tidegate = filepath.Join("..", "..", "target", "debug", "tidegate")
 	}
-	limiter := exec.Command(tollgate, "serve", "--config", "tollgate.toml", "--http", "127.0.0.1:0", "--resp", "off", "--admin", "off", "--store", "memory")
+	limiter := exec.Command(tidegate, "serve", "--config", "tidegate.toml", "--http", "127.0.0.1:0", "--resp", "off", "--admin", "off", "--store", "memory")
 	limiterURL := start(t, limiter)
 	binary := filepath.Join(t.TempDir(), "go-plans")
 	if output, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, output)
 	}
 	service = exec.Command(binary)
-	service.Env = append(os.Environ(), "TOLLGATE_URL="+limiterURL, "PORT=0")
+	service.Env = append(os.Environ(), "TIDEGATE_URL="+limiterURL, "PORT=0")
 	return limiter, start(t, service)
 }
 

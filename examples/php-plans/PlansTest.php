@@ -2,11 +2,11 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Examples;
+namespace Tidegate\Examples;
 
 use PHPUnit\Framework\TestCase;
 
-/** Starts `tollgate serve` and the service, and checks each plan from outside. Run it with `phpunit PlansTest.php`. */
+/** Starts `tidegate serve` and the service, and checks each plan from outside. Run it with `phpunit PlansTest.php`. */
 final class PlansTest extends TestCase
 {
     /** @var list<resource> */
@@ -64,9 +64,9 @@ final class PlansTest extends TestCase
 
     public function testEachCallerHasTheLimitsOfItsPlan(): void
     {
-        $tollgate = getenv('TOLLGATE_BIN') ?: __DIR__ . '/../../target/debug/tollgate';
-        $limiter = $this->start([$tollgate, 'serve', '--config', 'tollgate.toml', '--http', '127.0.0.1:0', '--resp', 'off', '--admin', 'off', '--store', 'memory']);
-        $url = 'http://' . $this->start([PHP_BINARY, '-S', '127.0.0.1:0', 'index.php'], ['TOLLGATE_URL' => "http://$limiter"]) . '/v1/hello';
+        $tidegate = getenv('TIDEGATE_BIN') ?: __DIR__ . '/../../target/debug/tidegate';
+        $limiter = $this->start([$tidegate, 'serve', '--config', 'tidegate.toml', '--http', '127.0.0.1:0', '--resp', 'off', '--admin', 'off', '--store', 'memory']);
+        $url = 'http://' . $this->start([PHP_BINARY, '-S', '127.0.0.1:0', 'index.php'], ['TIDEGATE_URL' => "http://$limiter"]) . '/v1/hello';
         $send = static function (?string $key) use ($url): array {
             $answers = array_map(static fn () => self::get($url, $key), range(1, 10));
             return [count(array_filter($answers, static fn (array $answer) => $answer[0] === 200)), end($answers)];

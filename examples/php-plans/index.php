@@ -2,19 +2,19 @@
 
 declare(strict_types=1);
 
-// An API whose callers have plans. The rules are in tollgate.toml, the keys in keys.toml:
+// An API whose callers have plans. The rules are in tidegate.toml, the keys in keys.toml:
 //
-//     tollgate serve --config tollgate.toml
+//     tidegate serve --config tidegate.toml
 //     php -S 127.0.0.1:3003 index.php
 //     curl -i -H 'x-api-key: demo-free-key' http://127.0.0.1:3003/v1/hello
 
 require __DIR__ . '/../../clients/php/autoload.php'; // with Composer: vendor/autoload.php
 
 // The default deadline of 50 ms suits a service on the same machine; this example also runs on busy ones.
-$tollgate = new Tollgate\Client(getenv('TOLLGATE_URL') ?: 'http://127.0.0.1:8080', deadline: 1.0);
+$tidegate = new Tidegate\Client(getenv('TIDEGATE_URL') ?: 'http://127.0.0.1:8080', deadline: 1.0);
 
 $path = (string) parse_url($_SERVER['REQUEST_URI'], PHP_URL_PATH);
-$decision = $tollgate->checkRequest($_SERVER['REQUEST_METHOD'], $path, getallheaders(), $_SERVER['REMOTE_ADDR']);
+$decision = $tidegate->checkRequest($_SERVER['REQUEST_METHOD'], $path, getallheaders(), $_SERVER['REMOTE_ADDR']);
 foreach ($decision->headers() as $name => $value) {
     header("$name: $value");
 }

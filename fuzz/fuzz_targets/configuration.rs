@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tollgate::fuzz::configuration(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tidegate::fuzz::configuration(bytes));

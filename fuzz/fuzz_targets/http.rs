@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tollgate_server::listeners::http::fuzz::any_bytes(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tidegate_server::listeners::http::fuzz::any_bytes(bytes));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tollgate_testkit::fuzz::limit_text(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tidegate_testkit::fuzz::limit_text(bytes));

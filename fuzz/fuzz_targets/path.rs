@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tollgate::rules::fuzz::any_path(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tidegate::rules::fuzz::any_path(bytes));

@@ -1,12 +1,12 @@
-module tollgate/bench
+module tidegate/bench
 
 go 1.22
 
 require (
 	github.com/go-redis/redis_rate/v10 v10.0.1
 	github.com/redis/go-redis/v9 v9.7.3
-	tollgate v0.0.0
-	tollgate/redislimiter v0.0.0
+	tidegate v0.0.0
+	tidegate/redislimiter v0.0.0
 )
 
 require (
@@ -15,6 +15,6 @@ require (
 )
 
 replace (
-	tollgate => ../
-	tollgate/redislimiter => ../redislimiter
+	tidegate => ../
+	tidegate/redislimiter => ../redislimiter
 )

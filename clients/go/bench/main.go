@@ -26,8 +26,8 @@ import (
 	"github.com/go-redis/redis_rate/v10"
 	"github.com/redis/go-redis/v9"
 
-	"tollgate"
-	"tollgate/redislimiter"
+	"tidegate"
+	"tidegate/redislimiter"
 )
 
 var (
@@ -83,7 +83,7 @@ func run() error {
 
 func candidatesOn(client *redis.Client) []candidate {
 	rate := redis_rate.NewLimiter(client)
-	limiter := redislimiter.New(client, redislimiter.WithDeadline(10*time.Second), redislimiter.WithOnError(tollgate.ReturnError))
+	limiter := redislimiter.New(client, redislimiter.WithDeadline(10*time.Second), redislimiter.WithOnError(tidegate.ReturnError))
 	script := func(limits ...string) func(context.Context, string) error {
 		return func(ctx context.Context, key string) error {
 			_, err := limiter.Check(ctx, key, limits...)
@@ -185,7 +185,7 @@ func median(results []result, of func(result) float64) float64 {
 
 // startRedis starts the redis-server of the PATH on a Unix socket.
 func startRedis() (*redis.Client, func(), error) {
-	dir, err := os.MkdirTemp("", "tollgate")
+	dir, err := os.MkdirTemp("", "tidegate")
 	if err != nil {
 		return nil, nil, err
 	}

@@ -13,9 +13,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"tollgate"
-	"tollgate/internal/servers"
-	"tollgate/redislimiter"
+	"tidegate"
+	"tidegate/internal/servers"
+	"tidegate/redislimiter"
 )
 
 // subjects is a number of keys of which each master has some.
@@ -60,7 +60,7 @@ func connectCluster(t *testing.T, cluster *servers.Cluster, change ...func(*redi
 
 // patient returns a limiter with a generous deadline that returns errors.
 func patient(client redis.UniversalClient, options ...redislimiter.Option) *redislimiter.Limiter {
-	own := []redislimiter.Option{redislimiter.WithDeadline(servers.Patience), redislimiter.WithOnError(tollgate.ReturnError), redislimiter.WithLogger(silent())}
+	own := []redislimiter.Option{redislimiter.WithDeadline(servers.Patience), redislimiter.WithOnError(tidegate.ReturnError), redislimiter.WithLogger(silent())}
 	return redislimiter.New(client, append(own, options...)...)
 }
 
@@ -106,19 +106,19 @@ func testClusterMethods(t *testing.T, client *redis.ClusterClient) {
 	if err := client.Set(ctx, "methods:tg2:{banned}:ban", 1, 0).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if decision, err := limiter.Check(ctx, "banned", "2/h"); err != nil || decision.Reason != tollgate.Banned {
+	if decision, err := limiter.Check(ctx, "banned", "2/h"); err != nil || decision.Reason != tidegate.Banned {
 		t.Errorf("%+v %v", decision, err)
 	}
 }
 
 func testClusterSeveralKeys(t *testing.T, client *redis.ClusterClient) {
-	var check tollgate.Check
+	var check tidegate.Check
 	for n := range 10 {
-		check.Demands = append(check.Demands, tollgate.Demand{Key: fmt.Sprintf("several%d", n), Limit: "9/h", Cost: 1})
+		check.Demands = append(check.Demands, tidegate.Demand{Key: fmt.Sprintf("several%d", n), Limit: "9/h", Cost: 1})
 	}
-	for _, onError := range []tollgate.OnError{tollgate.Allow, tollgate.ReturnError} {
+	for _, onError := range []tidegate.OnError{tidegate.Allow, tidegate.ReturnError} {
 		_, err := patient(client, redislimiter.WithOnError(onError)).Do(ctx, check)
-		if !errors.Is(err, tollgate.ErrInvalid) || !strings.Contains(err.Error(), "use one key per check") {
+		if !errors.Is(err, tidegate.ErrInvalid) || !strings.Contains(err.Error(), "use one key per check") {
 			t.Errorf("%v is not ErrInvalid", err)
 		}
 	}
@@ -166,11 +166,11 @@ func testClusterMove(t *testing.T, cluster *servers.Cluster, client *redis.Clust
 	}
 	cluster.Run(t, "begin-move", "{moving}")
 	// The node has the counter, but not the key of the ban: it rejects the call with TRYAGAIN.
-	if _, err := limiter.Check(ctx, "moving", "9/h"); !errors.Is(err, tollgate.ErrUnavailable) || !strings.Contains(err.Error(), "TRYAGAIN") {
+	if _, err := limiter.Check(ctx, "moving", "9/h"); !errors.Is(err, tidegate.ErrUnavailable) || !strings.Contains(err.Error(), "TRYAGAIN") {
 		t.Errorf("%v is not ErrUnavailable", err)
 	}
-	decision, err := patient(client, redislimiter.WithOnError(tollgate.Allow)).Check(ctx, "moving", "9/h")
-	if err != nil || !decision.Allowed || decision.Source != tollgate.SourceNone {
+	decision, err := patient(client, redislimiter.WithOnError(tidegate.Allow)).Check(ctx, "moving", "9/h")
+	if err != nil || !decision.Allowed || decision.Source != tidegate.SourceNone {
 		t.Errorf("%+v %v", decision, err)
 	}
 	// A key that no node has yet is on the other master.
@@ -189,10 +189,10 @@ func testClusterDown(t *testing.T, cluster *servers.Cluster, client *redis.Clust
 		t.Fatal(err)
 	}
 	cluster.Run(t, "drop-slot", "{dropped}")
-	if _, err := limiter.Check(ctx, "dropped", "9/h"); !errors.Is(err, tollgate.ErrUnavailable) || !strings.Contains(err.Error(), "CLUSTERDOWN") {
+	if _, err := limiter.Check(ctx, "dropped", "9/h"); !errors.Is(err, tidegate.ErrUnavailable) || !strings.Contains(err.Error(), "CLUSTERDOWN") {
 		t.Errorf("%v is not ErrUnavailable", err)
 	}
-	decision, err := patient(client, redislimiter.WithOnError(tollgate.Deny)).Check(ctx, "dropped", "9/h")
+	decision, err := patient(client, redislimiter.WithOnError(tidegate.Deny)).Check(ctx, "dropped", "9/h")
 	if err != nil || decision.Allowed || decision.StatusCode() != 503 {
 		t.Errorf("%+v %v", decision, err)
 	}
@@ -236,7 +236,7 @@ func testClusterLostAnswer(t *testing.T, cluster *servers.Cluster) {
 		t.Fatalf("%+v %v", decision, err)
 	}
 	armed.Store(true)
-	if _, err := limiter.Check(ctx, "lost", "9/h"); !errors.Is(err, tollgate.ErrUnavailable) || armed.Load() {
+	if _, err := limiter.Check(ctx, "lost", "9/h"); !errors.Is(err, tidegate.ErrUnavailable) || armed.Load() {
 		t.Errorf("%v is not ErrUnavailable", err)
 	}
 	if decision, err := limiter.Peek(ctx, "lost", "9/h"); err != nil || decision.Remaining != 7 {
@@ -254,7 +254,7 @@ func testClusterNode(t *testing.T, cluster *servers.Cluster) {
 			continue
 		}
 		rejected++
-		if !errors.Is(err, tollgate.ErrUnavailable) || !strings.Contains(err.Error(), "use a cluster client") || strings.Contains(err.Error(), "tg2") {
+		if !errors.Is(err, tidegate.ErrUnavailable) || !strings.Contains(err.Error(), "use a cluster client") || strings.Contains(err.Error(), "tg2") {
 			t.Errorf("%v", err)
 		}
 	}

@@ -1,10 +1,10 @@
-module tollgate/redislimiter
+module tidegate/redislimiter
 
 go 1.22
 
 require (
 	github.com/redis/go-redis/v9 v9.7.3
-	tollgate v0.0.0
+	tidegate v0.0.0
 )
 
 require (
@@ -12,4 +12,4 @@ require (
 	github.com/dgryski/go-rendezvous v0.0.0-20200823014737-9f7001d12a5f // indirect
 )
 
-replace tollgate => ../
+replace tidegate => ../

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"tollgate/internal/servers"
+	"tidegate/internal/servers"
 )
 
 // middlewareProgram has the middleware block of the README in place of BLOCK, with each middleware as an argument of
@@ -29,8 +29,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"tollgate"
-	"tollgate/redislimiter"
+	"tidegate"
+	"tidegate/redislimiter"
 )
 
 func serve(middleware func(http.Handler) http.Handler) {
@@ -46,7 +46,7 @@ func userOf(*http.Request) string { return "42" }
 
 func main() {
 	limiter := redislimiter.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", MaxRetries: -1}), redislimiter.WithDeadline(time.Minute))
-	client := tollgate.New("http://127.0.0.1:8080", tollgate.WithDeadline(time.Minute))
+	client := tidegate.New("http://127.0.0.1:8080", tidegate.WithDeadline(time.Minute))
 	BLOCK
 }
 `
@@ -74,11 +74,11 @@ func TestBlocksOfTheReadme(t *testing.T) {
 	blocks := blocksOfTheReadme(t)
 	socket := servers.Socket(t)
 	servers.Redis(t, socket)
-	rules := filepath.Join(t.TempDir(), "tollgate.toml")
+	rules := filepath.Join(t.TempDir(), "tidegate.toml")
 	if err := os.WriteFile(rules, []byte("[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['7/h']\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, service := servers.Tollgate(t, "127.0.0.1:0", "--config", rules)
+	_, service := servers.Tidegate(t, "127.0.0.1:0", "--config", rules)
 
 	t.Run("service", func(t *testing.T) {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -89,7 +89,7 @@ func TestBlocksOfTheReadme(t *testing.T) {
 		_ = listener.Close()
 		// A generous deadline, for a busy machine.
 		program := replace(t, blocks[0], "127.0.0.1:3000", address)
-		program = replace(t, program, `"http://127.0.0.1:8080")`, `"http://`+service+`", tollgate.WithDeadline(time.Minute))`)
+		program = replace(t, program, `"http://127.0.0.1:8080")`, `"http://`+service+`", tidegate.WithDeadline(time.Minute))`)
 		program = replace(t, program, "import (", "import (\n\"time\"")
 		command := exec.Command(build(t, program))
 		if err := command.Start(); err != nil {
@@ -123,7 +123,7 @@ func TestBlocksOfTheReadme(t *testing.T) {
 	})
 
 	t.Run("middleware", func(t *testing.T) {
-		block := regexp.MustCompile(`(?m)^tollgate\..*$`).ReplaceAllString(blocks[3], "serve($0)")
+		block := regexp.MustCompile(`(?m)^tidegate\..*$`).ReplaceAllString(blocks[3], "serve($0)")
 		program := replace(t, middlewareProgram, "BLOCK", block)
 		program = replace(t, program, `Addr: "127.0.0.1:6379"`, `Network: "unix", Addr: "`+socket+`"`)
 		program = replace(t, program, "127.0.0.1:8080", service)
@@ -137,7 +137,7 @@ func TestBlocksOfTheReadme(t *testing.T) {
 // patientProgram returns a program whose limiter has a generous deadline, for a busy machine.
 func patientProgram(t *testing.T, program string) string {
 	t.Helper()
-	program = replace(t, program, "tollgate.ReturnError)", "tollgate.ReturnError), redislimiter.WithDeadline(time.Minute)")
+	program = replace(t, program, "tidegate.ReturnError)", "tidegate.ReturnError), redislimiter.WithDeadline(time.Minute)")
 	return replace(t, program, "import (", "import (\n\"time\"")
 }
 
@@ -160,9 +160,9 @@ func build(t *testing.T, program string) string {
 		}
 		return string(text)
 	}
-	goMod := replace(t, read("go.mod"), "module tollgate/redislimiter", "module readme")
+	goMod := replace(t, read("go.mod"), "module tidegate/redislimiter", "module readme")
 	goMod = replace(t, goMod, "=> ../", "=> "+packages)
-	goMod += "\nrequire tollgate/redislimiter v0.0.0\n\nreplace tollgate/redislimiter => " + filepath.Join(packages, "redislimiter") + "\n"
+	goMod += "\nrequire tidegate/redislimiter v0.0.0\n\nreplace tidegate/redislimiter => " + filepath.Join(packages, "redislimiter") + "\n"
 	dir := t.TempDir()
 	for name, text := range map[string]string{"go.mod": goMod, "go.sum": read("go.sum"), "main.go": program} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {

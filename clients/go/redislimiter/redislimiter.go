@@ -1,4 +1,4 @@
-// Package redislimiter decides checks in Redis or Valkey, with Tollgate's Lua script on a go-redis client.
+// Package redislimiter decides checks in Redis or Valkey, with Tidegate's Lua script on a go-redis client.
 //
 //	limiter := redislimiter.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", MaxRetries: -1}))
 //	decision, err := limiter.Check(ctx, "user:42", "10/min", "1000/day")
@@ -20,7 +20,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"tollgate"
+	"tidegate"
 )
 
 // DefaultDeadline is the default deadline of a call to Redis.
@@ -34,24 +34,24 @@ type Limiter struct {
 	redis    redis.UniversalClient
 	prefix   string
 	deadline time.Duration
-	failures tollgate.FailurePolicy
+	failures tidegate.FailurePolicy
 	now      func() time.Time
 	err      error // of an invalid option
 }
 
-var _ tollgate.Limiter = (*Limiter)(nil)
+var _ tidegate.Limiter = (*Limiter)(nil)
 
 // Option is an option of [New].
 type Option func(*Limiter)
 
-// WithPrefix sets the first part of all keys. Defaults to tollgate.
+// WithPrefix sets the first part of all keys. Defaults to tidegate.
 func WithPrefix(prefix string) Option { return func(l *Limiter) { l.prefix = prefix } }
 
 // WithDeadline sets the deadline of each call, including connecting. Defaults to 25 ms.
 func WithDeadline(deadline time.Duration) Option { return func(l *Limiter) { l.deadline = deadline } }
 
-// WithOnError sets what happens if there is no verdict. Defaults to [tollgate.Allow].
-func WithOnError(onError tollgate.OnError) Option {
+// WithOnError sets what happens if there is no verdict. Defaults to [tidegate.Allow].
+func WithOnError(onError tidegate.OnError) Option {
 	return func(l *Limiter) { l.failures.OnError = onError }
 }
 
@@ -62,52 +62,52 @@ func WithLogger(logger *slog.Logger) Option { return func(l *Limiter) { l.failur
 func WithClock(now func() time.Time) Option { return func(l *Limiter) { l.now = now } }
 
 // New creates a limiter on a Redis client. It does not connect. If an option is invalid, every call returns
-// tollgate.ErrInvalid.
+// tidegate.ErrInvalid.
 func New(client redis.UniversalClient, options ...Option) *Limiter {
 	limiter := &Limiter{
-		redis: client, prefix: tollgate.DefaultPrefix, deadline: DefaultDeadline, now: func() time.Time { return time.Time{} },
+		redis: client, prefix: tidegate.DefaultPrefix, deadline: DefaultDeadline, now: func() time.Time { return time.Time{} },
 	}
 	for _, option := range options {
 		option(limiter)
 	}
-	limiter.err = tollgate.ValidatePrefix(limiter.prefix)
+	limiter.err = tidegate.ValidatePrefix(limiter.prefix)
 	if limiter.deadline <= 0 {
-		limiter.err = &tollgate.Error{Kind: tollgate.ErrInvalid, Message: "expected a deadline above 0"}
+		limiter.err = &tidegate.Error{Kind: tidegate.ErrInvalid, Message: "expected a deadline above 0"}
 	}
 	return limiter
 }
 
 // Check takes one unit of each limit for the key, if all of them admit it.
-func (l *Limiter) Check(ctx context.Context, key string, limits ...string) (tollgate.Decision, error) {
-	return l.Do(ctx, tollgate.CheckOf(key, 1, limits...))
+func (l *Limiter) Check(ctx context.Context, key string, limits ...string) (tidegate.Decision, error) {
+	return l.Do(ctx, tidegate.CheckOf(key, 1, limits...))
 }
 
 // CheckN takes cost units of each limit for the key, if all of them admit it.
-func (l *Limiter) CheckN(ctx context.Context, key string, cost int64, limits ...string) (tollgate.Decision, error) {
-	return l.Do(ctx, tollgate.CheckOf(key, cost, limits...))
+func (l *Limiter) CheckN(ctx context.Context, key string, cost int64, limits ...string) (tidegate.Decision, error) {
+	return l.Do(ctx, tidegate.CheckOf(key, cost, limits...))
 }
 
 // Peek returns the state of the limits for the key without charging anything.
-func (l *Limiter) Peek(ctx context.Context, key string, limits ...string) (tollgate.Decision, error) {
-	return l.Do(ctx, tollgate.CheckOf(key, 0, limits...))
+func (l *Limiter) Peek(ctx context.Context, key string, limits ...string) (tidegate.Decision, error) {
+	return l.Do(ctx, tidegate.CheckOf(key, 0, limits...))
 }
 
 // Wait takes one unit of each limit for the key, and waits for it up to maxWait. If the required wait is longer, the
 // decision is a denial, made at once.
-func (l *Limiter) Wait(ctx context.Context, maxWait time.Duration, key string, limits ...string) (tollgate.Decision, error) {
-	check := tollgate.CheckOf(key, 1, limits...)
+func (l *Limiter) Wait(ctx context.Context, maxWait time.Duration, key string, limits ...string) (tidegate.Decision, error) {
+	check := tidegate.CheckOf(key, 1, limits...)
 	check.MaxWait = maxWait
 	return l.Do(ctx, check)
 }
 
 // Do decides a check.
-func (l *Limiter) Do(ctx context.Context, check tollgate.Check) (tollgate.Decision, error) {
+func (l *Limiter) Do(ctx context.Context, check tidegate.Check) (tidegate.Decision, error) {
 	if l.err != nil {
-		return tollgate.Decision{}, l.err
+		return tidegate.Decision{}, l.err
 	}
-	call, err := tollgate.NewScriptCall(l.prefix, check, l.now())
+	call, err := tidegate.NewScriptCall(l.prefix, check, l.now())
 	if err != nil {
-		return tollgate.Decision{}, err
+		return tidegate.Decision{}, err
 	}
 	if check.MaxWait > 0 {
 		return l.wait(ctx, call, check.MaxWait)
@@ -117,8 +117,8 @@ func (l *Limiter) Do(ctx context.Context, check tollgate.Check) (tollgate.Decisi
 
 // Refund gives back the units that an admission charged. It does nothing if the decision charged nothing, and when it is
 // called again for the same decision, even after an error: the first call may have been executed.
-func (l *Limiter) Refund(ctx context.Context, decision tollgate.Decision) error {
-	call := tollgate.NewRefundCall(decision, l.now())
+func (l *Limiter) Refund(ctx context.Context, decision tidegate.Decision) error {
+	call := tidegate.NewRefundCall(decision, l.now())
 	if call == nil {
 		return nil
 	}
@@ -131,7 +131,7 @@ func (l *Limiter) Reset(ctx context.Context, key string, limits ...string) error
 	if l.err != nil {
 		return l.err
 	}
-	call, err := tollgate.NewScriptCall(l.prefix, tollgate.CheckOf(key, 0, limits...), time.Time{})
+	call, err := tidegate.NewScriptCall(l.prefix, tidegate.CheckOf(key, 0, limits...), time.Time{})
 	if err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (l *Limiter) Reset(ctx context.Context, key string, limits ...string) error
 	return err
 }
 
-func (l *Limiter) decide(ctx context.Context, call *tollgate.ScriptCall) (tollgate.Decision, error) {
+func (l *Limiter) decide(ctx context.Context, call *tidegate.ScriptCall) (tidegate.Decision, error) {
 	reply, err := l.run(ctx, call)
 	if err != nil {
 		return l.failures.Apply(ctx, err)
@@ -155,14 +155,14 @@ func (l *Limiter) decide(ctx context.Context, call *tollgate.ScriptCall) (tollga
 
 // wait checks, sleeps for RetryAfter, which is exact, and checks again, until the check is admitted or would have to wait
 // longer than maxWait.
-func (l *Limiter) wait(ctx context.Context, call *tollgate.ScriptCall, maxWait time.Duration) (tollgate.Decision, error) {
+func (l *Limiter) wait(ctx context.Context, call *tidegate.ScriptCall, maxWait time.Duration) (tidegate.Decision, error) {
 	end := time.Now().Add(maxWait)
 	for {
 		decision, err := l.decide(ctx, call)
 		if err != nil || decision.RetryAfter == 0 || decision.Err != nil {
 			return decision, err
 		}
-		if decision.RetryAfter == tollgate.Never || decision.RetryAfter > time.Until(end) {
+		if decision.RetryAfter == tidegate.Never || decision.RetryAfter > time.Until(end) {
 			if !decision.Allowed {
 				return decision, nil
 			}
@@ -170,7 +170,7 @@ func (l *Limiter) wait(ctx context.Context, call *tollgate.ScriptCall, maxWait t
 			if err := l.Refund(ctx, decision); err != nil {
 				return l.failures.Apply(ctx, err)
 			}
-			decision.Allowed, decision.Reason = false, tollgate.RateLimited
+			decision.Allowed, decision.Reason = false, tidegate.RateLimited
 			return decision, nil
 		}
 		timer := time.NewTimer(max(decision.RetryAfter, pauseMin))
@@ -181,7 +181,7 @@ func (l *Limiter) wait(ctx context.Context, call *tollgate.ScriptCall, maxWait t
 			if decision.Allowed {
 				_ = l.Refund(context.WithoutCancel(ctx), decision) // the wait is cancelled even if this fails
 			}
-			return tollgate.Decision{}, &tollgate.Error{Kind: tollgate.ErrUnavailable, Message: "the wait was cancelled", Cause: ctx.Err()}
+			return tidegate.Decision{}, &tidegate.Error{Kind: tidegate.ErrUnavailable, Message: "the wait was cancelled", Cause: ctx.Err()}
 		}
 		if decision.Allowed {
 			decision.RetryAfter = 0
@@ -191,7 +191,7 @@ func (l *Limiter) wait(ctx context.Context, call *tollgate.ScriptCall, maxWait t
 }
 
 // run calls the script by its SHA-1, and once with its source if the server does not have it.
-func (l *Limiter) run(ctx context.Context, call *tollgate.ScriptCall) ([]int64, error) {
+func (l *Limiter) run(ctx context.Context, call *tidegate.ScriptCall) ([]int64, error) {
 	args := make([]any, len(call.Args))
 	for i, arg := range call.Args {
 		args[i] = arg
@@ -221,9 +221,9 @@ func (l *Limiter) run(ctx context.Context, call *tollgate.ScriptCall) ([]int64, 
 
 // evaluate runs the script by its hash, or by its source if the server does not have it cached.
 func evaluate(ctx context.Context, client redis.Scripter, keys []string, args []any) (any, error) {
-	reply, err := client.EvalSha(ctx, tollgate.ScriptSHA1(), keys, args...).Result()
+	reply, err := client.EvalSha(ctx, tidegate.ScriptSHA1(), keys, args...).Result()
 	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-		reply, err = client.Eval(ctx, tollgate.Script(), keys, args...).Result()
+		reply, err = client.Eval(ctx, tidegate.Script(), keys, args...).Result()
 	}
 	return reply, err
 }
@@ -238,7 +238,7 @@ func integers(reply any) ([]int64, error) {
 		isList = isList && isNumber
 	}
 	if !isList {
-		return nil, &tollgate.Error{Kind: tollgate.ErrProtocol, Message: "the script returned something other than integers"}
+		return nil, &tidegate.Error{Kind: tidegate.ErrProtocol, Message: "the script returned something other than integers"}
 	}
 	return numbers, nil
 }
@@ -279,11 +279,11 @@ func failure(err error, deadline time.Duration) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, context.DeadlineExceeded):
-		return &tollgate.Error{Kind: tollgate.ErrUnavailable, Message: fmt.Sprintf("Redis did not answer within %v", deadline), Cause: err}
+		return &tidegate.Error{Kind: tidegate.ErrUnavailable, Message: fmt.Sprintf("Redis did not answer within %v", deadline), Cause: err}
 	case errors.Is(err, redis.Nil):
-		return &tollgate.Error{Kind: tollgate.ErrProtocol, Message: "Redis returned nothing"}
+		return &tidegate.Error{Kind: tidegate.ErrProtocol, Message: "Redis returned nothing"}
 	case errors.As(err, &reply):
-		return tollgate.ScriptError(err.Error())
+		return tidegate.ScriptError(err.Error())
 	}
-	return &tollgate.Error{Kind: tollgate.ErrUnavailable, Message: "cannot reach Redis", Cause: err}
+	return &tidegate.Error{Kind: tidegate.ErrUnavailable, Message: "cannot reach Redis", Cause: err}
 }

@@ -19,9 +19,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"tollgate"
-	"tollgate/internal/servers"
-	"tollgate/redislimiter"
+	"tidegate"
+	"tidegate/internal/servers"
+	"tidegate/redislimiter"
 )
 
 var ctx = context.Background()
@@ -42,7 +42,7 @@ func start(t *testing.T, options ...redislimiter.Option) (*redis.Client, *redisl
 	socket := servers.Socket(t)
 	servers.Redis(t, socket)
 	client := connect(t, socket, func(o *redis.Options) { o.ReadTimeout = servers.Patience })
-	options = append([]redislimiter.Option{redislimiter.WithDeadline(servers.Patience), redislimiter.WithOnError(tollgate.ReturnError), redislimiter.WithLogger(silent())}, options...)
+	options = append([]redislimiter.Option{redislimiter.WithDeadline(servers.Patience), redislimiter.WithOnError(tidegate.ReturnError), redislimiter.WithLogger(silent())}, options...)
 	return client, redislimiter.New(client, options...)
 }
 
@@ -64,7 +64,7 @@ func replayTraces(t *testing.T, client redis.UniversalClient, isCluster bool) {
 	t.Helper()
 	var now time.Time
 	limiter := redislimiter.New(client, redislimiter.WithPrefix("traces"), redislimiter.WithDeadline(servers.Patience),
-		redislimiter.WithOnError(tollgate.ReturnError), redislimiter.WithLogger(silent()), redislimiter.WithClock(func() time.Time { return now }))
+		redislimiter.WithOnError(tidegate.ReturnError), redislimiter.WithLogger(silent()), redislimiter.WithClock(func() time.Time { return now }))
 	for number, trace := range servers.LoadVectors(t).Traces {
 		key := func(keyHex string) string {
 			bytes, err := hex.DecodeString(keyHex)
@@ -73,7 +73,7 @@ func replayTraces(t *testing.T, client redis.UniversalClient, isCluster bool) {
 			}
 			return fmt.Sprintf("%s:%d", bytes, number)
 		}
-		decisions := make([]tollgate.Decision, len(trace.Steps))
+		decisions := make([]tidegate.Decision, len(trace.Steps))
 	steps:
 		for index, step := range trace.Steps {
 			now = time.UnixMicro(step.AtUs)
@@ -84,15 +84,15 @@ func replayTraces(t *testing.T, client redis.UniversalClient, isCluster bool) {
 			case step.Reset != nil:
 				err = limiter.Reset(ctx, key(step.Reset.KeyHex), step.Reset.Limit)
 			default:
-				var check tollgate.Check
+				var check tidegate.Check
 				hasSeveralKeys := false
 				for _, demand := range step.Check {
-					check.Demands = append(check.Demands, tollgate.Demand{Key: key(demand.KeyHex), Limit: demand.Limit, Cost: demand.Cost})
+					check.Demands = append(check.Demands, tidegate.Demand{Key: key(demand.KeyHex), Limit: demand.Limit, Cost: demand.Cost})
 					hasSeveralKeys = hasSeveralKeys || demand.KeyHex != step.Check[0].KeyHex
 				}
 				decisions[index], err = limiter.Do(ctx, check)
 				if isCluster && hasSeveralKeys {
-					if !errors.Is(err, tollgate.ErrInvalid) || !strings.Contains(err.Error(), "use one key per check") {
+					if !errors.Is(err, tidegate.ErrInvalid) || !strings.Contains(err.Error(), "use one key per check") {
 						t.Fatalf("%s, step %d: %v is not ErrInvalid", trace.Name, index, err)
 					}
 					break steps
@@ -116,7 +116,7 @@ func replayTraces(t *testing.T, client redis.UniversalClient, isCluster bool) {
 }
 
 func us(wait time.Duration) int64 {
-	if wait == tollgate.Never {
+	if wait == tidegate.Never {
 		return -1
 	}
 	return wait.Microseconds()
@@ -148,7 +148,7 @@ func TestParallelChecksAdmitExactlyTheQuota(t *testing.T) {
 func TestCallsLeakNothing(t *testing.T) {
 	client, limiter := start(t)
 	calls := 4_000
-	if os.Getenv("TOLLGATE_LONG") != "" {
+	if os.Getenv("TIDEGATE_LONG") != "" {
 		calls = 100_000
 	}
 	run := func(calls int) (heap uint64) {
@@ -185,7 +185,7 @@ func TestScriptIsSentAgainAfterTheServerForgotIt(t *testing.T) {
 	client, limiter := start(t)
 	for want := int64(9); want >= 7; want-- {
 		decision, err := limiter.Check(ctx, "a", "10/h")
-		if err != nil || decision.Remaining != want || decision.Source != tollgate.SourceStore {
+		if err != nil || decision.Remaining != want || decision.Source != tidegate.SourceStore {
 			t.Fatalf("%+v %v", decision, err)
 		}
 		if err := client.ScriptFlush(ctx).Err(); err != nil {
@@ -213,7 +213,7 @@ func TestPeekResetAndRefund(t *testing.T) {
 		}
 	}
 	denial, err := limiter.CheckN(ctx, "a", 11, "10/h")
-	if err != nil || denial.Allowed || denial.RetryAfter != tollgate.Never {
+	if err != nil || denial.Allowed || denial.RetryAfter != tidegate.Never {
 		t.Fatalf("%+v %v", denial, err)
 	}
 	if _, err := limiter.CheckN(ctx, "a", 7, "10/h"); err != nil || remaining() != 3 {
@@ -233,7 +233,7 @@ func TestBannedSubjectIsRefusedAndNotCharged(t *testing.T) {
 		t.Fatal(err)
 	}
 	decision, err := limiter.Check(ctx, "a", "10/h")
-	if err != nil || decision.Allowed || decision.Reason != tollgate.Banned || decision.StatusCode() != 403 || decision.RetryAfter <= 0 {
+	if err != nil || decision.Allowed || decision.Reason != tidegate.Banned || decision.StatusCode() != 403 || decision.RetryAfter <= 0 {
 		t.Errorf("%+v %v", decision, err)
 	}
 	if peek, err := limiter.Peek(ctx, "a", "10/h"); err != nil || !peek.Allowed || peek.Remaining != 10 {
@@ -285,10 +285,10 @@ func TestTooLateLeakyBucketIsRefunded(t *testing.T) {
 
 func TestErrorsOfTheServerHaveKinds(t *testing.T) {
 	client, limiter := start(t)
-	if err := client.Set(ctx, "tollgate:tg2:{foreign}:sliding:3600000000", "text", 0).Err(); err != nil {
+	if err := client.Set(ctx, "tidegate:tg2:{foreign}:sliding:3600000000", "text", 0).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := limiter.Check(ctx, "foreign", "10/h"); !errors.Is(err, tollgate.ErrForeign) || strings.Contains(err.Error(), "tg2") {
+	if _, err := limiter.Check(ctx, "foreign", "10/h"); !errors.Is(err, tidegate.ErrForeign) || strings.Contains(err.Error(), "tg2") {
 		t.Errorf("a key of another type: %v", err)
 	}
 
@@ -296,19 +296,19 @@ func TestErrorsOfTheServerHaveKinds(t *testing.T) {
 		t.Fatal(err)
 	}
 	user := connect(t, client.Options().Addr, func(o *redis.Options) { o.Username, o.Password = "limited", "secret" })
-	forbidden := redislimiter.New(user, redislimiter.WithDeadline(servers.Patience), redislimiter.WithOnError(tollgate.ReturnError), redislimiter.WithLogger(silent()))
-	if _, err := forbidden.Check(ctx, "a", "10/h"); !errors.Is(err, tollgate.ErrForbidden) {
+	forbidden := redislimiter.New(user, redislimiter.WithDeadline(servers.Patience), redislimiter.WithOnError(tidegate.ReturnError), redislimiter.WithLogger(silent()))
+	if _, err := forbidden.Check(ctx, "a", "10/h"); !errors.Is(err, tidegate.ErrForbidden) {
 		t.Errorf("NOPERM: %v", err)
 	}
 	wrong := connect(t, client.Options().Addr, func(o *redis.Options) { o.Username, o.Password = "limited", "wrong" })
-	unknown := redislimiter.New(wrong, redislimiter.WithDeadline(servers.Patience), redislimiter.WithOnError(tollgate.ReturnError), redislimiter.WithLogger(silent()))
-	if _, err := unknown.Check(ctx, "a", "10/h"); !errors.Is(err, tollgate.ErrForbidden) {
+	unknown := redislimiter.New(wrong, redislimiter.WithDeadline(servers.Patience), redislimiter.WithOnError(tidegate.ReturnError), redislimiter.WithLogger(silent()))
+	if _, err := unknown.Check(ctx, "a", "10/h"); !errors.Is(err, tidegate.ErrForbidden) {
 		t.Errorf("WRONGPASS: %v", err)
 	}
 	if err := client.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := limiter.Check(ctx, "a", "10/h"); !errors.Is(err, tollgate.ErrUnavailable) {
+	if _, err := limiter.Check(ctx, "a", "10/h"); !errors.Is(err, tidegate.ErrUnavailable) {
 		t.Errorf("OOM: %v", err)
 	}
 }
@@ -331,7 +331,7 @@ func TestBadInputIsErrInvalid(t *testing.T) {
 			return err
 		},
 	} {
-		if err := call(); !errors.Is(err, tollgate.ErrInvalid) {
+		if err := call(); !errors.Is(err, tidegate.ErrInvalid) {
 			t.Errorf("%d: %v is not ErrInvalid", i, err)
 		}
 	}
@@ -342,16 +342,16 @@ func TestRedisThatWasKilledOrStoppedIsUsedAgainWhenItIsBack(t *testing.T) {
 	server := servers.Redis(t, socket)
 	client := connect(t, socket)
 	var log, whileKilled lockedBuilder
-	strict := redislimiter.New(client, redislimiter.WithOnError(tollgate.ReturnError), redislimiter.WithLogger(silent()))
+	strict := redislimiter.New(client, redislimiter.WithOnError(tidegate.ReturnError), redislimiter.WithLogger(silent()))
 	open := redislimiter.New(client, redislimiter.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
-	closed := redislimiter.New(client, redislimiter.WithOnError(tollgate.Deny), redislimiter.WithLogger(slog.New(slog.NewTextHandler(&whileKilled, nil))))
+	closed := redislimiter.New(client, redislimiter.WithOnError(tidegate.Deny), redislimiter.WithLogger(slog.New(slog.NewTextHandler(&whileKilled, nil))))
 	answers := func() bool { _, err := strict.Check(ctx, "a", "1000000/h"); return err == nil }
 	servers.Eventually(t, "an answer", answers)
 
 	server.Pause()
 	servers.Eventually(t, "a failure", func() bool { return !answers() })
 	decision, err := open.Check(ctx, "a", "1000000/h")
-	if err != nil || !decision.Allowed || !errors.Is(decision.Err, tollgate.ErrUnavailable) || decision.Source != tollgate.SourceNone {
+	if err != nil || !decision.Allowed || !errors.Is(decision.Err, tidegate.ErrUnavailable) || decision.Source != tidegate.SourceNone {
 		t.Errorf("stopped: %+v %v", decision, err)
 	}
 	if !strings.Contains(log.String(), "did not answer within 25ms") {
@@ -362,7 +362,7 @@ func TestRedisThatWasKilledOrStoppedIsUsedAgainWhenItIsBack(t *testing.T) {
 
 	server.Kill()
 	decision, err = closed.Check(ctx, "a", "1000000/h")
-	if err != nil || decision.Allowed || decision.StatusCode() != 503 || !errors.Is(decision.Err, tollgate.ErrUnavailable) || whileKilled.String() == "" {
+	if err != nil || decision.Allowed || decision.StatusCode() != 503 || !errors.Is(decision.Err, tidegate.ErrUnavailable) || whileKilled.String() == "" {
 		t.Errorf("killed: %+v %v, log %s", decision, err, whileKilled.String())
 	}
 	servers.Redis(t, socket)
@@ -420,8 +420,8 @@ func TestRepliesOfAnotherProgramAreErrProtocol(t *testing.T) {
 		}
 	}()
 	client := connect(t, listener.Addr().String(), func(o *redis.Options) { o.Protocol, o.DisableIndentity = 2, true })
-	limiter := redislimiter.New(client, redislimiter.WithDeadline(servers.Patience), redislimiter.WithOnError(tollgate.ReturnError), redislimiter.WithLogger(silent()))
-	if _, err := limiter.Check(ctx, "a", "10/h"); !errors.Is(err, tollgate.ErrProtocol) {
+	limiter := redislimiter.New(client, redislimiter.WithDeadline(servers.Patience), redislimiter.WithOnError(tidegate.ReturnError), redislimiter.WithLogger(silent()))
+	if _, err := limiter.Check(ctx, "a", "10/h"); !errors.Is(err, tidegate.ErrProtocol) {
 		t.Errorf("%v is not ErrProtocol", err)
 	}
 }

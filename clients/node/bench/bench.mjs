@@ -1,4 +1,4 @@
-// Compares tollgate with express-rate-limit + rate-limit-redis, in one interleaved run: requests per second of an
+// Compares tidegate with express-rate-limit + rate-limit-redis, in one interleaved run: requests per second of an
 // Express application, and the CPU time of the application and of Redis per request.
 //
 //   npm install --prefix clients/node/bench && npm run build --prefix clients/node
@@ -40,21 +40,21 @@ const CANDIDATES = {
       });
     },
   },
-  "tollgate sliding": {
+  "tidegate sliding": {
     guarantees: "never more than the quota in any trailing window, exact; deadline 25 ms; bans; denials are not charged",
-    middleware: (redis) => tollgate(redis, `${QUOTA}/min`),
+    middleware: (redis) => tidegate(redis, `${QUOTA}/min`),
   },
-  "tollgate sliding-counter": {
+  "tidegate sliding-counter": {
     guarantees: "two weighted counters, approximate; deadline 25 ms; bans; denials are not charged",
-    middleware: (redis) => tollgate(redis, `${QUOTA}/min sliding-counter`),
+    middleware: (redis) => tidegate(redis, `${QUOTA}/min sliding-counter`),
   },
-  "tollgate fixed-window": {
+  "tidegate fixed-window": {
     guarantees: "fixed window by the clock: up to twice the quota in a trailing window; deadline 25 ms; bans",
-    middleware: (redis) => tollgate(redis, `${QUOTA}/min fixed-window`),
+    middleware: (redis) => tidegate(redis, `${QUOTA}/min fixed-window`),
   },
 };
 
-async function tollgate(redis, limit) {
+async function tidegate(redis, limit) {
   const [{ RedisLimiter }, { rateLimit }] = await Promise.all([
     import("../dist/esm/index.js"),
     import("../dist/esm/express.js"),

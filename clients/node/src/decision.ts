@@ -1,6 +1,6 @@
 /** The answer to a check. */
 import { rateLimitHeaders } from "./answer.js";
-import type { TollgateError } from "./errors.js";
+import type { TidegateError } from "./errors.js";
 
 /** Where a decision comes from. `none`: nothing decided, and `onError` determined the answer. */
 export type Source = "store" | "deny_cache" | "local" | "none";
@@ -59,7 +59,7 @@ export interface DecisionFields {
   receipt?: string;
   refundOn?: readonly Ending[];
   response?: RefusalResponse;
-  error?: TollgateError;
+  error?: TidegateError;
   /** What a refund needs, for the limiter that made the decision. */
   charges?: unknown;
 }
@@ -97,7 +97,7 @@ export interface Decision {
   /** The response to relay. Only in a refusal by rules. */
   readonly response?: RefusalResponse;
   /** The error that prevented a decision. */
-  readonly error?: TollgateError;
+  readonly error?: TidegateError;
 }
 
 /** The implementation of a decision. */
@@ -114,7 +114,7 @@ class ComputedDecision implements Decision {
   readonly refundOn?: readonly Ending[];
   readonly message?: string;
   readonly response?: RefusalResponse;
-  readonly error?: TollgateError;
+  readonly error?: TidegateError;
   readonly #atUs: number | undefined;
   #headers: Readonly<Record<string, string>> | undefined;
   #charges: unknown;

@@ -10,7 +10,7 @@ export type ErrorCode =
   | "unavailable"
   /** A wrong token, user or password, or a Redis user without the necessary permissions. */
   | "forbidden"
-  /** A counter's key holds data that Tollgate did not write. */
+  /** A counter's key holds data that Tidegate did not write. */
   | "foreign"
   /** The Lua script failed. */
   | "script"
@@ -22,7 +22,7 @@ export type ErrorCode =
  *
  * The message never contains a key, a client's address or a token.
  */
-export class TollgateError extends Error {
+export class TidegateError extends Error {
   /** The kind of the error. */
   readonly code: ErrorCode;
 
@@ -34,14 +34,14 @@ export class TollgateError extends Error {
 }
 
 /** The error of a malformed limit, key, cost, address or option. The message says what is accepted. */
-export class InvalidInputError extends TollgateError {
+export class InvalidInputError extends TidegateError {
   constructor(message: string, options?: { cause?: unknown }) {
     super("invalid_input", message, options);
   }
 }
 
 /** The error of a call that the service or Redis did not decide. `onError` determines whether it is thrown. */
-export class UnavailableError extends TollgateError {
+export class UnavailableError extends TidegateError {
   constructor(code: Exclude<ErrorCode, "invalid_input">, message: string, options?: { cause?: unknown }) {
     super(code, message, options);
   }

@@ -12,7 +12,7 @@ declare global {
   namespace Express {
     interface Request {
       /** The decision of the rate limiter on this request. */
-      tollgate?: Decision;
+      tidegate?: Decision;
     }
   }
 }
@@ -20,11 +20,11 @@ declare global {
 /**
  * Creates middleware that limits requests: with limits in code, or by the rules of the service.
  *
- * The decision is `req.tollgate`. Rate-limit headers are on every response.
+ * The decision is `req.tidegate`. Rate-limit headers are on every response.
  *
  * ```ts
  * app.post("/shorten", rateLimit({ limiter, limit: "10/min" }), shorten);
- * app.use(rateLimit({ tollgate }));
+ * app.use(rateLimit({ tidegate }));
  * ```
  *
  * @throws {InvalidInputError} if an option is invalid.
@@ -36,9 +36,9 @@ export function rateLimit(options: RateLimitOptions<Request>) {
     peer: request.socket.remoteAddress,
     headers: headerPairs(request.rawHeaders),
   }));
-  return function tollgateRateLimit(request: Request, response: Response, next: NextFunction): void {
+  return function tidegateRateLimit(request: Request, response: Response, next: NextFunction): void {
     gate(request).then((outcome) => {
-      request.tollgate = outcome.decision;
+      request.tidegate = outcome.decision;
       if (outcome.refusal) {
         const { status, headers, body } = outcome.refusal;
         response.statusCode = status;

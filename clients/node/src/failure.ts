@@ -1,6 +1,6 @@
 /** What happens when a check cannot be decided, and what is logged about it. */
 import { createDecision, type Decision } from "./decision.js";
-import { InvalidInputError, TollgateError, UnavailableError, quoted } from "./errors.js";
+import { InvalidInputError, TidegateError, UnavailableError, quoted } from "./errors.js";
 
 /**
  * What a check returns if no decision was made: `allow` lets the request pass, `deny` refuses it with 503, `throw`
@@ -9,7 +9,7 @@ import { InvalidInputError, TollgateError, UnavailableError, quoted } from "./er
 export type OnError = "allow" | "deny" | "throw";
 
 /** A function that logs a message. `error` is absent if the message reports the recovery. */
-export type Logger = (message: string, error?: TollgateError) => void;
+export type Logger = (message: string, error?: TidegateError) => void;
 
 /** Options of every limiter. */
 export interface FailureOptions {
@@ -67,10 +67,10 @@ export class FailurePolicy {
   }
 
   /** Logs the error of a failed call and returns it, or throws it if `onError` is `throw` or the caller caused it. */
-  report(error: unknown): TollgateError {
+  report(error: unknown): TidegateError {
     if (error instanceof InvalidInputError) throw error;
     const failure =
-      error instanceof TollgateError
+      error instanceof TidegateError
         ? error
         : new UnavailableError("protocol", `${this.#target}: an unexpected error`, { cause: error });
     const effect = EFFECT[this.#onError];
@@ -83,10 +83,10 @@ export class FailurePolicy {
   succeeded(): void {
     if (!this.#hasFailed) return;
     this.#hasFailed = false;
-    this.#write(`tollgate: ${this.#target} answers again`);
+    this.#write(`tidegate: ${this.#target} answers again`);
   }
 
-  #log(failure: TollgateError, effect: string): void {
+  #log(failure: TidegateError, effect: string): void {
     const nowMs = performance.now();
     if (nowMs - this.#loggedAtMs < LOG_EVERY_MS) {
       this.#unlogged++;
@@ -94,11 +94,11 @@ export class FailurePolicy {
     }
     const more = this.#unlogged > 0 ? ` (and ${this.#unlogged} more failures since the last message)` : "";
     [this.#loggedAtMs, this.#unlogged, this.#hasFailed] = [nowMs, 0, true];
-    this.#write(`tollgate: ${failure.message}; ${effect}${more}`, failure);
+    this.#write(`tidegate: ${failure.message}; ${effect}${more}`, failure);
   }
 
   /** Calls the logger. Its own errors must not fail a request. */
-  #write(message: string, failure?: TollgateError): void {
+  #write(message: string, failure?: TidegateError): void {
     try {
       this.#logger(message, failure);
     } catch {

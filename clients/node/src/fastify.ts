@@ -10,19 +10,19 @@ export type { ExplicitOptions, RateLimitOptions, RulesOptions } from "./middlewa
 declare module "fastify" {
   interface FastifyRequest {
     /** The decision of the rate limiter on this request. */
-    tollgate?: Decision;
+    tidegate?: Decision;
   }
 }
 
 /**
  * Creates a hook that limits requests: with limits in code, or by the rules of the service.
  *
- * Use it as `onRequest`, or as `preHandler` if `key` needs what other hooks add. The decision is `request.tollgate`.
+ * Use it as `onRequest`, or as `preHandler` if `key` needs what other hooks add. The decision is `request.tidegate`.
  * Rate-limit headers are on every response.
  *
  * ```ts
  * app.post("/shorten", { onRequest: rateLimit({ limiter, limit: "10/min" }) }, shorten);
- * app.addHook("onRequest", rateLimit({ tollgate }));
+ * app.addHook("onRequest", rateLimit({ tidegate }));
  * ```
  *
  * @throws {InvalidInputError} if an option is invalid.
@@ -34,9 +34,9 @@ export function rateLimit(options: RateLimitOptions<FastifyRequest>) {
     peer: request.socket.remoteAddress,
     headers: headerPairs(request.raw.rawHeaders),
   }));
-  return async function tollgateRateLimit(request: FastifyRequest, reply: FastifyReply): Promise<unknown> {
+  return async function tidegateRateLimit(request: FastifyRequest, reply: FastifyReply): Promise<unknown> {
     const outcome = await gate(request);
-    request.tollgate = outcome.decision;
+    request.tidegate = outcome.decision;
     if (outcome.refusal) {
       const { status, headers, body } = outcome.refusal;
       return reply.code(status).headers(headers).send(body);

@@ -9,7 +9,7 @@ export type { ExplicitOptions, RateLimitOptions, RulesOptions } from "./middlewa
 declare module "hono" {
   interface ContextVariableMap {
     /** The decision of the rate limiter on this request. */
-    tollgate: Decision;
+    tidegate: Decision;
   }
 }
 
@@ -24,13 +24,13 @@ interface NodeBindings {
 /**
  * Creates middleware that limits requests: with limits in code, or by the rules of the service.
  *
- * The decision is `c.get("tollgate")`. Rate-limit headers are on every response. The peer's address is that of
+ * The decision is `c.get("tidegate")`. Rate-limit headers are on every response. The peer's address is that of
  * `@hono/node-server`; on another runtime pass `peer`, for example
  * `(c) => getConnInfo(c).remote.address`.
  *
  * ```ts
  * app.post("/shorten", rateLimit({ limiter, limit: "10/min" }), shorten);
- * app.use(rateLimit({ tollgate }));
+ * app.use(rateLimit({ tidegate }));
  * ```
  *
  * @throws {InvalidInputError} if an option is invalid.
@@ -43,9 +43,9 @@ export function rateLimit(options: RateLimitOptions<Context> & { peer?: PeerOf }
     peer: peerOf(context),
     headers: headerPairs(nodeRequest(context)?.rawHeaders ?? [...context.req.raw.headers].flat()),
   }));
-  return async function tollgateRateLimit(context, next) {
+  return async function tidegateRateLimit(context, next) {
     const outcome = await gate(context);
-    context.set("tollgate", outcome.decision);
+    context.set("tidegate", outcome.decision);
     if (outcome.refusal) {
       const { status, headers, body } = outcome.refusal;
       return new Response(body, { status, headers });

@@ -1,9 +1,9 @@
-/** Rate limits that really slide, decided by the Tollgate service or by its script on Redis. */
+/** Rate limits that really slide, decided by the Tidegate service or by its script on Redis. */
 export { addressSubject, addressText, parseAddress, TrustedProxies, type Address } from "./address.js";
 export { refusalResponse } from "./answer.js";
 export type { Decision, Ending, LimitStatus, Reason, RefusalResponse, Source } from "./decision.js";
 export type { Demand } from "./demand.js";
-export { InvalidInputError, TollgateError, UnavailableError, type ErrorCode } from "./errors.js";
+export { InvalidInputError, TidegateError, UnavailableError, type ErrorCode } from "./errors.js";
 export type { FailureOptions, Logger, OnError } from "./failure.js";
 export { KeyBuilder, STATE_VERSION, type Key } from "./key.js";
 export { limitLine, parseLimit, type Algorithm, type Limit } from "./limit.js";
@@ -13,10 +13,10 @@ export { RedisLimiter, type RedisLimiterOptions } from "./redis.js";
 export type { RedisClient } from "./redis-client.js";
 export { SCRIPT, SCRIPT_SHA1 } from "./script.js";
 export {
-  Tollgate,
+  Tidegate,
   type RefundOptions,
   type RequestDescription,
   type ServiceCheckOptions,
-  type TollgateOptions,
+  type TidegateOptions,
   type WaitOptions,
 } from "./service.js";

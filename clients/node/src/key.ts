@@ -1,7 +1,7 @@
 /**
  * The names of the keys in Redis, which clients in every language construct alike.
  *
- *     tollgate:tg2:{user:42}:sliding:60000000
+ *     tidegate:tg2:{user:42}:sliding:60000000
  *     prefix   │    subject  algorithm and window
  *              version of the state
  *

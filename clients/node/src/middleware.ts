@@ -6,11 +6,11 @@ import { InvalidInputError } from "./errors.js";
 import type { Key } from "./key.js";
 import { parseLimit } from "./limit.js";
 import type { Limiter } from "./limiter.js";
-import { Tollgate } from "./service.js";
+import { Tidegate } from "./service.js";
 
 /** Options of middleware with limits in code. `Request` is the request type of the framework. */
 export interface ExplicitOptions<Request> {
-  /** The limiter: a `RedisLimiter`, or a `Tollgate`. */
+  /** The limiter: a `RedisLimiter`, or a `Tidegate`. */
   limiter: Limiter;
   /** One or several limits, for example `10/min`. All are charged, or none. */
   limit: string | readonly string[];
@@ -24,13 +24,13 @@ export interface ExplicitOptions<Request> {
   forwardingHeader?: string;
   /** The outcome of a request for which its units are given back. Defaults to none. */
   refundOn?: Ending;
-  tollgate?: undefined;
+  tidegate?: undefined;
 }
 
 /** Options of middleware with rules in the service. */
 export interface RulesOptions {
   /** The service, whose rules decide. A refusal is relayed as it is. */
-  tollgate: Tollgate;
+  tidegate: Tidegate;
   limiter?: undefined;
 }
 
@@ -63,18 +63,18 @@ export function createGate<Request>(
   options: RateLimitOptions<Request>,
   describe: (request: Request) => IncomingRequest,
 ): (request: Request) => Promise<Outcome> {
-  if (options?.tollgate !== undefined) return gateByRules(options.tollgate, describe);
+  if (options?.tidegate !== undefined) return gateByRules(options.tidegate, describe);
   return gateByLimits(options, describe);
 }
 
-function gateByRules<Request>(tollgate: Tollgate, describe: (request: Request) => IncomingRequest) {
-  if (typeof tollgate?.checkRequest !== "function") throw new InvalidInputError("tollgate must be a Tollgate");
+function gateByRules<Request>(tidegate: Tidegate, describe: (request: Request) => IncomingRequest) {
+  if (typeof tidegate?.checkRequest !== "function") throw new InvalidInputError("tidegate must be a Tidegate");
   return async (request: Request): Promise<Outcome> => {
     const { method, path, headers, peer } = describe(request);
     const described = { method, path: originForm(path), headers, peer: requirePeer(peer) };
-    const decision = await tollgate.checkRequest(described, { receipt: true });
+    const decision = await tidegate.checkRequest(described, { receipt: true });
     return outcomeOf(decision, () => headers, (status) => {
-      if (decision.refundOn?.includes(endingOf(status))) void ignoreErrors(tollgate.refund(decision, { status }));
+      if (decision.refundOn?.includes(endingOf(status))) void ignoreErrors(tidegate.refund(decision, { status }));
     });
   };
 }
@@ -82,7 +82,7 @@ function gateByRules<Request>(tollgate: Tollgate, describe: (request: Request) =
 function gateByLimits<Request>(options: ExplicitOptions<Request>, describe: (request: Request) => IncomingRequest) {
   const { limiter, limit, cost, refundOn } = options ?? {};
   if (typeof limiter?.check !== "function") {
-    throw new InvalidInputError("rateLimit needs a limiter and a limit, or a tollgate");
+    throw new InvalidInputError("rateLimit needs a limiter and a limit, or a tidegate");
   }
   for (const text of typeof limit === "string" ? [limit] : (limit ?? [])) parseLimit(text);
   if (limit === undefined || limit.length === 0) throw new InvalidInputError("rateLimit needs a limit such as 10/min");

@@ -1,5 +1,5 @@
 /** Converts errors of Redis clients. The first word of an error reply determines its code. */
-import { InvalidInputError, TollgateError, UnavailableError, type ErrorCode } from "./errors.js";
+import { InvalidInputError, TidegateError, UnavailableError, type ErrorCode } from "./errors.js";
 
 type FailureCode = Exclude<ErrorCode, "invalid_input">;
 
@@ -18,9 +18,9 @@ const REPLIES: Readonly<Record<string, readonly [FailureCode, string]>> = {
   NOAUTH: ["forbidden", "the server requires a different user or password"],
   WRONGPASS: ["forbidden", "the server requires a different user or password"],
   NOPERM: ["forbidden", "the Redis user lacks permission to run the script or to access its keys"],
-  TOLLGATE_FOREIGN: ["foreign", "a counter's key holds data that Tollgate did not write"],
-  TOLLGATE_ARGUMENT: ["script", "the script does not accept the call; its version does not match this package"],
-  TOLLGATE_INTERNAL: ["script", "the Lua script failed; this is a bug in Tollgate"],
+  TIDEGATE_FOREIGN: ["foreign", "a counter's key holds data that Tidegate did not write"],
+  TIDEGATE_ARGUMENT: ["script", "the script does not accept the call; its version does not match this package"],
+  TIDEGATE_INTERNAL: ["script", "the Lua script failed; this is a bug in Tidegate"],
 };
 
 /** The text with which ioredis precedes the last error reply after it has given up. */
@@ -31,14 +31,14 @@ const CLUSTER_REDIRECTIONS = /^Too many Cluster redirections\. Last error: (Repl
  *
  * The text of a reply is dropped, because it may contain keys or addresses; it is the `cause`.
  */
-export function replyError(cause: unknown): TollgateError {
-  if (cause instanceof TollgateError) return cause;
+export function replyError(cause: unknown): TidegateError {
+  if (cause instanceof TidegateError) return cause;
   const text = (cause instanceof Error ? cause.message : String(cause)).replace(CLUSTER_REDIRECTIONS, "");
   if (text.startsWith("CROSSSLOT")) {
     const message = "the keys of one check are in different slots of the Redis Cluster; use one key per check";
     return new InvalidInputError(message, { cause });
   }
-  const [code, reason] = classify(text.replace(/^TOLLGATE_PARTLY /, ""), cause);
+  const [code, reason] = classify(text.replace(/^TIDEGATE_PARTLY /, ""), cause);
   const message = code === "unreachable" ? `cannot reach Redis: ${reason}` : `Redis: ${reason}`;
   return new UnavailableError(code, message, { cause });
 }

@@ -16,7 +16,7 @@ import { SCRIPT, SCRIPT_SHA1 } from "./script.js";
 export interface RedisLimiterOptions extends FailureOptions {
   /** The deadline of a call in milliseconds. Defaults to 25. */
   deadlineMs?: number;
-  /** The first part of every key. Defaults to `tollgate`, as everywhere in Tollgate. */
+  /** The first part of every key. Defaults to `tidegate`, as everywhere in Tidegate. */
   prefix?: string;
   /** @internal Returns the time in microseconds at which the script decides. Defaults to the clock of Redis. */
   nowUs?: () => number;
@@ -37,7 +37,7 @@ const BAN_SECONDS_MAX = 10 * 365 * 86_400;
  * A limiter on Redis or Valkey, with the application's own client: ioredis (`Redis`, `Cluster`) or node-redis
  * (`createClient`, `createClientPool`, `createCluster`).
  *
- * Counters are shared with every other Tollgate client on the same Redis and prefix. Each call has a deadline. If Redis
+ * Counters are shared with every other Tidegate client on the same Redis and prefix. Each call has a deadline. If Redis
  * does not answer, `onError` determines the answer. A call that timed out may have been executed and is never repeated.
  *
  * ```ts
@@ -55,7 +55,7 @@ export class RedisLimiter implements Limiter {
   /** @throws {InvalidInputError} if the client is not a supported Redis client, or an option is invalid. */
   constructor(client: RedisClient, options: RedisLimiterOptions = {}) {
     this.#redis = connectionOf(client);
-    this.#keys = new KeyBuilder(options.prefix ?? "tollgate");
+    this.#keys = new KeyBuilder(options.prefix ?? "tidegate");
     this.#deadlineMs = checkDeadline("deadlineMs", options.deadlineMs ?? 25);
     this.#failures = new FailurePolicy("Redis", options);
     this.#nowUs = options.nowUs;

@@ -1,4 +1,4 @@
-/** The client of `tollgate serve` over HTTP. */
+/** The client of `tidegate serve` over HTTP. */
 import { Agent as HttpAgent, request as httpRequest, type IncomingMessage } from "node:http";
 import { Agent as HttpsAgent, request as httpsRequest } from "node:https";
 
@@ -19,8 +19,8 @@ import { keyText, type Key } from "./key.js";
 import type { CheckOptions, Limiter } from "./limiter.js";
 import { Slots } from "./slots.js";
 
-/** Options of {@link Tollgate}. */
-export interface TollgateOptions extends FailureOptions {
+/** Options of {@link Tidegate}. */
+export interface TidegateOptions extends FailureOptions {
   /** The deadline of a call in milliseconds, including connecting. Defaults to 50. */
   deadlineMs?: number;
   /** The bearer token of the service, if it requires one. */
@@ -31,11 +31,11 @@ export interface TollgateOptions extends FailureOptions {
 
 /** Options of a check by the service. */
 export interface ServiceCheckOptions extends CheckOptions {
-  /** Whether the decision carries a receipt, with which {@link Tollgate.refund} gives units back. Defaults to `false`. */
+  /** Whether the decision carries a receipt, with which {@link Tidegate.refund} gives units back. Defaults to `false`. */
   receipt?: boolean;
 }
 
-/** Options of {@link Tollgate.wait}. */
+/** Options of {@link Tidegate.wait}. */
 export interface WaitOptions extends ServiceCheckOptions {
   /** The longest wait in milliseconds, 0 to 60000. If it is longer, the check is denied at once. Defaults to 10000. */
   maxWaitMs?: number;
@@ -52,7 +52,7 @@ export interface RequestDescription {
   peer: string;
 }
 
-/** Options of {@link Tollgate.refund}. */
+/** Options of {@link Tidegate.refund}. */
 export interface RefundOptions {
   /** The units that were actually used; the rest is given back. Defaults to 0. */
   used?: number;
@@ -86,17 +86,17 @@ interface Answer {
 }
 
 /**
- * A client of the Tollgate service.
+ * A client of the Tidegate service.
  *
  * Connections are kept alive, and each call has a deadline. If the service does not answer, `onError` determines the
  * answer. A malformed limit, key, cost or request is always thrown as an {@link InvalidInputError}.
  *
  * ```ts
- * const tollgate = new Tollgate("http://127.0.0.1:8080");
- * const decision = await tollgate.check("user:42", ["10/min", "1000/day"]);
+ * const tidegate = new Tidegate("http://127.0.0.1:8080");
+ * const decision = await tidegate.check("user:42", ["10/min", "1000/day"]);
  * ```
  */
-export class Tollgate implements Limiter {
+export class Tidegate implements Limiter {
   readonly #url: URL;
   readonly #name: string;
   readonly #agent: HttpAgent;
@@ -106,7 +106,7 @@ export class Tollgate implements Limiter {
   readonly #failures: FailurePolicy;
 
   /** @throws {InvalidInputError} if the URL or an option is invalid. */
-  constructor(url: string | URL = DEFAULT_URL, options: TollgateOptions = {}) {
+  constructor(url: string | URL = DEFAULT_URL, options: TidegateOptions = {}) {
     this.#url = parseUrl(url);
     this.#name = `the service ${this.#url.origin}`;
     this.#deadlineMs = checkDeadline("deadlineMs", options.deadlineMs ?? 50);
@@ -143,7 +143,7 @@ export class Tollgate implements Limiter {
   }
 
   /**
-   * Decides as {@link Tollgate.check}, but waits in the service until the units are available.
+   * Decides as {@link Tidegate.check}, but waits in the service until the units are available.
    *
    * If that would take longer than `maxWaitMs`, the check is denied and nothing is charged.
    */
@@ -268,7 +268,7 @@ export class Tollgate implements Limiter {
   }
 
   #malformed(): UnavailableError {
-    return new UnavailableError("protocol", `${this.#name}: the answer is not in the form that Tollgate sends`);
+    return new UnavailableError("protocol", `${this.#name}: the answer is not in the form that Tidegate sends`);
   }
 
   #errorOf({ status, body }: Answer): Error {

@@ -5,7 +5,7 @@ import { after, describe, test } from "node:test";
 
 import { ADMITTED, CLIENTS, FORMS, RedisServer, Service, eventually, fakeService, json, keepingLog } from "./harness.mjs";
 
-const { RedisLimiter, Tollgate } = FORMS.esm;
+const { RedisLimiter, Tidegate } = FORMS.esm;
 
 /** Asserts the answer of each `onError` while nothing is decided. `limiterFor` creates a limiter with options. */
 async function assertFailure(limiterFor, codes) {
@@ -43,7 +43,7 @@ describe("the service", () => {
     service = await Service.start(["--store", "memory"]);
     const limiters = [];
     const limiterFor = (options) => {
-      limiters.push(new Tollgate(service.url, options));
+      limiters.push(new Tidegate(service.url, options));
       return limiters.at(-1);
     };
     const { messages, logger } = keepingLog();
@@ -78,7 +78,7 @@ describe("the service", () => {
       const fake = await fakeService(handle);
       const limiters = [];
       const limiterFor = (options) => {
-        limiters.push(new Tollgate(fake.url, { ...options, maxConnections: 4 }));
+        limiters.push(new Tidegate(fake.url, { ...options, maxConnections: 4 }));
         return limiters.at(-1);
       };
       await assertFailure(limiterFor, name === "closing" ? ["unreachable", "timeout"] : ["timeout"]);
@@ -101,22 +101,22 @@ describe("the service", () => {
       response.end();
     });
     const { messages, logger } = keepingLog();
-    const tollgate = new Tollgate(fake.url, { logger });
-    const decision = await tollgate.check("a", "10/min");
+    const tidegate = new Tidegate(fake.url, { logger });
+    const decision = await tidegate.check("a", "10/min");
     assert.deepEqual([decision.allowed, decision.source, decision.error.code], [true, "none", "timeout"]);
     assert.equal(messages.length, 1);
     isSlow = false;
-    await eventually("a decision", async () => (await tollgate.check("a", "10/min")).source === "store");
-    tollgate.close();
+    await eventually("a decision", async () => (await tidegate.check("a", "10/min")).source === "store");
+    tidegate.close();
     fake.close();
   });
 
   test("a host that does not exist", async () => {
-    const tollgate = new Tollgate("http://tollgate.invalid", { logger: () => {} });
-    const decision = await tollgate.check("a", "1/h");
+    const tidegate = new Tidegate("http://tidegate.invalid", { logger: () => {} });
+    const decision = await tidegate.check("a", "1/h");
     assert.deepEqual([decision.allowed, decision.source], [true, "none"]);
     assert.ok(["unreachable", "timeout"].includes(decision.error.code));
-    tollgate.close();
+    tidegate.close();
   });
 
   test("after a burst of timeouts all connections are usable again", async () => {
@@ -124,15 +124,15 @@ describe("the service", () => {
     const fake = await fakeService((_, response) => {
       if (!isSlow) json(response, 200, ADMITTED);
     });
-    const tollgate = new Tollgate(fake.url, { maxConnections: 4, logger: () => {} });
-    await Promise.all(Array.from({ length: 200 }, () => tollgate.check("a", "10/min")));
+    const tidegate = new Tidegate(fake.url, { maxConnections: 4, logger: () => {} });
+    await Promise.all(Array.from({ length: 200 }, () => tidegate.check("a", "10/min")));
     isSlow = false;
     const heals = async () => {
-      const decisions = await Promise.all(Array.from({ length: 4 }, () => tollgate.check("a", "10/min")));
+      const decisions = await Promise.all(Array.from({ length: 4 }, () => tidegate.check("a", "10/min")));
       return decisions.every(({ source }) => source === "store");
     };
     await eventually("four decisions at once", heals);
-    tollgate.close();
+    tidegate.close();
     fake.close();
   });
 });

@@ -1,4 +1,4 @@
-// Real servers for tests: redis-server, valkey-server, clusters of them and tollgate, on free ports of 127.0.0.1. All are
+// Real servers for tests: redis-server, valkey-server, clusters of them and tidegate, on free ports of 127.0.0.1. All are
 // killed when the process ends.
 import { spawn } from "node:child_process";
 import { once } from "node:events";
@@ -12,10 +12,10 @@ import { after } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 
-import * as esm from "tollgate";
+import * as esm from "tidegate";
 
 /** Both module forms of the package. */
-export const FORMS = { esm, cjs: createRequire(import.meta.url)("tollgate") };
+export const FORMS = { esm, cjs: createRequire(import.meta.url)("tidegate") };
 
 const root = fileURLToPath(new URL("../../../", import.meta.url));
 const children = new Set();
@@ -42,14 +42,14 @@ export function closing(close) {
 
 /** Creates a directory that is removed when the process ends, and returns its path. */
 function temporaryDirectory() {
-  const directory = mkdtempSync(`${tmpdir()}/tollgate-node-`);
+  const directory = mkdtempSync(`${tmpdir()}/tidegate-node-`);
   process.on("exit", () => rmSync(directory, { recursive: true, force: true }));
   return directory;
 }
 
 /** Writes a configuration of the service, and returns its path. */
 export function writeConfig(text) {
-  const path = `${temporaryDirectory()}/tollgate.toml`;
+  const path = `${temporaryDirectory()}/tidegate.toml`;
   writeFileSync(path, text);
   return path;
 }
@@ -168,12 +168,12 @@ export class RedisServer {
   }
 }
 
-/** A Redis or Valkey Cluster of three masters, started by `tollgate-test-cluster`. */
+/** A Redis or Valkey Cluster of three masters, started by `tidegate-test-cluster`. */
 export class TestCluster {
   /** `brand` is `redis` or `valkey`. */
   static async start(brand) {
-    const binary = `${root}target/debug/tollgate-test-cluster`;
-    if (!existsSync(binary)) throw new Error(`${binary} is missing: cargo build -p tollgate-testkit`);
+    const binary = `${root}target/debug/tidegate-test-cluster`;
+    if (!existsSync(binary)) throw new Error(`${binary} is missing: cargo build -p tidegate-testkit`);
     const cluster = new TestCluster(new Child(binary, [brand], "pipe"));
     cluster.addresses = (await cluster.#read()).split(" ");
     return cluster;
@@ -204,12 +204,12 @@ export class TestCluster {
 
   async #read() {
     const { value, done } = await this.#lines.next();
-    if (done) throw new Error(`tollgate-test-cluster has ended: ${this.child.output}`);
+    if (done) throw new Error(`tidegate-test-cluster has ended: ${this.child.output}`);
     return value;
   }
 }
 
-/** The real service, `tollgate serve`. */
+/** The real service, `tidegate serve`. */
 export class Service {
   static async start(args = [], port = 0) {
     const service = new Service(args);
@@ -222,8 +222,8 @@ export class Service {
   }
 
   async launch(port) {
-    const binary = process.env.TOLLGATE_BIN ?? `${root}target/debug/tollgate`;
-    if (!existsSync(binary)) throw new Error(`${binary} is missing: cargo build -p tollgate-cli, or set TOLLGATE_BIN`);
+    const binary = process.env.TIDEGATE_BIN ?? `${root}target/debug/tidegate`;
+    if (!existsSync(binary)) throw new Error(`${binary} is missing: cargo build -p tidegate-cli, or set TIDEGATE_BIN`);
     const fixed = ["serve", "--http", `127.0.0.1:${port}`, "--resp", "off", "--admin", "off"];
     this.child = new Child(binary, [...fixed, ...this.args]);
     const address = await eventually("the service listens", () => {

@@ -6,13 +6,13 @@ import { FORMS } from "./harness.mjs";
 
 const readyClient = () => ({ isOpen: true, isReady: true, evalSha: async () => assert.fail("nothing is sent") });
 
-for (const [form, tollgate] of Object.entries(FORMS)) {
+for (const [form, tidegate] of Object.entries(FORMS)) {
   describe(form, () => {
-    const { InvalidInputError, RedisLimiter, Tollgate, TrustedProxies } = tollgate;
+    const { InvalidInputError, RedisLimiter, Tidegate, TrustedProxies } = tidegate;
     const rejects = (call, phrase) => assert.rejects(call, (error) => isInvalid(error, phrase));
     const throws = (call, phrase) => assert.throws(call, (error) => isInvalid(error, phrase));
     const isInvalid = (error, phrase) => {
-      assert.ok(error instanceof InvalidInputError && error instanceof tollgate.TollgateError, String(error));
+      assert.ok(error instanceof InvalidInputError && error instanceof tidegate.TidegateError, String(error));
       assert.equal(error.code, "invalid_input");
       assert.match(error.message, phrase);
       return true;
@@ -21,7 +21,7 @@ for (const [form, tollgate] of Object.entries(FORMS)) {
     test("malformed limits, keys and costs are rejected before anything is sent", async () => {
       const limiters = [
         new RedisLimiter(readyClient(), { onError: "allow" }),
-        new Tollgate("http://127.0.0.1:1", { onError: "allow", logger: () => assert.fail("nothing is sent") }),
+        new Tidegate("http://127.0.0.1:1", { onError: "allow", logger: () => assert.fail("nothing is sent") }),
       ];
       const cases = [
         ["a", "10/fortnight", {}, /us, ms, s, min, h, day, week/],
@@ -54,10 +54,10 @@ for (const [form, tollgate] of Object.entries(FORMS)) {
 
     test("replies of a server that does not decide are typed errors without their text", async () => {
       const replies = {
-        "TOLLGATE_ARGUMENT a step is a limit line": "script",
-        "TOLLGATE_INTERNAL user_script:12: oops": "script",
-        "TOLLGATE_FOREIGN the key holds another type": "foreign",
-        "TOLLGATE_PARTLY TOLLGATE_FOREIGN the key holds another type": "foreign",
+        "TIDEGATE_ARGUMENT a step is a limit line": "script",
+        "TIDEGATE_INTERNAL user_script:12: oops": "script",
+        "TIDEGATE_FOREIGN the key holds another type": "foreign",
+        "TIDEGATE_PARTLY TIDEGATE_FOREIGN the key holds another type": "foreign",
         "NOPERM this user has no permissions to access secret-key": "forbidden",
         "ERR The user executing the script can't access at least one of the keys": "forbidden",
         "WRONGPASS invalid username-password pair": "forbidden",
@@ -97,13 +97,13 @@ for (const [form, tollgate] of Object.entries(FORMS)) {
     });
 
     test("invalid options are rejected at the start", () => {
-      throws(() => new Tollgate("127.0.0.1:8080"), /such as http:\/\/127.0.0.1:8080/);
-      throws(() => new Tollgate("ftp://127.0.0.1"), /such as http/);
-      throws(() => new Tollgate("http://u:secret@127.0.0.1"), /^(?!.*secret)/);
-      throws(() => new Tollgate("http://127.0.0.1", { deadlineMs: 0 }), /deadlineMs must be above 0/);
-      throws(() => new Tollgate("http://127.0.0.1", { onError: "raise" }), /"allow", "deny" or "throw"/);
-      throws(() => new Tollgate("http://127.0.0.1", { token: "a\nb" }), /^(?!.*a\nb)/);
-      throws(() => new Tollgate("http://127.0.0.1", { maxConnections: 0 }), /maxConnections/);
+      throws(() => new Tidegate("127.0.0.1:8080"), /such as http:\/\/127.0.0.1:8080/);
+      throws(() => new Tidegate("ftp://127.0.0.1"), /such as http/);
+      throws(() => new Tidegate("http://u:secret@127.0.0.1"), /^(?!.*secret)/);
+      throws(() => new Tidegate("http://127.0.0.1", { deadlineMs: 0 }), /deadlineMs must be above 0/);
+      throws(() => new Tidegate("http://127.0.0.1", { onError: "raise" }), /"allow", "deny" or "throw"/);
+      throws(() => new Tidegate("http://127.0.0.1", { token: "a\nb" }), /^(?!.*a\nb)/);
+      throws(() => new Tidegate("http://127.0.0.1", { maxConnections: 0 }), /maxConnections/);
       throws(() => new RedisLimiter({}), /expected a Redis client/);
       throws(() => new RedisLimiter(null), /expected a Redis client/);
       throws(() => new RedisLimiter(readyClient(), { prefix: "a{b}" }), /key prefix/);

@@ -1,4 +1,4 @@
-// Many calls leave nothing behind: memory, connections, timers. TOLLGATE_LONG=1 makes 100,000 calls.
+// Many calls leave nothing behind: memory, connections, timers. TIDEGATE_LONG=1 makes 100,000 calls.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { runInNewContext } from "node:vm";
@@ -7,7 +7,7 @@ import { Redis } from "ioredis";
 
 import { ADMITTED, FORMS, RedisServer, closing, fakeService, json } from "./harness.mjs";
 
-const CALLS = process.env.TOLLGATE_LONG === "1" ? 100_000 : 5_000;
+const CALLS = process.env.TIDEGATE_LONG === "1" ? 100_000 : 5_000;
 const PARALLEL = 200;
 /** Far below one object per call, above the noise of the collector. */
 const GROWTH_BYTES_MAX = 3_000_000;
@@ -38,18 +38,18 @@ test(`service: ${CALLS} calls leave nothing behind`, async () => {
     fake.requests.length = 0;
     json(response, 200, ADMITTED);
   });
-  const tollgate = new FORMS.esm.Tollgate(fake.url, { deadlineMs: 30_000, onError: "throw" });
-  await assertNoLeak(() => tollgate.check("a", "10/min"));
+  const tidegate = new FORMS.esm.Tidegate(fake.url, { deadlineMs: 30_000, onError: "throw" });
+  await assertNoLeak(() => tidegate.check("a", "10/min"));
   assert.ok(fake.connections <= 32, `${fake.connections} connections`);
-  tollgate.close();
+  tidegate.close();
   fake.close();
 });
 
 test(`service: ${CALLS / 10} calls that time out leave nothing behind`, async () => {
   const fake = await fakeService(() => void (fake.requests.length = 0));
-  const tollgate = new FORMS.esm.Tollgate(fake.url, { deadlineMs: 5, logger: () => {} });
-  await assertNoLeak(() => tollgate.check("a", "10/min"), CALLS / 10);
-  tollgate.close();
+  const tidegate = new FORMS.esm.Tidegate(fake.url, { deadlineMs: 5, logger: () => {} });
+  await assertNoLeak(() => tidegate.check("a", "10/min"), CALLS / 10);
+  tidegate.close();
   fake.close();
 });
 

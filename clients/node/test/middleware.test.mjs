@@ -10,13 +10,13 @@ import fastify from "fastify";
 import { Hono } from "hono";
 import { Redis } from "ioredis";
 
-import * as expressEsm from "tollgate/express";
-import * as fastifyEsm from "tollgate/fastify";
-import * as honoEsm from "tollgate/hono";
+import * as expressEsm from "tidegate/express";
+import * as fastifyEsm from "tidegate/fastify";
+import * as honoEsm from "tidegate/hono";
 import { ADMITTED, FORMS, RedisServer, closing, eventually, fakeService, json } from "./harness.mjs";
 
 const require = createRequire(import.meta.url);
-const { InvalidInputError, RedisLimiter, Tollgate } = FORMS.esm;
+const { InvalidInputError, RedisLimiter, Tidegate } = FORMS.esm;
 const PATIENT = { deadlineMs: 30_000, onError: "throw" };
 
 /**
@@ -27,7 +27,7 @@ const FRAMEWORKS = {
   express: (rateLimit) => async (options) => {
     const app = express();
     const limited = rateLimit(options);
-    app.all("/x", limited, (req, res) => res.status(Number(req.query.status ?? 200)).json(shown(req.tollgate)));
+    app.all("/x", limited, (req, res) => res.status(Number(req.query.status ?? 200)).json(shown(req.tidegate)));
     app.get("/raw", limited, (_, res) => res.writeHead(200, { "content-type": "text/plain" }).end("raw"));
     app.get("/throw", limited, () => {
       throw new Error("on purpose");
@@ -43,7 +43,7 @@ const FRAMEWORKS = {
     const app = fastify();
     const limited = { onRequest: rateLimit(options) };
     app.all("/x", limited, (request, reply) =>
-      reply.code(Number(request.query.status ?? 200)).send(shown(request.tollgate)),
+      reply.code(Number(request.query.status ?? 200)).send(shown(request.tidegate)),
     );
     app.get("/raw", limited, (_, reply) => reply.type("text/plain").send(Buffer.from("raw")));
     app.get("/throw", limited, async () => {
@@ -58,7 +58,7 @@ const FRAMEWORKS = {
   hono: (rateLimit) => async (options) => {
     const app = new Hono();
     const limited = rateLimit(options);
-    app.all("/x", limited, (c) => c.json(shown(c.get("tollgate")), Number(c.req.query("status") ?? 200)));
+    app.all("/x", limited, (c) => c.json(shown(c.get("tidegate")), Number(c.req.query("status") ?? 200)));
     app.get("/raw", limited, () => new Response("raw", { headers: { "content-type": "text/plain" } }));
     app.get("/throw", limited, () => {
       throw new Error("on purpose");
@@ -77,9 +77,9 @@ function shown(decision) {
 }
 
 const FORMS_OF = {
-  express: { esm: expressEsm, cjs: require("tollgate/express") },
-  fastify: { esm: fastifyEsm, cjs: require("tollgate/fastify") },
-  hono: { esm: honoEsm, cjs: require("tollgate/hono") },
+  express: { esm: expressEsm, cjs: require("tidegate/express") },
+  fastify: { esm: fastifyEsm, cjs: require("tidegate/fastify") },
+  hono: { esm: honoEsm, cjs: require("tidegate/hono") },
 };
 
 let redisServer, redis;
@@ -100,7 +100,7 @@ function freshLimiter() {
 
 test("by rules, a request target in another form is described by its path", async () => {
   const fake = await fakeService((_, response) => json(response, 200, ADMITTED));
-  const app = await FRAMEWORKS.express(expressEsm.rateLimit)({ tollgate: new Tollgate(fake.url, PATIENT) });
+  const app = await FRAMEWORKS.express(expressEsm.rateLimit)({ tidegate: new Tidegate(fake.url, PATIENT) });
   for (const target of ["http://other.example/x?a=b", "/x?a=b#c", "/x?a=b"]) {
     const socket = connect(app.port, "127.0.0.1");
     socket.write(`GET ${target} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n`);
@@ -264,7 +264,7 @@ for (const [name, framework] of Object.entries(FRAMEWORKS)) {
         const fake = await fakeService((_, response) =>
           isRefused ? json(response, 429, refusal) : json(response, 200, admitted),
         );
-        const app = await start({ tollgate: new Tollgate(fake.url, PATIENT) });
+        const app = await start({ tidegate: new Tidegate(fake.url, PATIENT) });
         const passed = await get(app, "/x?a=b", { headers: { "x-test": "1" } });
         assert.deepEqual([passed.status, passed.headers.get("x-ratelimit-limit")], [200, "10"]);
         const { request } = fake.requests[0].body;
@@ -284,7 +284,7 @@ for (const [name, framework] of Object.entries(FRAMEWORKS)) {
             ? json(response, 200, { ...ADMITTED, receipt: "R", refund_on: ["failure"] })
             : json(response, 200, { applied: true }),
         );
-        const app = await start({ tollgate: new Tollgate(fake.url, PATIENT) });
+        const app = await start({ tidegate: new Tidegate(fake.url, PATIENT) });
         const refunds = () => fake.requests.filter(({ path }) => path === "/v1/refund").map(({ body }) => body);
         await (await get(app, "/x?status=200")).arrayBuffer();
         await (await get(app, "/x?status=503")).arrayBuffer();
@@ -297,7 +297,7 @@ for (const [name, framework] of Object.entries(FRAMEWORKS)) {
 
       test("the service can be the limiter of explicit limits", async () => {
         const fake = await fakeService((_, response) => json(response, 200, ADMITTED, { "x-ratelimit-limit": "10" }));
-        const app = await start({ limiter: new Tollgate(fake.url, PATIENT), limit: "10/min", key: () => "k" });
+        const app = await start({ limiter: new Tidegate(fake.url, PATIENT), limit: "10/min", key: () => "k" });
         const passed = await get(app, "/x");
         assert.deepEqual([passed.status, passed.headers.get("x-ratelimit-limit")], [200, "10"]);
         assert.deepEqual(fake.requests[0].body, { key: "k", limit: "10/min", cost: 1 });
@@ -323,7 +323,7 @@ for (const [name, framework] of Object.entries(FRAMEWORKS)) {
           { limiter, limit: [] },
           { limiter, limit: "1/s", trustedProxies: ["proxy"] },
           { limiter, limit: "1/s", refundOn: "error" },
-          { tollgate: {} },
+          { tidegate: {} },
         ]) {
           assert.throws(() => module.rateLimit(options), isInvalid, JSON.stringify(options));
         }

@@ -1,11 +1,11 @@
 // A worker of the mixed run: one of the Node clients, alongside those of the other languages. The parent,
-// crates/tollgate-cli/tests/suite/mixed.rs, describes the arguments, the input and the records.
+// crates/tidegate-cli/tests/suite/mixed.rs, describes the arguments, the input and the records.
 import { createWriteStream } from "node:fs";
 import { once } from "node:events";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
 
-import { RedisLimiter, Tollgate } from "tollgate";
+import { RedisLimiter, Tidegate } from "tidegate";
 
 const CALLERS = 8;
 const work = JSON.parse(process.argv[2]);
@@ -17,8 +17,8 @@ async function open() {
   const url = `redis://127.0.0.1:${work.redis_port}`;
   switch (work.client) {
     case "service": {
-      const tollgate = new Tollgate(work.service, options);
-      return [tollgate, () => tollgate.close()];
+      const tidegate = new Tidegate(work.service, options);
+      return [tidegate, () => tidegate.close()];
     }
     case "ioredis": {
       const redis = new Redis(url);

@@ -17,7 +17,7 @@ function run(program, args) {
 }
 
 before(() => {
-  directory = realpathSync(mkdtempSync(`${tmpdir()}/tollgate-node-package-`));
+  directory = realpathSync(mkdtempSync(`${tmpdir()}/tidegate-node-package-`));
   writeFileSync(`${directory}/package.json`, '{ "name": "user", "private": true }');
   // The package is built already.
   const [packed] = JSON.parse(run("npm", ["pack", "--json", "--ignore-scripts", "--silent", root]));
@@ -28,19 +28,19 @@ after(() => rmSync(directory, { recursive: true, force: true }));
 
 test("has both module forms, types and the script, and no dependencies", () => {
   const list = run("npm", ["ls", "--all", "--parseable"]).trim().split("\n");
-  assert.deepEqual(list, [directory, `${directory}/node_modules/tollgate`]);
+  assert.deepEqual(list, [directory, `${directory}/node_modules/tidegate`]);
   writeFileSync(
     `${directory}/form.mjs`,
-    `import { Tollgate, RedisLimiter, parseLimit } from "tollgate";
-     const middleware = await Promise.all(["express", "fastify", "hono"].map((name) => import("tollgate/" + name)));
-     console.log(typeof Tollgate, typeof RedisLimiter, parseLimit("10/min").quota,
+    `import { Tidegate, RedisLimiter, parseLimit } from "tidegate";
+     const middleware = await Promise.all(["express", "fastify", "hono"].map((name) => import("tidegate/" + name)));
+     console.log(typeof Tidegate, typeof RedisLimiter, parseLimit("10/min").quota,
        ...middleware.map(({ rateLimit }) => typeof rateLimit));`,
   );
   writeFileSync(
     `${directory}/form.cjs`,
-    `const { Tollgate, RedisLimiter, parseLimit } = require("tollgate");
-     const middleware = ["express", "fastify", "hono"].map((name) => require("tollgate/" + name));
-     console.log(typeof Tollgate, typeof RedisLimiter, parseLimit("10/min").quota,
+    `const { Tidegate, RedisLimiter, parseLimit } = require("tidegate");
+     const middleware = ["express", "fastify", "hono"].map((name) => require("tidegate/" + name));
+     console.log(typeof Tidegate, typeof RedisLimiter, parseLimit("10/min").quota,
        ...middleware.map(({ rateLimit }) => typeof rateLimit));`,
   );
   for (const file of ["form.mjs", "form.cjs"]) {
@@ -54,29 +54,29 @@ import fastify from "fastify";
 import { Hono } from "hono";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
-import { RedisLimiter, Tollgate, TollgateError, type Decision, type Limiter } from "tollgate";
-import { rateLimit as byExpress } from "tollgate/express";
-import { rateLimit as byFastify } from "tollgate/fastify";
-import { rateLimit as byHono } from "tollgate/hono";
+import { RedisLimiter, Tidegate, TidegateError, type Decision, type Limiter } from "tidegate";
+import { rateLimit as byExpress } from "tidegate/express";
+import { rateLimit as byFastify } from "tidegate/fastify";
+import { rateLimit as byHono } from "tidegate/hono";
 
 const limiter: Limiter = new RedisLimiter(new Redis(), { onError: "throw", deadlineMs: 25 });
 const other = new RedisLimiter(createClient());
-const tollgate = new Tollgate("http://127.0.0.1:8080", { logger: (message, error?: TollgateError) => console.log(message, error?.code) });
+const tidegate = new Tidegate("http://127.0.0.1:8080", { logger: (message, error?: TidegateError) => console.log(message, error?.code) });
 
 const app = express();
-app.use(byExpress({ tollgate }));
+app.use(byExpress({ tidegate }));
 app.post("/", byExpress({ limiter, limit: "10/min", key: (req) => req.get("x-user") ?? "" }), (req, res) => {
-  const decision: Decision | undefined = req.tollgate;
+  const decision: Decision | undefined = req.tidegate;
   res.json(decision?.remaining ?? null);
 });
 
 const server = fastify();
-server.addHook("onRequest", byFastify({ tollgate }));
-server.post("/", { onRequest: byFastify({ limiter: other, limit: ["10/min", "100/day"] }) }, (request) => request.tollgate?.limit);
+server.addHook("onRequest", byFastify({ tidegate }));
+server.post("/", { onRequest: byFastify({ limiter: other, limit: ["10/min", "100/day"] }) }, (request) => request.tidegate?.limit);
 
 const hono = new Hono();
-hono.use(byHono({ limiter: tollgate, limit: "10/min", key: (c) => c.req.header("x-user") ?? "", refundOn: "failure" }));
-hono.get("/", (c) => c.json(c.get("tollgate").remaining));
+hono.use(byHono({ limiter: tidegate, limit: "10/min", key: (c) => c.req.header("x-user") ?? "", refundOn: "failure" }));
+hono.get("/", (c) => c.json(c.get("tidegate").remaining));
 
 export async function retryAfter(): Promise<number | null> {
   const decision = await other.check("user:42", ["10/min"], { cost: 2 });
@@ -85,7 +85,7 @@ export async function retryAfter(): Promise<number | null> {
 // @ts-expect-error a limit is needed
 byExpress({ limiter });
 // @ts-expect-error raise is not a name of this package
-new Tollgate("http://127.0.0.1:8080", { onError: "raise" });
+new Tidegate("http://127.0.0.1:8080", { onError: "raise" });
 `;
 
 test("its types work in strict TypeScript, for both module forms", () => {

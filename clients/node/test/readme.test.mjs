@@ -29,9 +29,9 @@ test("there are no other blocks", () => {
 });
 
 for (const [index, block] of blocks.entries()) {
-  test(`block ${index + 1}: ${/from "(tollgate.*?)";\n(?!import)/.exec(block)?.[1]}`, async () => {
+  test(`block ${index + 1}: ${/from "(tidegate.*?)";\n(?!import)/.exec(block)?.[1]}`, async () => {
     const port = String(await freePort());
-    const urls = { REDIS_URL: redis.url, REDIS_CLUSTER_URL: cluster.urls[0], TOLLGATE_URL: service.url };
+    const urls = { REDIS_URL: redis.url, REDIS_CLUSTER_URL: cluster.urls[0], TIDEGATE_URL: service.url };
     const env = { ...process.env, ...urls, PORT: port };
     const child = spawn(process.execPath, ["--input-type=module", "--eval", block], { cwd: root, env });
     let output = "";
@@ -48,7 +48,7 @@ for (const [index, block] of blocks.entries()) {
         return response.status === 200 && (await response.json()).left !== null && response;
       };
       const response = await eventually(`an answer, after: ${output}`, left);
-      assert.ok(response.headers.has("ratelimit") || /tollgate }/.test(block), "rate-limit headers");
+      assert.ok(response.headers.has("ratelimit") || /tidegate }/.test(block), "rate-limit headers");
       assert.equal(child.exitCode, null, output);
     } finally {
       child.kill("SIGKILL");

@@ -8,12 +8,12 @@ import { Redis } from "ioredis";
 import { FORMS, RedisServer } from "./harness.mjs";
 import { replayTraces, vectors } from "./traces.mjs";
 
-const script = new URL("../../../crates/tollgate-redis/lua/tollgate.lua", import.meta.url);
+const script = new URL("../../../crates/tidegate-redis/lua/tidegate.lua", import.meta.url);
 
-for (const [form, tollgate] of Object.entries(FORMS)) {
+for (const [form, tidegate] of Object.entries(FORMS)) {
   describe(form, () => {
     test("embedded script is the script of this checkout", () => {
-      const { SCRIPT, SCRIPT_SHA1 } = tollgate;
+      const { SCRIPT, SCRIPT_SHA1 } = tidegate;
       assert.equal(SCRIPT, readFileSync(script, "utf8"));
       assert.equal(SCRIPT_SHA1, createHash("sha1").update(SCRIPT).digest("hex"));
       assert.equal(SCRIPT_SHA1, vectors.script_sha1);
@@ -21,57 +21,57 @@ for (const [form, tollgate] of Object.entries(FORMS)) {
 
     test("keys are those of every other client", () => {
       for (const { subject_hex, limit, prefix, key, ban_key } of vectors.keys) {
-        const keys = new tollgate.KeyBuilder(prefix);
+        const keys = new tidegate.KeyBuilder(prefix);
         const subject = Buffer.from(subject_hex, "hex");
-        assert.equal(keys.counter(subject, tollgate.parseLimit(limit)), key);
+        assert.equal(keys.counter(subject, tidegate.parseLimit(limit)), key);
         if (ban_key !== undefined) assert.equal(keys.ban(subject), ban_key);
         const text = subject.toString();
-        if (Buffer.from(text).equals(subject)) assert.equal(keys.counter(text, tollgate.parseLimit(limit)), key);
-        assert.ok(key.includes(`:${tollgate.STATE_VERSION}:{`), "the version of the state");
+        if (Buffer.from(text).equals(subject)) assert.equal(keys.counter(text, tidegate.parseLimit(limit)), key);
+        assert.ok(key.includes(`:${tidegate.STATE_VERSION}:{`), "the version of the state");
       }
     });
 
     test("limits are parsed as the Rust library parses them", () => {
       for (const { text, line, error } of vectors.limits) {
         if (line !== undefined) {
-          assert.equal(tollgate.limitLine(tollgate.parseLimit(text), 1), line, text);
+          assert.equal(tidegate.limitLine(tidegate.parseLimit(text), 1), line, text);
         } else {
           assert.equal(typeof error, "string");
-          assert.throws(() => tollgate.parseLimit(text), tollgate.InvalidInputError, text);
+          assert.throws(() => tidegate.parseLimit(text), tidegate.InvalidInputError, text);
         }
       }
     });
 
     test("client addresses and subjects are those of the Rust library", () => {
       for (const vector of vectors.addresses) {
-        const proxies = new tollgate.TrustedProxies(vector.trusted, vector.header);
-        const found = proxies.clientAddress(tollgate.parseAddress(vector.peer), vector.lines);
-        assert.equal(tollgate.addressText(found), vector.address, JSON.stringify(vector));
-        assert.equal(tollgate.addressSubject(found), vector.subject, JSON.stringify(vector));
+        const proxies = new tidegate.TrustedProxies(vector.trusted, vector.header);
+        const found = proxies.clientAddress(tidegate.parseAddress(vector.peer), vector.lines);
+        assert.equal(tidegate.addressText(found), vector.address, JSON.stringify(vector));
+        assert.equal(tidegate.addressSubject(found), vector.subject, JSON.stringify(vector));
       }
     });
 
     test("headers and default answers are those of the Rust layer", async () => {
       for (const answer of vectors.answers) {
-        const decision = await decide(tollgate, answer);
+        const decision = await decide(tidegate, answer);
         if (answer.body === null) {
           assert.equal(decision.allowed, true);
           assert.deepEqual(decision.headers, answer.headers);
           continue;
         }
-        const { status, headers, body } = tollgate.refusalResponse(decision);
+        const { status, headers, body } = tidegate.refusalResponse(decision);
         assert.deepEqual([status, headers], [answer.status, answer.headers]);
         assert.deepEqual(JSON.parse(body), answer.body);
-        const problem = tollgate.refusalResponse(decision, "application/problem+json");
+        const problem = tidegate.refusalResponse(decision, "application/problem+json");
         assert.deepEqual(problem.headers, { ...headers, "content-type": "application/problem+json" });
         assert.deepEqual(JSON.parse(problem.body), answer.problem);
       }
     });
 
     test("a refusal is a problem if Accept asks for it", async () => {
-      const decision = await decide(tollgate, vectors.answers.find((answer) => answer.status === 429));
+      const decision = await decide(tidegate, vectors.answers.find((answer) => answer.status === 429));
       for (const { lines, problem } of vectors.accepts) {
-        const type = tollgate.refusalResponse(decision, lines).headers["content-type"];
+        const type = tidegate.refusalResponse(decision, lines).headers["content-type"];
         assert.equal(type === "application/problem+json", problem, lines.join("|"));
       }
     });
@@ -79,7 +79,7 @@ for (const [form, tollgate] of Object.entries(FORMS)) {
 }
 
 /** Returns the decision of an answer vector, by way of a Redis client that replies with its numbers. */
-async function decide(tollgate, { at_us, limits }) {
+async function decide(tidegate, { at_us, limits }) {
   const numbers = limits.flatMap((status) => [
     status.allowed ? 1 : 0,
     status.remaining,
@@ -88,7 +88,7 @@ async function decide(tollgate, { at_us, limits }) {
     status.reset_after_us,
   ]);
   const client = { isOpen: true, isReady: true, evalSha: async () => [at_us, 1, ...numbers] };
-  const limiter = new tollgate.RedisLimiter(client, { onError: "throw" });
+  const limiter = new tidegate.RedisLimiter(client, { onError: "throw" });
   return limiter.checkAll(limits.map(({ limit, cost }, index) => ({ key: `k${index}`, limit, cost })));
 }
 

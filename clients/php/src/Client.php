@@ -2,16 +2,16 @@
 
 declare(strict_types=1);
 
-namespace Tollgate;
+namespace Tidegate;
 
 use Psr\Log\LoggerInterface;
-use Tollgate\Exception\Forbidden;
-use Tollgate\Exception\Invalid;
-use Tollgate\Exception\Protocol;
-use Tollgate\Exception\TollgateException;
-use Tollgate\Exception\Unavailable;
+use Tidegate\Exception\Forbidden;
+use Tidegate\Exception\Invalid;
+use Tidegate\Exception\Protocol;
+use Tidegate\Exception\TidegateException;
+use Tidegate\Exception\Unavailable;
 
-/** Asks the service `tollgate serve` over HTTP. A long-running process keeps one connection open per client object. */
+/** Asks the service `tidegate serve` over HTTP. A long-running process keeps one connection open per client object. */
 final class Client extends Limiter
 {
     private const RATE_LIMIT_HEADERS = ['x-ratelimit-limit', 'x-ratelimit-remaining', 'x-ratelimit-reset', 'ratelimit', 'ratelimit-policy'];
@@ -67,7 +67,7 @@ final class Client extends Limiter
      * @param array<string, string|list<string>> $headers
      * @param string $peer the address of the connection's peer
      * @return Decision whose response is to be relayed: on a refusal all of it, on an admission its headers
-     * @throws TollgateException as for {@see check()}
+     * @throws TidegateException as for {@see check()}
      */
     public function checkRequest(string $method, string $path, array $headers, string $peer): Decision
     {
@@ -100,7 +100,7 @@ final class Client extends Limiter
     /**
      * Gives back what the rules say for a response with this status, for decisions of {@see checkRequest()}.
      *
-     * @throws TollgateException if the refund failed
+     * @throws TidegateException if the refund failed
      */
     public function refundByStatus(Decision $decision, int $status): void
     {
@@ -129,7 +129,7 @@ final class Client extends Limiter
         try {
             [$status, $headers, $text] = $this->connection->post('/v1/check', $this->headers(), $body, $seconds);
             return self::decision($status, $headers, json_decode($text, true), $costs);
-        } catch (TollgateException $failure) {
+        } catch (TidegateException $failure) {
             return $this->failures->apply($failure);
         }
     }
@@ -197,7 +197,7 @@ final class Client extends Limiter
     }
 
     /** Converts an answer that is not a decision to an exception. */
-    private static function error(int $status, mixed $answer): TollgateException
+    private static function error(int $status, mixed $answer): TidegateException
     {
         $message = "the service answered $status";
         if (is_array($answer) && is_string($answer['message'] ?? null)) {

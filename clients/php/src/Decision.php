@@ -2,9 +2,9 @@
 
 declare(strict_types=1);
 
-namespace Tollgate;
+namespace Tidegate;
 
-use Tollgate\Exception\TollgateException;
+use Tidegate\Exception\TidegateException;
 
 /** The answer to a check. */
 final class Decision
@@ -32,7 +32,7 @@ final class Decision
      * @param list<LimitStatus> $limits one per demand, in the same order; by rules one per limit that applies
      * @param ?int $retryAfterUs overrides the wait of the limits; -1 is never
      * @param ?Response $response the response by the rules of the service; null for other decisions
-     * @param ?TollgateException $error the failure that prevented a decision
+     * @param ?TidegateException $error the failure that prevented a decision
      * @param array<string, mixed> $body the fields of the body of a refusal by the service
      * @param ?array<string, string> $rateLimitHeaders of the service; null to compute them
      */
@@ -43,7 +43,7 @@ final class Decision
         public readonly array $limits = [],
         ?int $retryAfterUs = null,
         public readonly ?Response $response = null,
-        public readonly ?TollgateException $error = null,
+        public readonly ?TidegateException $error = null,
         private readonly ?int $atUs = null,
         private readonly array $body = [],
         private readonly ?array $rateLimitHeaders = null,

@@ -2,9 +2,9 @@
 
 declare(strict_types=1);
 
-namespace Tollgate;
+namespace Tidegate;
 
-use Tollgate\Exception\Invalid;
+use Tidegate\Exception\Invalid;
 
 /** A limit, the key that is counted, and the cost in units. A cost of 0 charges nothing and is always admitted. */
 final class Demand

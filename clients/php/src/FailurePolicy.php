@@ -2,11 +2,11 @@
 
 declare(strict_types=1);
 
-namespace Tollgate;
+namespace Tidegate;
 
 use Psr\Log\LoggerInterface;
-use Tollgate\Exception\Invalid;
-use Tollgate\Exception\TollgateException;
+use Tidegate\Exception\Invalid;
+use Tidegate\Exception\TidegateException;
 
 /**
  * Turns failures into decisions, and logs them at most once a second.
@@ -36,8 +36,8 @@ final class FailurePolicy
         }
     }
 
-    /** @throws TollgateException if the failure is an invalid argument, or the policy is `raise` */
-    public function apply(TollgateException $failure): Decision
+    /** @throws TidegateException if the failure is an invalid argument, or the policy is `raise` */
+    public function apply(TidegateException $failure): Decision
     {
         if ($failure instanceof Invalid) {
             throw $failure;
@@ -50,13 +50,13 @@ final class FailurePolicy
         };
     }
 
-    private function log(TollgateException $failure): void
+    private function log(TidegateException $failure): void
     {
         if (!$this->mayLog()) {
             $this->suppressed++;
             return;
         }
-        $message = 'tollgate: no verdict; ' . self::EFFECTS[$this->onError] . ': ' . $failure->getMessage();
+        $message = 'tidegate: no verdict; ' . self::EFFECTS[$this->onError] . ': ' . $failure->getMessage();
         $suppressed = $this->suppressed;
         $this->suppressed = 0;
         if ($this->logger !== null) {
@@ -70,7 +70,7 @@ final class FailurePolicy
     private function mayLog(): bool
     {
         if (function_exists('apcu_enabled') && apcu_enabled()) {
-            return apcu_add('tollgate:failure-logged', 1, 1);
+            return apcu_add('tidegate:failure-logged', 1, 1);
         }
         $now = hrtime(true);
         if ($this->loggedAt !== null && $now - $this->loggedAt < 1_000_000_000) {

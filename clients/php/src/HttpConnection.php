@@ -2,11 +2,11 @@
 
 declare(strict_types=1);
 
-namespace Tollgate;
+namespace Tidegate;
 
-use Tollgate\Exception\Invalid;
-use Tollgate\Exception\Protocol;
-use Tollgate\Exception\Unavailable;
+use Tidegate\Exception\Invalid;
+use Tidegate\Exception\Protocol;
+use Tidegate\Exception\Unavailable;
 
 /**
  * An HTTP/1.1 connection to the service. It is kept open between requests of one process, and everything ends at a

@@ -2,9 +2,9 @@
 
 declare(strict_types=1);
 
-namespace Tollgate;
+namespace Tidegate;
 
-use Tollgate\Exception\Invalid;
+use Tidegate\Exception\Invalid;
 
 /** A limit: at most `quota` units per window, by an algorithm. All values are in range. */
 final class Limit

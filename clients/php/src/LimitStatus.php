@@ -2,7 +2,7 @@
 
 declare(strict_types=1);
 
-namespace Tollgate;
+namespace Tidegate;
 
 /** The part of a decision that belongs to one limit. Times are in microseconds; -1 stands for never. */
 final class LimitStatus

@@ -2,10 +2,10 @@
 
 declare(strict_types=1);
 
-namespace Tollgate;
+namespace Tidegate;
 
-use Tollgate\Exception\Invalid;
-use Tollgate\Exception\TollgateException;
+use Tidegate\Exception\Invalid;
+use Tidegate\Exception\TidegateException;
 
 /** Decides checks and refunds them: {@see Client} asks the service, {@see RedisLimiter} asks Redis. */
 abstract class Limiter
@@ -19,7 +19,7 @@ abstract class Limiter
      * @param string|list<string> $limits such as `10/min` or `['10/min', '1000/day']`
      * @param bool $refundable makes the service return a receipt; decisions of the script are always refundable
      * @throws Invalid if an argument is not accepted
-     * @throws TollgateException if there is no verdict and onError is `raise`
+     * @throws TidegateException if there is no verdict and onError is `raise`
      */
     public function check(string $key, string|array $limits, int $cost = 1, bool $refundable = false): Decision
     {
@@ -30,7 +30,7 @@ abstract class Limiter
      * Returns the state of the limits for a key without charging anything.
      *
      * @param string|list<string> $limits
-     * @throws TollgateException as for {@see check()}
+     * @throws TidegateException as for {@see check()}
      */
     public function peek(string $key, string|array $limits): Decision
     {
@@ -42,7 +42,7 @@ abstract class Limiter
      * denial, made at once.
      *
      * @param string|list<string> $limits
-     * @throws TollgateException as for {@see check()}
+     * @throws TidegateException as for {@see check()}
      */
     public function wait(string $key, string|array $limits, float $seconds, int $cost = 1): Decision
     {
@@ -54,14 +54,14 @@ abstract class Limiter
      *
      * @param list<Demand> $demands 1 to 32, of which no two use the same counter
      * @param float $maxWait the longest time in seconds, up to 60, to wait for units instead of being denied
-     * @throws TollgateException as for {@see check()}
+     * @throws TidegateException as for {@see check()}
      */
     abstract public function checkAll(array $demands, bool $refundable = false, float $maxWait = 0.0): Decision;
 
     /**
      * Gives back the units that an admission charged, at most once per decision. Does nothing if it charged nothing.
      *
-     * @throws TollgateException if the refund failed, whatever onError is
+     * @throws TidegateException if the refund failed, whatever onError is
      */
     abstract public function refund(Decision $decision): void;
 

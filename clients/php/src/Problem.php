@@ -2,7 +2,7 @@
 
 declare(strict_types=1);
 
-namespace Tollgate;
+namespace Tidegate;
 
 /**
  * The body of a refusal as an RFC 9457 problem document.

@@ -2,20 +2,20 @@
 
 declare(strict_types=1);
 
-namespace Tollgate;
+namespace Tidegate;
 
 use Predis\ClientInterface;
 use Psr\Log\LoggerInterface;
-use Tollgate\Exception\Invalid;
-use Tollgate\Exception\TollgateException;
-use Tollgate\Exception\Unavailable;
-use Tollgate\Redis\Connection;
-use Tollgate\Redis\ErrorReply;
-use Tollgate\Redis\PhpRedis;
-use Tollgate\Redis\Predis;
+use Tidegate\Exception\Invalid;
+use Tidegate\Exception\TidegateException;
+use Tidegate\Exception\Unavailable;
+use Tidegate\Redis\Connection;
+use Tidegate\Redis\ErrorReply;
+use Tidegate\Redis\PhpRedis;
+use Tidegate\Redis\Predis;
 
 /**
- * Decides checks in Redis or Valkey with Tollgate's Lua script, by the clock of the server, on the same counters as the
+ * Decides checks in Redis or Valkey with Tidegate's Lua script, by the clock of the server, on the same counters as the
  * service and all other clients with the same prefix. Redis 7.0 or Valkey 7.2, or a later version, is required. In a
  * Redis Cluster all limits of a check must be on the same key.
  */
@@ -40,7 +40,7 @@ final class RedisLimiter extends Limiter
      */
     public function __construct(
         \Redis|\RedisCluster|ClientInterface $redis,
-        private readonly string $prefix = 'tollgate',
+        private readonly string $prefix = 'tidegate',
         private readonly float $deadline = 0.025,
         string $onError = FailurePolicy::ALLOW,
         ?LoggerInterface $logger = null,
@@ -78,7 +78,7 @@ final class RedisLimiter extends Limiter
      * Deletes the counters of a key for these limits.
      *
      * @param string|list<string> $limits
-     * @throws TollgateException if a limit is not accepted, or Redis failed
+     * @throws TidegateException if a limit is not accepted, or Redis failed
      */
     public function reset(string $key, string|array $limits): void
     {
@@ -101,7 +101,7 @@ final class RedisLimiter extends Limiter
     {
         try {
             return $call->decode($this->run($call));
-        } catch (TollgateException $failure) {
+        } catch (TidegateException $failure) {
             return $this->failures->apply($failure);
         }
     }
@@ -122,7 +122,7 @@ final class RedisLimiter extends Limiter
                 }
                 try {
                     $this->refund($decision); // the place in the leaky bucket is too far back
-                } catch (TollgateException $failure) {
+                } catch (TidegateException $failure) {
                     return $this->failures->apply($failure);
                 }
                 return $decision->asDenial();

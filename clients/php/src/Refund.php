@@ -2,7 +2,7 @@
 
 declare(strict_types=1);
 
-namespace Tollgate;
+namespace Tidegate;
 
 /**
  * What a refund needs. A decision holds it.

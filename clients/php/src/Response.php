@@ -2,7 +2,7 @@
 
 declare(strict_types=1);
 
-namespace Tollgate;
+namespace Tidegate;
 
 /** A response that the rules of the service determine: on a refusal all of it, on an admission the headers to add. */
 final class Response

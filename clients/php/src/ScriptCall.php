@@ -2,18 +2,18 @@
 
 declare(strict_types=1);
 
-namespace Tollgate;
+namespace Tidegate;
 
-use Tollgate\Exception\Foreign;
-use Tollgate\Exception\Forbidden;
-use Tollgate\Exception\Invalid;
-use Tollgate\Exception\Protocol;
-use Tollgate\Exception\TollgateException;
-use Tollgate\Exception\Unavailable;
+use Tidegate\Exception\Foreign;
+use Tidegate\Exception\Forbidden;
+use Tidegate\Exception\Invalid;
+use Tidegate\Exception\Protocol;
+use Tidegate\Exception\TidegateException;
+use Tidegate\Exception\Unavailable;
 
 /**
  * A call of the Lua script: encodes checks and refunds, and decodes replies, without a Redis client. The header comment
- * of tollgate.lua documents the protocol.
+ * of tidegate.lua documents the protocol.
  */
 final class ScriptCall
 {
@@ -45,7 +45,7 @@ final class ScriptCall
     /** Returns the source of the script, for EVAL. */
     public static function script(): string
     {
-        return self::$script ??= (string) file_get_contents(__DIR__ . '/tollgate.lua');
+        return self::$script ??= (string) file_get_contents(__DIR__ . '/tidegate.lua');
     }
 
     /** Returns the SHA-1 of the script, for EVALSHA. */
@@ -137,7 +137,7 @@ final class ScriptCall
      * Converts an error reply of Redis to an exception. The first word determines its class; the rest may contain keys
      * and is not part of the message.
      */
-    public static function error(string $reply): TollgateException
+    public static function error(string $reply): TidegateException
     {
         [$code, $rest] = explode(' ', $reply, 2) + [1 => ''];
         $crossSlot = 'the keys of one check are in different slots of the Redis Cluster; use one key per check';
@@ -163,9 +163,9 @@ final class ScriptCall
                 return new Forbidden($noPermission);
             case 'CROSSSLOT':
                 return new Invalid($crossSlot);
-            case 'TOLLGATE_FOREIGN':
-                return new Foreign("a counter's key holds data that Tollgate did not write; delete it");
-            case 'TOLLGATE_PARTLY':
+            case 'TIDEGATE_FOREIGN':
+                return new Foreign("a counter's key holds data that Tidegate did not write; delete it");
+            case 'TIDEGATE_PARTLY':
                 return self::error($rest);
         }
         return match (true) {

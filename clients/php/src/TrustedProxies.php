@@ -2,9 +2,9 @@
 
 declare(strict_types=1);
 
-namespace Tollgate;
+namespace Tidegate;
 
-use Tollgate\Exception\Invalid;
+use Tidegate\Exception\Invalid;
 
 /**
  * Determines client addresses. Each proxy appends the address of its own peer to one header, so the entries on the right

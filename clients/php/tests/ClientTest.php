@@ -2,17 +2,17 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Tests;
+namespace Tidegate\Tests;
 
 use PHPUnit\Framework\TestCase;
-use Tollgate\Client;
-use Tollgate\Decision;
-use Tollgate\Exception\Forbidden;
-use Tollgate\Exception\Invalid;
-use Tollgate\Exception\Protocol;
-use Tollgate\Exception\TollgateException;
-use Tollgate\Exception\Unavailable;
-use Tollgate\Refund;
+use Tidegate\Client;
+use Tidegate\Decision;
+use Tidegate\Exception\Forbidden;
+use Tidegate\Exception\Invalid;
+use Tidegate\Exception\Protocol;
+use Tidegate\Exception\TidegateException;
+use Tidegate\Exception\Unavailable;
+use Tidegate\Refund;
 
 final class ClientTest extends TestCase
 {
@@ -24,7 +24,7 @@ final class ClientTest extends TestCase
 
     protected function setUp(): void
     {
-        $this->log = (string) tempnam(sys_get_temp_dir(), 'tollgate');
+        $this->log = (string) tempnam(sys_get_temp_dir(), 'tidegate');
     }
 
     protected function tearDown(): void
@@ -63,7 +63,7 @@ final class ClientTest extends TestCase
     {
         [$service, $url] = Servers::fake('plain', 200, self::ADMISSION, $this->log);
         $client = new Client($url, self::GENEROUS, onError: 'raise');
-        $calls = getenv('TOLLGATE_LONG') ? 100_000 : 500;
+        $calls = getenv('TIDEGATE_LONG') ? 100_000 : 500;
         for ($call = 0; $call < 100; $call++) {
             $client->check('a', '10/min');
         }
@@ -189,14 +189,14 @@ final class ClientTest extends TestCase
 
     public function testServiceThatWasKilledOrStoppedIsUsedAgainWhenItIsBack(): void
     {
-        [$service, $address] = Servers::tollgate();
+        [$service, $address] = Servers::tidegate();
         $strict = new Client("http://$address", onError: 'raise', logger: new MemoryLogger());
         $open = new Client("http://$address", logger: $logger = new MemoryLogger());
         $answers = static function () use ($strict): bool {
             try {
                 $strict->peek('a', '10/min');
                 return true;
-            } catch (TollgateException) {
+            } catch (TidegateException) {
                 return false;
             }
         };
@@ -215,13 +215,13 @@ final class ClientTest extends TestCase
         self::assertSame([true, 'none'], [$decision->allowed, $decision->source]);
         self::assertInstanceOf(Unavailable::class, $decision->error);
         self::assertNotSame([], $logger->messages);
-        [$restarted] = Servers::tollgate($address);
+        [$restarted] = Servers::tidegate($address);
         Servers::eventually('an answer of the new process', $answers);
     }
 
     public function testServiceCountsAndDenies(): void
     {
-        [$service, $address] = Servers::tollgate();
+        [$service, $address] = Servers::tidegate();
         $client = new Client("http://$address", self::GENEROUS, onError: 'raise');
         $key = "user:\0 {42}";
         $admitted = 0;
@@ -248,7 +248,7 @@ final class ClientTest extends TestCase
         openssl_pkey_export($key, $privateKey);
         $files = ["$this->log.cert" => $certificate, "$this->log.key" => $privateKey, "$this->log.token" => 'a-token-of-the-service'];
         array_map('file_put_contents', array_keys($files), $files);
-        [$service, $address] = Servers::tollgate('127.0.0.1:0', '--tls-cert', "$this->log.cert", '--tls-key', "$this->log.key", '--http-token-file', "$this->log.token");
+        [$service, $address] = Servers::tidegate('127.0.0.1:0', '--tls-cert', "$this->log.cert", '--tls-key', "$this->log.key", '--http-token-file', "$this->log.token");
         $client = fn (string $token, array $tls) => new Client("https://$address", self::GENEROUS, 'raise', $token, new MemoryLogger(), $tls);
         $trusting = ['cafile' => "$this->log.cert", 'peer_name' => '127.0.0.1'];
         $trusted = $client('a-token-of-the-service', $trusting);
@@ -259,7 +259,7 @@ final class ClientTest extends TestCase
             try {
                 $rejected->check('a', '10/h');
                 self::fail('no exception');
-            } catch (TollgateException $error) {
+            } catch (TidegateException $error) {
                 self::assertInstanceOf($class, $error);
                 self::assertStringNotContainsString('a-token', $error->getMessage());
             }
@@ -269,7 +269,7 @@ final class ClientTest extends TestCase
 
     public function testServiceRefundsAndWaits(): void
     {
-        [$service, $address] = Servers::tollgate();
+        [$service, $address] = Servers::tidegate();
         $client = new Client("http://$address", self::GENEROUS, onError: 'raise');
         $decision = $client->check('a', '5/h', 3, refundable: true);
         self::assertSame(2, $decision->remaining);
@@ -292,7 +292,7 @@ final class ClientTest extends TestCase
         $config = $this->log . '.toml';
         $rule = "[[rules]]\nname = \"login\"\nmatch = { path = \"/login\" }\nby = [\"ip\"]\nlimits = [\"2/h\"]\ncharge = \"on_failure\"\n";
         file_put_contents($config, $rule);
-        [$service, $address] = Servers::tollgate('127.0.0.1:0', '--config', $config);
+        [$service, $address] = Servers::tidegate('127.0.0.1:0', '--config', $config);
         unlink($config);
         $client = new Client("http://$address", self::GENEROUS, onError: 'raise');
         $login = static fn () => $client->checkRequest('POST', '/login', ['Host' => 'example.com'], '203.0.113.9');

@@ -2,16 +2,16 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Tests;
+namespace Tidegate\Tests;
 
 use PHPUnit\Framework\TestCase;
 use Predis\Client as PredisClient;
-use Tollgate\Decision;
-use Tollgate\Demand;
-use Tollgate\Exception\Invalid;
-use Tollgate\Exception\TollgateException;
-use Tollgate\Exception\Unavailable;
-use Tollgate\RedisLimiter;
+use Tidegate\Decision;
+use Tidegate\Demand;
+use Tidegate\Exception\Invalid;
+use Tidegate\Exception\TidegateException;
+use Tidegate\Exception\Unavailable;
+use Tidegate\RedisLimiter;
 
 /** The limiter on a Redis Cluster of three masters. */
 final class ClusterTest extends TestCase
@@ -220,7 +220,7 @@ final class ClusterTest extends TestCase
         $phpredis->setOption(\RedisCluster::OPT_SERIALIZER, \RedisCluster::SERIALIZER_PHP);
         $limiter = self::limiter($phpredis);
         self::assertSame(8, $limiter->check('prefixed', '9/h')->remaining);
-        self::assertSame(1, self::phpredis()->exists('tollgate:tg2:{prefixed}:sliding:3600000000'));
+        self::assertSame(1, self::phpredis()->exists('tidegate:tg2:{prefixed}:sliding:3600000000'));
         $limiter->reset('prefixed', '9/h');
         self::assertSame(9, $limiter->peek('prefixed', '9/h')->remaining);
         self::assertSame('app:', $phpredis->getOption(\RedisCluster::OPT_PREFIX));
@@ -253,7 +253,7 @@ final class ClusterTest extends TestCase
         try {
             $call();
             self::fail('no exception');
-        } catch (TollgateException $error) {
+        } catch (TidegateException $error) {
             self::assertInstanceOf(Unavailable::class, $error);
             self::assertStringContainsString($phrase, $error->getMessage());
         }

@@ -2,22 +2,22 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Tests;
+namespace Tidegate\Tests;
 
 use PHPUnit\Framework\TestCase;
-use Tollgate\Client;
-use Tollgate\Decision;
-use Tollgate\Demand;
-use Tollgate\Exception\Foreign;
-use Tollgate\Exception\Forbidden;
-use Tollgate\Exception\Invalid;
-use Tollgate\Exception\Protocol;
-use Tollgate\Exception\Unavailable;
-use Tollgate\FailurePolicy;
-use Tollgate\Limit;
-use Tollgate\RedisLimiter;
-use Tollgate\ScriptCall;
-use Tollgate\TrustedProxies;
+use Tidegate\Client;
+use Tidegate\Decision;
+use Tidegate\Demand;
+use Tidegate\Exception\Foreign;
+use Tidegate\Exception\Forbidden;
+use Tidegate\Exception\Invalid;
+use Tidegate\Exception\Protocol;
+use Tidegate\Exception\Unavailable;
+use Tidegate\FailurePolicy;
+use Tidegate\Limit;
+use Tidegate\RedisLimiter;
+use Tidegate\ScriptCall;
+use Tidegate\TrustedProxies;
 
 final class InputTest extends TestCase
 {
@@ -84,9 +84,9 @@ final class InputTest extends TestCase
                 'WRONGPASS invalid username-password pair' => Forbidden::class,
                 "OOM command not allowed when used memory > 'maxmemory'." => Unavailable::class,
                 'ERR max number of clients reached' => Unavailable::class,
-                'TOLLGATE_FOREIGN the key holds another type' => Foreign::class,
-                'TOLLGATE_PARTLY TOLLGATE_FOREIGN the list is not a log' => Foreign::class,
-                'TOLLGATE_INTERNAL user_script:12: secret' => Protocol::class,
+                'TIDEGATE_FOREIGN the key holds another type' => Foreign::class,
+                'TIDEGATE_PARTLY TIDEGATE_FOREIGN the list is not a log' => Foreign::class,
+                'TIDEGATE_INTERNAL user_script:12: secret' => Protocol::class,
                 "CROSSSLOT Keys in request don't hash to the same slot" => Invalid::class,
                 'secret' => Protocol::class,
                 '' => Protocol::class,
@@ -100,7 +100,7 @@ final class InputTest extends TestCase
 
     public function testMalformedRepliesOfTheScriptAreProtocolErrors(): void
     {
-        $call = ScriptCall::check('tollgate', [new Demand('a', '10/min')]);
+        $call = ScriptCall::check('tidegate', [new Demand('a', '10/min')]);
         foreach ([null, false, 'text', [], [1], [1, 1], [1, '1', 1, 1, 0, 0, 0], [1, 2, 1, 1, 0, 0, 0], [1, 1, 7, 1, 0, 0, 0], [1, 1, 1, -9, 0, 0, 0]] as $reply) {
             try {
                 $call->decode($reply);
@@ -113,7 +113,7 @@ final class InputTest extends TestCase
 
     public function testBanIsARefusalWith403(): void
     {
-        $call = ScriptCall::check('tollgate', [new Demand('a', '10/min')]);
+        $call = ScriptCall::check('tidegate', [new Demand('a', '10/min')]);
         $ban = $call->decode([1760000000000000, 0, 1500000]);
         self::assertSame([false, Decision::BANNED, 403, 1.5], [$ban->allowed, $ban->reason, $ban->statusCode(), $ban->retryAfter]);
         self::assertSame('{"error":"banned","message":"this caller is banned","retry_after":2,"retry_after_ms":1500}', $ban->body());
@@ -133,6 +133,6 @@ final class InputTest extends TestCase
         }
         // The loop takes far less than a second, so that a second line is possible but no third.
         self::assertLessThanOrEqual(2, count($logger->messages));
-        self::assertSame('warning: tollgate: no verdict; requests are refused: no answer', $logger->messages[0]);
+        self::assertSame('warning: tidegate: no verdict; requests are refused: no answer', $logger->messages[0]);
     }
 }

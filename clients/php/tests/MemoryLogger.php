@@ -2,7 +2,7 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Tests;
+namespace Tidegate\Tests;
 
 use Psr\Log\AbstractLogger;
 

@@ -2,7 +2,7 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Tests;
+namespace Tidegate\Tests;
 
 /** A child process, which ends with the test at the latest. */
 final class Process

@@ -2,7 +2,7 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Tests;
+namespace Tidegate\Tests;
 
 use Nyholm\Psr7\Response as Psr7Response;
 use Nyholm\Psr7\ServerRequest;
@@ -10,11 +10,11 @@ use PHPUnit\Framework\TestCase;
 use Psr\Http\Message\ResponseInterface;
 use Psr\Http\Message\ServerRequestInterface;
 use Psr\Http\Server\RequestHandlerInterface;
-use Tollgate\Client;
-use Tollgate\Decision;
-use Tollgate\Exception\Invalid;
-use Tollgate\Psr15\RateLimit;
-use Tollgate\ScriptCall;
+use Tidegate\Client;
+use Tidegate\Decision;
+use Tidegate\Exception\Invalid;
+use Tidegate\Psr15\RateLimit;
+use Tidegate\ScriptCall;
 
 final class RateLimitTest extends TestCase
 {
@@ -121,7 +121,7 @@ final class RateLimitTest extends TestCase
 
     public function testRulesRelayTheResponseOfTheService(): void
     {
-        $log = (string) tempnam(sys_get_temp_dir(), 'tollgate');
+        $log = (string) tempnam(sys_get_temp_dir(), 'tidegate');
         $admission = '{"allowed":true,"source":"store","limits":[],"response":{"headers":{"x-ratelimit-limit":"60"}},"receipt":"R2","refund_on":["failure"]}';
         [$service, $url] = Servers::fake('plain', 200, $admission, $log);
         $client = new Client($url, 30.0, logger: new MemoryLogger());

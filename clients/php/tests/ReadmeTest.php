@@ -2,7 +2,7 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Tests;
+namespace Tidegate\Tests;
 
 use Nyholm\Psr7\Response;
 use Nyholm\Psr7\ServerRequest;
@@ -31,10 +31,10 @@ final class ReadmeTest extends TestCase
 
     public function testFirstProgramWorks(): void
     {
-        [$service, $address] = Servers::tollgate();
+        [$service, $address] = Servers::tidegate();
         $program = str_replace(["127.0.0.1:8080'", '__DIR__'], ["$address', 30.0", var_export(dirname(__DIR__), true)], self::blocks()[0]);
         $run = static function () use ($program): string {
-            $file = (string) tempnam(sys_get_temp_dir(), 'tollgate');
+            $file = (string) tempnam(sys_get_temp_dir(), 'tidegate');
             file_put_contents($file, $program);
             $line = (new Process([PHP_BINARY, $file]))->awaitOutput('/^(.*)$/');
             unlink($file);
@@ -50,13 +50,13 @@ final class ReadmeTest extends TestCase
     {
         $socket = Servers::socket();
         $server = Servers::redis($socket);
-        $config = dirname($socket) . '/tollgate.toml';
+        $config = dirname($socket) . '/tidegate.toml';
         file_put_contents($config, "[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['7/h']\n");
-        [$service, $address] = Servers::tollgate('127.0.0.1:0', '--config', $config);
+        [$service, $address] = Servers::tidegate('127.0.0.1:0', '--config', $config);
         unlink($config);
         [, $onRedis, , $middleware] = self::blocks();
         $onRedis = str_replace(["'127.0.0.1', 6379, 0.1", 'RedisLimiter($redis)'], [var_export($socket, true), 'RedisLimiter($redis, deadline: 30.0)'], $onRedis);
-        $tollgate = new \Tollgate\Client("http://$address", deadline: 30.0);
+        $tidegate = new \Tidegate\Client("http://$address", deadline: 30.0);
         $app = new class () {
             /** @var list<MiddlewareInterface> */
             public array $added = [];
@@ -66,7 +66,7 @@ final class ReadmeTest extends TestCase
                 $this->added[] = $middleware;
             }
         };
-        $names = self::evaluate($onRedis . $middleware, ['app' => $app, 'tollgate' => $tollgate]);
+        $names = self::evaluate($onRedis . $middleware, ['app' => $app, 'tidegate' => $tidegate]);
         self::assertSame([true, 9], [$names['decision']->allowed, $names['decision']->remaining]);
 
         self::assertCount(4, $app->added);

@@ -2,17 +2,17 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Tests;
+namespace Tidegate\Tests;
 
 use PHPUnit\Framework\TestCase;
 use Predis\Client as PredisClient;
-use Tollgate\Decision;
-use Tollgate\Exception\Foreign;
-use Tollgate\Exception\Forbidden;
-use Tollgate\Exception\Protocol;
-use Tollgate\Exception\TollgateException;
-use Tollgate\Exception\Unavailable;
-use Tollgate\RedisLimiter;
+use Tidegate\Decision;
+use Tidegate\Exception\Foreign;
+use Tidegate\Exception\Forbidden;
+use Tidegate\Exception\Protocol;
+use Tidegate\Exception\TidegateException;
+use Tidegate\Exception\Unavailable;
+use Tidegate\RedisLimiter;
 
 final class RedisLimiterTest extends TestCase
 {
@@ -89,7 +89,7 @@ final class RedisLimiterTest extends TestCase
         $limiter->reset("\0 {key}", '10/h');
         self::assertSame(10, $remaining());
 
-        self::phpredis()->set('tollgate:tg2:{banned}:ban', '1', 60);
+        self::phpredis()->set('tidegate:tg2:{banned}:ban', '1', 60);
         $ban = $limiter->check('banned', '10/h');
         self::assertSame([false, Decision::BANNED, 403], [$ban->allowed, $ban->reason, $ban->statusCode()]);
         self::assertSame(10, $limiter->peek('banned', '10/h')->remaining);
@@ -113,7 +113,7 @@ final class RedisLimiterTest extends TestCase
         self::assertSame(9, self::limiter($phpredis)->check('a', '10/h')->remaining);
         $predis = new PredisClient(['scheme' => 'unix', 'path' => self::$socket], ['prefix' => 'app:', 'exceptions' => false]);
         self::assertSame(8, self::limiter($predis)->check('a', '10/h')->remaining);
-        self::assertSame(1, self::phpredis()->exists('tollgate:tg2:{a}:sliding:3600000000'));
+        self::assertSame(1, self::phpredis()->exists('tidegate:tg2:{a}:sliding:3600000000'));
         self::assertSame('app:', $phpredis->getOption(\Redis::OPT_PREFIX));
     }
 
@@ -148,7 +148,7 @@ final class RedisLimiterTest extends TestCase
     public function testForeignDataAndMissingPermissionsHaveClasses(\Closure $connect): void
     {
         $admin = self::phpredis();
-        $admin->set('tollgate:tg2:{foreign}:sliding:3600000000', 'text');
+        $admin->set('tidegate:tg2:{foreign}:sliding:3600000000', 'text');
         $admin->rawCommand('ACL', 'SETUSER', 'limited', 'on', '>secret', '~*', '+ping', '+select');
         $redis = $connect();
         $limited = $redis instanceof \Redis ? self::phpredis() : self::predis(null, username: 'limited', password: 'secret');
@@ -161,7 +161,7 @@ final class RedisLimiterTest extends TestCase
             try {
                 self::limiter($client)->check($key, '10/h');
                 self::fail('no exception');
-            } catch (TollgateException $error) {
+            } catch (TidegateException $error) {
                 self::assertInstanceOf($class, $error);
                 self::assertStringNotContainsString('tg2', $error->getMessage());
             }
@@ -196,7 +196,7 @@ final class RedisLimiterTest extends TestCase
             try {
                 $strict->check('a', '1000000/h');
                 return true;
-            } catch (TollgateException) {
+            } catch (TidegateException) {
                 return false;
             }
         };
@@ -224,7 +224,7 @@ final class RedisLimiterTest extends TestCase
     public function testCallsLeakNothing(\Closure $connect): void
     {
         $limiter = self::limiter($connect());
-        $calls = getenv('TOLLGATE_LONG') ? 100_000 : 500;
+        $calls = getenv('TIDEGATE_LONG') ? 100_000 : 500;
         for ($call = 0; $call < 100; $call++) {
             $limiter->check('a', '10/h');
         }

@@ -2,12 +2,12 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Tests;
+namespace Tidegate\Tests;
 
-use Tollgate\Decision;
-use Tollgate\Demand;
-use Tollgate\Limiter;
-use Tollgate\ScriptCall;
+use Tidegate\Decision;
+use Tidegate\Demand;
+use Tidegate\Limiter;
+use Tidegate\ScriptCall;
 
 /** Answers each check with the next reply of the script. */
 final class ScriptedLimiter extends Limiter
@@ -25,7 +25,7 @@ final class ScriptedLimiter extends Limiter
     public function checkAll(array $demands, bool $refundable = false, float $maxWait = 0.0): Decision
     {
         [$this->demands, $this->isRefundable] = [$demands, $refundable];
-        return ScriptCall::check('tollgate', $demands)->decode(array_shift($this->replies));
+        return ScriptCall::check('tidegate', $demands)->decode(array_shift($this->replies));
     }
 
     public function refund(Decision $decision): void

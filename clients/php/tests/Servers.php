@@ -2,7 +2,7 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Tests;
+namespace Tidegate\Tests;
 
 /** Starts the servers that the tests use, and reads the vectors that all clients replay. */
 final class Servers
@@ -16,15 +16,15 @@ final class Servers
         return json_decode((string) file_get_contents(__DIR__ . '/../../vectors.json'), true, flags: JSON_THROW_ON_ERROR);
     }
 
-    /** Starts `tollgate serve` and returns it with the address of its HTTP listener. */
-    public static function tollgate(string $address = '127.0.0.1:0', string ...$options): array
+    /** Starts `tidegate serve` and returns it with the address of its HTTP listener. */
+    public static function tidegate(string $address = '127.0.0.1:0', string ...$options): array
     {
-        $binary = getenv('TOLLGATE_BIN') ?: self::ROOT . '/target/debug/tollgate';
+        $binary = getenv('TIDEGATE_BIN') ?: self::ROOT . '/target/debug/tidegate';
         if (!is_file($binary)) {
-            throw new \RuntimeException('the tollgate binary is missing: set TOLLGATE_BIN, or run cargo build -p tollgate-cli');
+            throw new \RuntimeException('the tidegate binary is missing: set TIDEGATE_BIN, or run cargo build -p tidegate-cli');
         }
         $command = [$binary, 'serve', '--http', $address, '--resp', 'off', '--admin', 'off', ...$options];
-        $process = new Process($command, ['TOLLGATE_STORE' => 'memory']);
+        $process = new Process($command, ['TIDEGATE_STORE' => 'memory']);
         return [$process, $process->awaitOutput('/^\s*http\s+(127\.0\.0\.1:\d+)/')];
     }
 
@@ -53,9 +53,9 @@ final class Servers
      */
     public static function startCluster(string $brand): Process
     {
-        $binary = self::ROOT . '/target/debug/tollgate-test-cluster';
+        $binary = self::ROOT . '/target/debug/tidegate-test-cluster';
         if (!is_file($binary)) {
-            throw new \RuntimeException("$binary is missing: cargo build -p tollgate-testkit");
+            throw new \RuntimeException("$binary is missing: cargo build -p tidegate-testkit");
         }
         return new Process([$binary, $brand]);
     }
@@ -73,7 +73,7 @@ final class Servers
     /** Returns the path of a Unix socket in a directory of its own. */
     public static function socket(): string
     {
-        $directory = sys_get_temp_dir() . '/tollgate' . bin2hex(random_bytes(8));
+        $directory = sys_get_temp_dir() . '/tidegate' . bin2hex(random_bytes(8));
         mkdir($directory);
         register_shutdown_function(static function () use ($directory): void {
             @unlink("$directory/s");

@@ -2,14 +2,14 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Tests;
+namespace Tidegate\Tests;
 
 use PHPUnit\Framework\Assert;
 use Predis\ClientInterface;
-use Tollgate\Demand;
-use Tollgate\Exception\Invalid;
-use Tollgate\LimitStatus;
-use Tollgate\RedisLimiter;
+use Tidegate\Demand;
+use Tidegate\Exception\Invalid;
+use Tidegate\LimitStatus;
+use Tidegate\RedisLimiter;
 
 /** Replays the traces of the shared vectors on a limiter. */
 final class Traces

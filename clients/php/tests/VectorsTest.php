@@ -2,15 +2,15 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Tests;
+namespace Tidegate\Tests;
 
 use PHPUnit\Framework\TestCase;
-use Tollgate\Demand;
-use Tollgate\Exception\Invalid;
-use Tollgate\Limit;
-use Tollgate\Problem;
-use Tollgate\ScriptCall;
-use Tollgate\TrustedProxies;
+use Tidegate\Demand;
+use Tidegate\Exception\Invalid;
+use Tidegate\Limit;
+use Tidegate\Problem;
+use Tidegate\ScriptCall;
+use Tidegate\TrustedProxies;
 
 final class VectorsTest extends TestCase
 {
@@ -53,7 +53,7 @@ final class VectorsTest extends TestCase
                 $demands[] = new Demand("key $index", $status['limit'], $status['cost']);
                 array_push($reply, (int) $status['allowed'], $status['remaining'], $status['retry_after_us'], $status['next_after_us'], $status['reset_after_us']);
             }
-            $decision = ScriptCall::check('tollgate', $demands)->decode([$vector['at_us'], 1, ...$reply]);
+            $decision = ScriptCall::check('tidegate', $demands)->decode([$vector['at_us'], 1, ...$reply]);
             self::assertSame($vector['status'], $decision->statusCode());
             $headers = $decision->headers();
             if (!isset($vector['headers']['content-type'])) {
@@ -80,7 +80,7 @@ final class VectorsTest extends TestCase
 
     public function testScriptIsThatOfTheServer(): void
     {
-        self::assertFileEquals(Servers::ROOT . '/crates/tollgate-redis/lua/tollgate.lua', __DIR__ . '/../src/tollgate.lua');
+        self::assertFileEquals(Servers::ROOT . '/crates/tidegate-redis/lua/tidegate.lua', __DIR__ . '/../src/tidegate.lua');
         self::assertSame(Servers::vectors()['script_sha1'] ?? ScriptCall::sha1(), ScriptCall::sha1());
     }
 }

@@ -3,20 +3,20 @@
 declare(strict_types=1);
 
 // A worker of the mixed run: one of the PHP clients, alongside those of the other languages. The parent,
-// crates/tollgate-cli/tests/suite/mixed.rs, describes the arguments, the input and the records.
+// crates/tidegate-cli/tests/suite/mixed.rs, describes the arguments, the input and the records.
 
 require __DIR__ . '/bootstrap.php';
 
 $work = json_decode($argv[1], true, flags: JSON_THROW_ON_ERROR);
 $options = ['deadline' => 60.0, 'onError' => 'raise'];
 if ($work['client'] === 'service') {
-    $client = new Tollgate\Client($work['service'], ...$options);
+    $client = new Tidegate\Client($work['service'], ...$options);
 } elseif ($work['client'] === 'phpredis') {
     $redis = new Redis();
     $redis->connect('127.0.0.1', $work['redis_port']);
-    $client = new Tollgate\RedisLimiter($redis, ...$options);
+    $client = new Tidegate\RedisLimiter($redis, ...$options);
 } elseif ($work['client'] === 'Predis') {
-    $client = new Tollgate\RedisLimiter(new Predis\Client(['host' => '127.0.0.1', 'port' => $work['redis_port']]), ...$options);
+    $client = new Tidegate\RedisLimiter(new Predis\Client(['host' => '127.0.0.1', 'port' => $work['redis_port']]), ...$options);
 } else {
     throw new InvalidArgumentException("unknown client: {$work['client']}");
 }

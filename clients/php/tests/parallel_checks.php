@@ -13,7 +13,7 @@ if ($client === 'phpredis') {
 } else {
     $redis = new Predis\Client(['scheme' => 'unix', 'path' => $socket]);
 }
-$limiter = new Tollgate\RedisLimiter($redis, deadline: 30.0, onError: 'raise');
+$limiter = new Tidegate\RedisLimiter($redis, deadline: 30.0, onError: 'raise');
 $admitted = 0;
 for ($call = 0; $call < (int) $calls; $call++) {
     $admitted += (int) $limiter->check('parallel', ['50/h', '1000/day'])->allowed;

@@ -29,16 +29,16 @@ from limits.strategies import (
     SlidingWindowCounterRateLimiter,
 )
 
-from tollgate.redis import RedisLimiter
+from tidegate.redis import RedisLimiter
 
 TURN_SECONDS = 0.5
 QUOTA = 100
 TOOLS = Path(__file__).resolve().parents[3] / ".tools" / "bin"
 
 GUARANTEES = {
-    "tollgate sliding": "exact trailing window by Redis' clock; remaining and Retry-After included",
-    "tollgate sliding, 2 limits": "both limits or none, exact; one round trip",
-    "tollgate token-bucket": "average rate and burst; Retry-After in the reply",
+    "tidegate sliding": "exact trailing window by Redis' clock; remaining and Retry-After included",
+    "tidegate sliding, 2 limits": "both limits or none, exact; one round trip",
+    "tidegate token-bucket": "average rate and burst; Retry-After in the reply",
     "limits moving window": "exact trailing window by each client's clock; yes or no only",
     "limits moving window + stats": "the same, with remaining and reset: two calls, not atomic",
     "limits moving window, 2 limits": "not atomic: a denial by the second charges the first",
@@ -65,12 +65,12 @@ def contenders(client: redis.Redis, url: str) -> dict[str, Callable[[str], Any]]
 
     both = [f"{QUOTA}/min", f"{10 * QUOTA}/h"]
     return {
-        "tollgate sliding": lambda key: limiter.check(key, f"{QUOTA}/min"),
+        "tidegate sliding": lambda key: limiter.check(key, f"{QUOTA}/min"),
         "limits moving window": lambda key: moving.hit(minute, key),
         "limits moving window + stats": moving_with_stats,
-        "tollgate sliding, 2 limits": lambda key: limiter.check("two:" + key, both),
+        "tidegate sliding, 2 limits": lambda key: limiter.check("two:" + key, both),
         "limits moving window, 2 limits": moving_both,
-        "tollgate token-bucket": lambda key: limiter.check(key, f"{QUOTA}/min token-bucket"),
+        "tidegate token-bucket": lambda key: limiter.check(key, f"{QUOTA}/min token-bucket"),
         "limits sliding counter": lambda key: counter.hit(minute, "counter", key),
         "limits fixed window": lambda key: fixed.hit(minute, "fixed", key),
     }

@@ -171,11 +171,11 @@ class RedisServer(Server):
 
 
 class Cluster:
-    """A Redis or Valkey Cluster of three masters, started by `tollgate-test-cluster`."""
+    """A Redis or Valkey Cluster of three masters, started by `tidegate-test-cluster`."""
 
     def __init__(self, brand: str) -> None:
-        binary = REPOSITORY / "target/debug/tollgate-test-cluster"
-        assert binary.exists(), f"{binary} is missing: cargo build -p tollgate-testkit"
+        binary = REPOSITORY / "target/debug/tidegate-test-cluster"
+        assert binary.exists(), f"{binary} is missing: cargo build -p tidegate-testkit"
         pipe = subprocess.PIPE
         self._process = subprocess.Popen([str(binary), brand], stdin=pipe, stdout=pipe, text=True)
 
@@ -187,7 +187,7 @@ class Cluster:
     def _read(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, "tollgate-test-cluster has ended"
+        assert line, "tidegate-test-cluster has ended"
         return line.strip()
 
     def run(self, command: str, key: str) -> None:
@@ -207,16 +207,16 @@ class Cluster:
         self._process.communicate()
 
 
-class TollgateService(Server):
-    """`tollgate serve` on a port of its own, which stays the same after a restart."""
+class TidegateService(Server):
+    """`tidegate serve` on a port of its own, which stays the same after a restart."""
 
     def __init__(self, directory: Path, *options: str, config: Path | None = None) -> None:
         directory.mkdir(exist_ok=True)
-        binary = os.environ.get("TOLLGATE_BIN") or str(REPOSITORY / "target/debug/tollgate")
-        assert Path(binary).exists(), f"{binary} is missing; build it or set TOLLGATE_BIN"
+        binary = os.environ.get("TIDEGATE_BIN") or str(REPOSITORY / "target/debug/tidegate")
+        assert Path(binary).exists(), f"{binary} is missing; build it or set TIDEGATE_BIN"
         self._binary, self._options_of_serve, self._config = binary, options, config
         self.port: int | None = None
-        super().__init__([], directory / "tollgate.log", env=_environment())
+        super().__init__([], directory / "tidegate.log", env=_environment())
 
     def start(self) -> None:
         self._command = [self._binary, "serve", "--http", f"127.0.0.1:{self.port or 0}"]
@@ -225,7 +225,7 @@ class TollgateService(Server):
             self._command += ["--config", str(self._config)]
         super().start()
         found = wait_until(
-            lambda: re.search(r"http\s+127\.0\.0\.1:(\d+)", self.output()), "tollgate listens"
+            lambda: re.search(r"http\s+127\.0\.0\.1:(\d+)", self.output()), "tidegate listens"
         )
         self.port = int(found.group(1))
 
@@ -235,7 +235,7 @@ class TollgateService(Server):
 
 
 def _environment() -> dict[str, str]:
-    hidden = ("TOLLGATE_STORE", "REDIS_URL")
+    hidden = ("TIDEGATE_STORE", "REDIS_URL")
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
@@ -368,18 +368,18 @@ def valkey_cluster(clusters: dict[str, Cluster]) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TollgateService]:
-    """A `tollgate serve` without rules that all tests share."""
-    server = TollgateService(tmp_path_factory.mktemp("service"))
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TidegateService]:
+    """A `tidegate serve` without rules that all tests share."""
+    server = TidegateService(tmp_path_factory.mktemp("service"))
     server.start()
     yield server
     server.kill()
 
 
 @pytest.fixture
-def own_service(tmp_path: Path) -> Iterator[TollgateService]:
-    """A `tollgate serve` that a test may stop or kill."""
-    server = TollgateService(tmp_path / "service")
+def own_service(tmp_path: Path) -> Iterator[TidegateService]:
+    """A `tidegate serve` that a test may stop or kill."""
+    server = TidegateService(tmp_path / "service")
     server.start()
     yield server
     server.kill()

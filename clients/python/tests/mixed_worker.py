@@ -1,6 +1,6 @@
 """A worker of the mixed run: one of the Python clients, alongside those of the other languages.
 
-The parent, `crates/tollgate-cli/tests/suite/mixed.rs`, describes the arguments, the input and the
+The parent, `crates/tidegate-cli/tests/suite/mixed.rs`, describes the arguments, the input and the
 records.
 """
 
@@ -20,8 +20,8 @@ sys.path[:0] = [str(ROOT / "clients/python/src"), str(ROOT / ".tools/python")]
 
 import redis  # noqa: E402
 
-from tollgate import AsyncTollgate, Tollgate  # noqa: E402
-from tollgate.redis import AsyncRedisLimiter, RedisLimiter  # noqa: E402
+from tidegate import AsyncTidegate, Tidegate  # noqa: E402
+from tidegate.redis import AsyncRedisLimiter, RedisLimiter  # noqa: E402
 
 CALLERS = 8
 
@@ -65,7 +65,7 @@ class Work:
         self.is_over = True
 
 
-def in_threads(work: Work, client: Tollgate | RedisLimiter) -> None:
+def in_threads(work: Work, client: Tidegate | RedisLimiter) -> None:
     errors: list[BaseException] = []
 
     def call() -> None:
@@ -86,7 +86,7 @@ def in_threads(work: Work, client: Tollgate | RedisLimiter) -> None:
         raise errors[0]
 
 
-async def in_tasks(work: Work, client: AsyncTollgate | AsyncRedisLimiter) -> None:
+async def in_tasks(work: Work, client: AsyncTidegate | AsyncRedisLimiter) -> None:
     async def call() -> None:
         while not work.is_over:
             counter, key, limit, cost, sent_us = work.next()
@@ -107,9 +107,9 @@ def run(description: dict[str, Any], work: Work) -> None:
     options: dict[str, Any] = {"deadline": 60, "on_error": "raise"}
     work.begin()
     if client == "service":
-        in_threads(work, Tollgate(service, **options))
+        in_threads(work, Tidegate(service, **options))
     elif client == "service, asyncio":
-        asyncio.run(in_tasks(work, AsyncTollgate(service, **options)))
+        asyncio.run(in_tasks(work, AsyncTidegate(service, **options)))
     elif client == "redis-py":
         in_threads(work, RedisLimiter(redis.Redis(port=port), **options))
     elif client == "redis-py, asyncio":

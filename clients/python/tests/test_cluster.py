@@ -12,9 +12,9 @@ import redis.asyncio
 from conftest import GENEROUS, Caller, Cluster, wait_until
 from traces import VECTORS, replay
 
-from tollgate import InvalidInput, Unavailable
-from tollgate.keys import subject_start
-from tollgate.redis import AsyncRedisLimiter, RedisLimiter
+from tidegate import InvalidInput, Unavailable
+from tidegate.keys import subject_start
+from tidegate.redis import AsyncRedisLimiter, RedisLimiter
 
 #: Enough that each master has some of them.
 SUBJECTS = 40
@@ -200,7 +200,7 @@ def test_error_of_a_client_of_one_node_names_cluster_clients(redis_cluster: Clus
     assert len(errors) == 2, "one of three masters has the key"
     for error in errors:
         assert "use a cluster client" in error
-        assert subject_start("tollgate", b"k") not in error
+        assert subject_start("tidegate", b"k") not in error
 
 
 def test_deadline_of_a_blocking_cluster_client_is_invalid_input(redis_cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""200 parallel calls, connection reuse, and leaks. TOLLGATE_LONG=1 runs 100,000 calls."""
+"""200 parallel calls, connection reuse, and leaks. TIDEGATE_LONG=1 runs 100,000 calls."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conftest import GENEROUS, FakeService, RedisServer, TollgateService
+from conftest import GENEROUS, FakeService, RedisServer, TidegateService
 
-from tollgate import AsyncTollgate, Tollgate
-from tollgate.redis import AsyncRedisLimiter, RedisLimiter
+from tidegate import AsyncTidegate, Tidegate
+from tidegate.redis import AsyncRedisLimiter, RedisLimiter
 
 PARALLEL = 200
-CALLS = 100_000 if os.environ.get("TOLLGATE_LONG") else 5_000
+CALLS = 100_000 if os.environ.get("TIDEGATE_LONG") else 5_000
 OPTIONS: dict[str, Any] = {"deadline": 6 * GENEROUS, "on_error": "raise"}
 
 
@@ -53,7 +53,7 @@ async def in_tasks(call: Callable[[int], Any], tasks: int, calls: int) -> list[A
 
 
 def test_200_threads_reuse_their_connections(fake: FakeService) -> None:
-    with Tollgate(fake.url, max_idle_connections=PARALLEL, **OPTIONS) as client:
+    with Tidegate(fake.url, max_idle_connections=PARALLEL, **OPTIONS) as client:
         results = in_threads(lambda _: client.check("k", "10/min").allowed, PARALLEL, 5)
     assert results == [True] * PARALLEL * 5
     assert len(fake.requests) == PARALLEL * 5
@@ -62,7 +62,7 @@ def test_200_threads_reuse_their_connections(fake: FakeService) -> None:
 
 def test_200_tasks_reuse_their_connections(fake: FakeService) -> None:
     async def run() -> None:
-        async with AsyncTollgate(fake.url, max_idle_connections=PARALLEL, **OPTIONS) as client:
+        async with AsyncTidegate(fake.url, max_idle_connections=PARALLEL, **OPTIONS) as client:
             decisions = await in_tasks(lambda _: client.check("k", "10/min"), PARALLEL, 5)
             assert all(decision.allowed for decision in decisions)
 
@@ -72,20 +72,20 @@ def test_200_tasks_reuse_their_connections(fake: FakeService) -> None:
 
 
 def test_sequential_calls_use_one_connection(fake: FakeService) -> None:
-    with Tollgate(fake.url, **OPTIONS) as client:
+    with Tidegate(fake.url, **OPTIONS) as client:
         for _ in range(50):
             client.check("k", "10/min")
     assert (len(fake.requests), fake.connections) == (50, 1)
 
 
 def test_idle_connections_are_bounded(fake: FakeService) -> None:
-    with Tollgate(fake.url, max_idle_connections=3, **OPTIONS) as client:
+    with Tidegate(fake.url, max_idle_connections=3, **OPTIONS) as client:
         in_threads(lambda _: client.check("k", "10/min"), 20, 1)
         assert len(client._idle) <= 3
 
 
-def test_quota_is_exact_with_200_threads_on_the_service(service: TollgateService, key: str) -> None:
-    with Tollgate(service.url, **OPTIONS) as client:
+def test_quota_is_exact_with_200_threads_on_the_service(service: TidegateService, key: str) -> None:
+    with Tidegate(service.url, **OPTIONS) as client:
         results = in_threads(lambda _: client.check(key, "300/h").allowed, PARALLEL, 2)
     assert (results.count(True), results.count(False)) == (300, 100)
 
@@ -120,15 +120,15 @@ def no_leak() -> Iterator[None]:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 32 * 1024
 
 
-def test_many_calls_leak_nothing_on_the_service(service: TollgateService, key: str) -> None:
-    with Tollgate(service.url, **OPTIONS) as client:
+def test_many_calls_leak_nothing_on_the_service(service: TidegateService, key: str) -> None:
+    with Tidegate(service.url, **OPTIONS) as client:
         client.check(key, "10/min")
         with no_leak():
             for number in range(CALLS // 2):
                 client.check(f"{key}{number % 1000}", "1000000/min")
 
     async def run() -> None:
-        async with AsyncTollgate(service.url, **OPTIONS) as client:
+        async with AsyncTidegate(service.url, **OPTIONS) as client:
             await client.check(key, "10/min")
             with no_leak():
                 for number in range(CALLS // 2):
@@ -160,7 +160,7 @@ def test_many_calls_leak_nothing_on_redis(redis_server: RedisServer, key: str) -
 
 def test_failed_calls_leak_nothing(own_redis: RedisServer) -> None:
     limiter = RedisLimiter(own_redis.client(), deadline=0.05)
-    service = Tollgate(f"http://127.0.0.1:{own_redis.port}", deadline=0.05)
+    service = Tidegate(f"http://127.0.0.1:{own_redis.port}", deadline=0.05)
     own_redis.kill()
     with no_leak():
         for _ in range(CALLS // 10):

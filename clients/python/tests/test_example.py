@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import GENEROUS, PACKAGE, REPOSITORY, TOOLS, Server, TollgateService, wait_until
+from conftest import GENEROUS, PACKAGE, REPOSITORY, TOOLS, Server, TidegateService, wait_until
 
 EXAMPLE = REPOSITORY / "examples" / "flask-plans"
 
@@ -21,9 +21,9 @@ EXAMPLE = REPOSITORY / "examples" / "flask-plans"
 class Example(Server):
     def __init__(self, directory: Path, service_url: str) -> None:
         path = os.pathsep.join([str(PACKAGE / "src"), *sys.path, str(TOOLS / "python")])
-        environment = {**os.environ, "PYTHONPATH": path, "PORT": "0", "TOLLGATE_URL": service_url}
+        environment = {**os.environ, "PYTHONPATH": path, "PORT": "0", "TIDEGATE_URL": service_url}
         # A generous deadline, for a busy machine.
-        url = 'os.environ.get("TOLLGATE_URL", "http://127.0.0.1:8080")'
+        url = 'os.environ.get("TIDEGATE_URL", "http://127.0.0.1:8080")'
         source = (EXAMPLE / "app.py").read_text()
         assert source.count(url) == 1
         app = directory / "app.py"
@@ -51,10 +51,10 @@ class Example(Server):
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Iterator[tuple[TollgateService, Example]]:
-    for name in ("tollgate.toml", "keys.toml"):
+def programs(tmp_path: Path) -> Iterator[tuple[TidegateService, Example]]:
+    for name in ("tidegate.toml", "keys.toml"):
         shutil.copy(EXAMPLE / name, tmp_path)
-    service = TollgateService(tmp_path / "service", config=tmp_path / "tollgate.toml")
+    service = TidegateService(tmp_path / "service", config=tmp_path / "tidegate.toml")
     service.start()
     app = Example(tmp_path, service.url)
     app.start()
@@ -63,7 +63,7 @@ def programs(tmp_path: Path) -> Iterator[tuple[TollgateService, Example]]:
     service.kill()
 
 
-def test_each_plan_has_its_limits(programs: tuple[TollgateService, Example]) -> None:
+def test_each_plan_has_its_limits(programs: tuple[TidegateService, Example]) -> None:
     _, app = programs
     status, headers, body = app.get("/v1/hello")
     assert (status, body) == (200, {"message": "hello", "requests_left": 2})
@@ -81,7 +81,7 @@ def test_each_plan_has_its_limits(programs: tuple[TollgateService, Example]) -> 
 
 
 def test_requests_pass_while_the_service_is_down(
-    programs: tuple[TollgateService, Example],
+    programs: tuple[TidegateService, Example],
 ) -> None:
     service, app = programs
     service.kill()

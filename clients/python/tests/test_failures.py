@@ -16,15 +16,15 @@ from conftest import (
     Caller,
     FakeService,
     RedisServer,
-    TollgateService,
+    TidegateService,
     encode_answer,
     free_port,
     wait_until,
 )
 
-from tollgate import AsyncTollgate, Tollgate, TollgateError, Unavailable
-from tollgate.failure import FailurePolicy
-from tollgate.redis import AsyncRedisLimiter, RedisLimiter
+from tidegate import AsyncTidegate, Tidegate, TidegateError, Unavailable
+from tidegate.failure import FailurePolicy
+from tidegate.redis import AsyncRedisLimiter, RedisLimiter
 
 DEADLINE = 0.2
 #: Many times the deadline: a busy machine does not fail the test, a client that hangs does.
@@ -33,7 +33,7 @@ BOUND = 25 * DEADLINE
 
 def service_client(kind: str, url: str, **options: Any) -> Caller:
     options = {"deadline": DEADLINE, **options}
-    return Caller((Tollgate if kind == "blocking" else AsyncTollgate)(url, **options))
+    return Caller((Tidegate if kind == "blocking" else AsyncTidegate)(url, **options))
 
 
 def redis_limiter(kind: str, server: RedisServer, **options: Any) -> Caller:
@@ -55,7 +55,7 @@ def bounded(call: Callable[[], Any]) -> Any:
 def check_all_policies(client: Callable[[str], Caller], caplog: pytest.LogCaptureFixture) -> None:
     """Checks that each `on_error` gives its answer while the server does not answer."""
     caplog.clear()
-    with caplog.at_level(logging.WARNING, "tollgate"):
+    with caplog.at_level(logging.WARNING, "tidegate"):
         allowed = bounded(lambda: client("allow").check("k", "10/min"))
         denied = bounded(lambda: client("deny").check("k", "10/min"))
     assert (allowed.allowed, allowed.source, allowed.status) == (True, "none", 200)
@@ -76,7 +76,7 @@ def heals(client: Caller) -> None:
 
 
 def test_killed_service(
-    kind: str, own_service: TollgateService, caplog: pytest.LogCaptureFixture
+    kind: str, own_service: TidegateService, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = service_client(kind, own_service.url)
     heals(client)
@@ -88,7 +88,7 @@ def test_killed_service(
 
 
 def test_stopped_service(
-    kind: str, own_service: TollgateService, caplog: pytest.LogCaptureFixture
+    kind: str, own_service: TidegateService, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = service_client(kind, own_service.url)
     heals(client)
@@ -167,7 +167,7 @@ def test_killed_redis(kind: str, own_redis: RedisServer, caplog: pytest.LogCaptu
     own_redis.kill()
     assert bounded(lambda: client.check("k", "10/min")).error is not None
     check_all_policies(lambda on: redis_limiter(kind, own_redis, on_error=on), caplog)
-    with pytest.raises(TollgateError):
+    with pytest.raises(TidegateError):
         bounded(lambda: client.reset("k", "10/min"))
     own_redis.start()
     heals(client)
@@ -192,7 +192,7 @@ def test_unavailable_server_is_logged_once_a_second(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = service_client(kind, f"http://127.0.0.1:{free_port()}")
-    with caplog.at_level(logging.WARNING, "tollgate"):
+    with caplog.at_level(logging.WARNING, "tidegate"):
         started = time.monotonic()
         for _ in range(50):
             client.check("a-secret-key", "10/min")
@@ -208,7 +208,7 @@ def test_report_says_how_many_errors_were_not_logged(
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     policy = FailurePolicy("allow")
-    with caplog.at_level(logging.WARNING, "tollgate"):
+    with caplog.at_level(logging.WARNING, "tidegate"):
         for _ in range(5):
             policy.decide(Unavailable("down"))
         now = 1.0
@@ -220,7 +220,7 @@ def test_report_says_how_many_errors_were_not_logged(
 
 def test_cancelled_call_does_not_leave_its_answer_to_the_next(fake: FakeService) -> None:
     async def run() -> None:
-        async with AsyncTollgate(fake.url, deadline=GENEROUS, on_error="raise") as client:
+        async with AsyncTidegate(fake.url, deadline=GENEROUS, on_error="raise") as client:
             await client.check("k", "10/min")
             in_time = fake.send
 

@@ -16,7 +16,7 @@ from conftest import (
     Caller,
     FakeService,
     RedisServer,
-    TollgateService,
+    TidegateService,
     free_port,
 )
 from starlette.applications import Starlette
@@ -27,9 +27,9 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-import tollgate.flask
-from tollgate import AsyncTollgate, InvalidInput, Tollgate, Unavailable, asgi, wsgi
-from tollgate.redis import AsyncRedisLimiter, RedisLimiter
+import tidegate.flask
+from tidegate import AsyncTidegate, InvalidInput, Tidegate, Unavailable, asgi, wsgi
+from tidegate.redis import AsyncRedisLimiter, RedisLimiter
 
 OPTIONS: dict[str, Any] = {"deadline": GENEROUS, "on_error": "raise"}
 FRAMEWORKS = ["flask", "flask-route", "wsgi", "asgi"]
@@ -64,7 +64,7 @@ def flask_app() -> tuple[flask.Flask, Callable[..., Any]]:
             raise RuntimeError("the view failed")
         if status >= 400:
             flask.abort(status)
-        decision = flask.g.get("tollgate")
+        decision = flask.g.get("tidegate")
         remaining = None if decision is None else decision.remaining
         return {"remaining": remaining}, status, {"X-RateLimit-Limit": "of the view"}
 
@@ -79,19 +79,19 @@ def serve(framework: str, options: dict[str, Any]) -> Send:
     if framework == "flask-route":
         route = dict(options)
         limit = route.pop("limit")
-        tollgate.flask.init_app(app, limiter=route.pop("limiter"))
-        view = tollgate.flask.limit(limit, **route)(view)
+        tidegate.flask.init_app(app, limiter=route.pop("limiter"))
+        view = tidegate.flask.limit(limit, **route)(view)
     app.add_url_rule("/<int:status>", view_func=view, methods=["GET", "POST"], endpoint="status")
     app.add_url_rule("/", view_func=view, methods=["GET", "POST"], endpoint="root")
     if framework == "flask":
-        tollgate.flask.init_app(app, **options)
+        tidegate.flask.init_app(app, **options)
     elif framework == "wsgi":
         # Flask has its decision in the environment.
         @app.before_request
         def decide() -> None:
-            flask.g.tollgate = flask.request.environ.get("tollgate")
+            flask.g.tidegate = flask.request.environ.get("tidegate")
 
-        app.wsgi_app = wsgi.TollgateMiddleware(app.wsgi_app, **options)  # type: ignore[method-assign]
+        app.wsgi_app = wsgi.TidegateMiddleware(app.wsgi_app, **options)  # type: ignore[method-assign]
     client = app.test_client()
 
     def send(method: str, path: str, headers: Any = (), peer: str = "203.0.113.9") -> Answer:
@@ -111,7 +111,7 @@ def serve_asgi(options: dict[str, Any]) -> Send:
             raise RuntimeError("the view failed")
         if status >= 400:
             raise HTTPException(status)
-        decision = request.state.tollgate
+        decision = request.state.tidegate
         body = {"remaining": None if decision is None else decision.remaining}
         return JSONResponse(body, status, {"X-RateLimit-Limit": "of the view"})
 
@@ -119,7 +119,7 @@ def serve_asgi(options: dict[str, Any]) -> Send:
         Route("/{status:int}", endpoint, methods=["GET", "POST"]),
         Route("/", endpoint, methods=["GET", "POST"]),
     ]
-    app = Starlette(routes=routes, middleware=[Middleware(asgi.TollgateMiddleware, **options)])
+    app = Starlette(routes=routes, middleware=[Middleware(asgi.TidegateMiddleware, **options)])
 
     def send(method: str, path: str, headers: Any = (), peer: str = "203.0.113.9") -> Answer:
         client = TestClient(app, raise_server_exceptions=False, client=(peer, 4711))
@@ -138,8 +138,8 @@ def limiter_for(framework: str, server: RedisServer, key: str, **options: Any) -
     return RedisLimiter(server.client(), **options)
 
 
-def tollgate_for(framework: str, url: str, **options: Any) -> Any:
-    return (AsyncTollgate if framework == "asgi" else Tollgate)(url, **{**OPTIONS, **options})
+def tidegate_for(framework: str, url: str, **options: Any) -> Any:
+    return (AsyncTidegate if framework == "asgi" else Tidegate)(url, **{**OPTIONS, **options})
 
 
 def test_route_is_limited_by_address(framework: str, redis_server: RedisServer, key: str) -> None:
@@ -274,7 +274,7 @@ def test_unavailable_limiter_follows_on_error(framework: str) -> None:
     url = f"http://127.0.0.1:{free_port()}"
 
     def send(on_error: str) -> Answer:
-        limiter = tollgate_for(framework, url, on_error=on_error)
+        limiter = tidegate_for(framework, url, on_error=on_error)
         return serve(framework, {"limiter": limiter, "limit": "1/min"})("GET", "/")
 
     allowed = send("allow")
@@ -291,9 +291,9 @@ def test_unavailable_limiter_follows_on_error(framework: str) -> None:
 
 
 def test_service_decides_explicit_limits_too(
-    framework: str, service: TollgateService, key: str
+    framework: str, service: TidegateService, key: str
 ) -> None:
-    limiter = tollgate_for(framework, service.url)
+    limiter = tidegate_for(framework, service.url)
     send = serve(framework, {"limiter": limiter, "limit": "2/min", "key": lambda *_: key})
     answers = [send("GET", "/") for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
@@ -308,7 +308,7 @@ BY_RULES = ["flask", "wsgi", "asgi"]
 def test_by_rules_the_request_is_described_and_the_refusal_relayed(
     framework: str, fake: FakeService
 ) -> None:
-    send = serve(framework, {"tollgate": tollgate_for(framework, fake.url)})
+    send = serve(framework, {"tidegate": tidegate_for(framework, fake.url)})
     admission = {**DECISION, "response": {"headers": {"X-Plan": "pro"}}}
     fake.answer = lambda path, body: (200, {"x-ratelimit-limit": "10"}, admission)
     answer = send("POST", "/201?secret=1", [("X-Api-Key", "k")])
@@ -331,7 +331,7 @@ def test_by_rules_the_request_is_described_and_the_refusal_relayed(
 def test_by_rules_units_are_given_back_for_the_named_endings(
     framework: str, fake: FakeService
 ) -> None:
-    send = serve(framework, {"tollgate": tollgate_for(framework, fake.url)})
+    send = serve(framework, {"tidegate": tidegate_for(framework, fake.url)})
 
     def answer(path: str, body: Any) -> Any:
         if path == "/v1/refund":
@@ -349,10 +349,10 @@ def test_by_rules_units_are_given_back_for_the_named_endings(
 def test_by_rules_failed_refund_does_not_change_the_response(
     framework: str, fake: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    send = serve(framework, {"tollgate": tollgate_for(framework, fake.url)})
+    send = serve(framework, {"tidegate": tidegate_for(framework, fake.url)})
     admission = {**DECISION, "receipt": "r", "refund_on": ["success"]}
     fake.answer = lambda path, body: (409 if path == "/v1/refund" else 200, {}, admission)
-    with caplog.at_level(logging.WARNING, "tollgate"):
+    with caplog.at_level(logging.WARNING, "tidegate"):
         assert send("GET", "/").status == 200
     assert "units were not given back" in caplog.text
 
@@ -362,8 +362,8 @@ def test_by_rules_request_that_the_service_cannot_read_is_refused(
     framework: str, fake: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.answer = lambda path, body: (400, {}, {"error": "bad_request", "message": "peer: …"})
-    send = serve(framework, {"tollgate": tollgate_for(framework, fake.url, on_error="allow")})
-    with caplog.at_level(logging.WARNING, "tollgate"):
+    send = serve(framework, {"tidegate": tidegate_for(framework, fake.url, on_error="allow")})
+    with caplog.at_level(logging.WARNING, "tidegate"):
         assert send("GET", "/").status == 400
     assert "rejected" in caplog.text
 
@@ -380,12 +380,12 @@ def test_by_rules_service_without_receipts_decides_all_the_same(
         return 200, {}, DECISION
 
     fake.answer = answer
-    send = serve(framework, {"tollgate": tollgate_for(framework, fake.url)})
+    send = serve(framework, {"tidegate": tidegate_for(framework, fake.url)})
     asked = lambda: ["receipt" in body for _, _, body in fake.requests]  # noqa: E731
     assert send("GET", "/").status == 200
     assert asked() == [True, False], "the next request asks for a receipt again"
     message = "receipts need a secret that all instances share: set `receipt_secret_env` …"
-    with caplog.at_level(logging.WARNING, "tollgate"):
+    with caplog.at_level(logging.WARNING, "tidegate"):
         assert [send("GET", "/").status for _ in range(3)] == [200] * 3
     assert asked()[2:] == [True, False, False, False]
     assert "are not refunded" in caplog.text
@@ -395,7 +395,7 @@ def test_by_rules_service_without_receipts_decides_all_the_same(
 def test_path_is_described_as_the_application_routes_on_it(
     framework: str, fake: FakeService
 ) -> None:
-    send = serve(framework, {"tollgate": tollgate_for(framework, fake.url)})
+    send = serve(framework, {"tidegate": tidegate_for(framework, fake.url)})
     for path in ("/%73horten", "/a%20b%3Fc", "/%C3%BC", "/a%25b", "/%FF%00"):
         send("GET", path)
     paths = [body["request"]["path"] for _, _, body in fake.requests]
@@ -405,12 +405,12 @@ def test_path_is_described_as_the_application_routes_on_it(
 
 @pytest.mark.parametrize("peer", ["", "unix:", "testclient"])
 def test_peer_without_an_address_is_local(framework: str, fake: FakeService, peer: str) -> None:
-    limiter = tollgate_for(framework, fake.url)
+    limiter = tidegate_for(framework, fake.url)
     serve(framework, {"limiter": limiter, "limit": "1/min"})("GET", "/", peer=peer)
     assert fake.requests[0][2]["key"] == "ip:127.0.0.1"
 
 
-_LIMITER = Tollgate("http://127.0.0.1:1")
+_LIMITER = Tidegate("http://127.0.0.1:1")
 _BAD: list[dict[str, Any]] = [
     {},
     {"limiter": _LIMITER},
@@ -424,18 +424,18 @@ _BAD: list[dict[str, Any]] = [
     {"limiter": _LIMITER, "limit": "1/min", "trusted_proxies": ["localhost"]},
     {"limiter": _LIMITER, "limit": "1/min", "forwarding_header": "a b"},
     {"limiter": _LIMITER, "limit": "1/min", "forwarding_header": "X-Forwarded-Host"},
-    {"limiter": AsyncTollgate("http://127.0.0.1:1"), "limit": "1/min"},
-    {"tollgate": _LIMITER, "limit": "1/min"},
-    {"tollgate": _LIMITER, "limiter": _LIMITER},
-    {"tollgate": _LIMITER, "trusted_proxies": ["10.0.0.0/8"]},
-    {"tollgate": _LIMITER, "refund_on": "failure"},
+    {"limiter": AsyncTidegate("http://127.0.0.1:1"), "limit": "1/min"},
+    {"tidegate": _LIMITER, "limit": "1/min"},
+    {"tidegate": _LIMITER, "limiter": _LIMITER},
+    {"tidegate": _LIMITER, "trusted_proxies": ["10.0.0.0/8"]},
+    {"tidegate": _LIMITER, "refund_on": "failure"},
 ]
 
 
 @pytest.mark.parametrize("options", _BAD, ids=range(len(_BAD)))
 def test_malformed_option_is_reported_at_start(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
-        wsgi.TollgateMiddleware(lambda environ, start: [], **options)
+        wsgi.TidegateMiddleware(lambda environ, start: [], **options)
 
 
 def test_blocking_limiter_is_rejected_by_asgi() -> None:
@@ -443,35 +443,35 @@ def test_blocking_limiter_is_rejected_by_asgi() -> None:
         raise AssertionError
 
     with pytest.raises(InvalidInput, match="asyncio"):
-        asgi.TollgateMiddleware(app, limiter=_LIMITER, limit="1/min")
+        asgi.TidegateMiddleware(app, limiter=_LIMITER, limit="1/min")
 
 
 def test_rules_need_a_client_of_the_service(redis_server: RedisServer, key: str) -> None:
     with pytest.raises(InvalidInput, match="service"):
-        wsgi.TollgateMiddleware(
-            lambda environ, start: [], tollgate=limiter_for("wsgi", redis_server, key)
+        wsgi.TidegateMiddleware(
+            lambda environ, start: [], tidegate=limiter_for("wsgi", redis_server, key)
         )
 
 
 def test_flask_route_without_a_limiter_is_a_clear_error() -> None:
     app = flask.Flask("test")
     app.testing = True
-    app.add_url_rule("/", view_func=tollgate.flask.limit("1/min")(lambda: "hi"))
+    app.add_url_rule("/", view_func=tidegate.flask.limit("1/min")(lambda: "hi"))
     with pytest.raises(InvalidInput, match="init_app"):
         app.test_client().get("/")
     with pytest.raises(InvalidInput):
-        tollgate.flask.limit("1/fortnight")
+        tidegate.flask.limit("1/fortnight")
     with pytest.raises(InvalidInput):
-        tollgate.flask.init_app(app)
+        tidegate.flask.init_app(app)
     with pytest.raises(InvalidInput, match="refund_on"):
-        tollgate.flask.init_app(app, limiter=_LIMITER, refund_on="failure")
+        tidegate.flask.init_app(app, limiter=_LIMITER, refund_on="failure")
 
 
 def test_flask_proxies_of_init_app_apply_to_routes(redis_server: RedisServer, key: str) -> None:
     app = flask.Flask("test")
     limiter = limiter_for("flask", redis_server, key)
-    tollgate.flask.init_app(app, limiter=limiter, trusted_proxies=["127.0.0.1"])
-    app.add_url_rule("/", view_func=tollgate.flask.limit("1/min")(lambda: "hi"))
+    tidegate.flask.init_app(app, limiter=limiter, trusted_proxies=["127.0.0.1"])
+    app.add_url_rule("/", view_func=tidegate.flask.limit("1/min")(lambda: "hi"))
     client = app.test_client()
     statuses = [
         client.get("/", headers={"X-Forwarded-For": address}).status_code
@@ -483,8 +483,8 @@ def test_flask_proxies_of_init_app_apply_to_routes(redis_server: RedisServer, ke
 def test_flask_route_and_application_limits_combine(redis_server: RedisServer, key: str) -> None:
     app = flask.Flask("test")
     limiter = limiter_for("flask", redis_server, key)
-    tollgate.flask.init_app(app, limiter=limiter, limit="3/min")
-    app.add_url_rule("/", view_func=tollgate.flask.limit("1/h")(lambda: "hi"))
+    tidegate.flask.init_app(app, limiter=limiter, limit="3/min")
+    app.add_url_rule("/", view_func=tidegate.flask.limit("1/h")(lambda: "hi"))
     client = app.test_client()
     answers = [client.get("/") for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 429, 429, 429]
@@ -505,9 +505,9 @@ def test_flask_refund_of_an_exception_that_reaches_the_server(
 
         options = {"limit": "2/min", "refund_on": "failure"}
         if is_route:
-            fail = tollgate.flask.limit(limiter=limiter, **options)(fail)  # type: ignore[arg-type]
+            fail = tidegate.flask.limit(limiter=limiter, **options)(fail)  # type: ignore[arg-type]
         else:
-            tollgate.flask.init_app(app, limiter=limiter, **options)
+            tidegate.flask.init_app(app, limiter=limiter, **options)
         app.add_url_rule("/", view_func=fail)
         for _ in range(5):
             with pytest.raises(RuntimeError):
@@ -521,8 +521,8 @@ def test_asgi_passes_other_protocols_and_streams(fake: FakeService) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         seen.append(scope["type"])
 
-    limiter = AsyncTollgate(fake.url, **OPTIONS)
-    middleware = asgi.TollgateMiddleware(app, limiter=limiter, limit="1/min")
+    limiter = AsyncTidegate(fake.url, **OPTIONS)
+    middleware = asgi.TidegateMiddleware(app, limiter=limiter, limit="1/min")
     for kind in ("lifespan", "websocket"):
         asyncio.run(middleware({"type": kind}, None, None))  # type: ignore[arg-type]
     assert seen == ["lifespan", "websocket"]
@@ -543,19 +543,19 @@ def test_wsgi_closes_the_body_of_the_application(fake: FakeService) -> None:
         start_response("200 OK", [])
         return Body()
 
-    middleware = wsgi.TollgateMiddleware(app, limiter=Tollgate(fake.url), limit="10/min")
+    middleware = wsgi.TidegateMiddleware(app, limiter=Tidegate(fake.url), limit="10/min")
     environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": "::1"}
     body: Any = middleware(environ, lambda status, headers: None)
     assert b"".join(body) == b"ab"
     body.close()
     assert closed == [True]
-    assert environ["tollgate"].allowed  # type: ignore[attr-defined]
+    assert environ["tidegate"].allowed  # type: ignore[attr-defined]
 
 
 def test_plain_starlette_response_has_the_headers(fake: FakeService) -> None:
     async def endpoint(request: Request) -> PlainTextResponse:
         return PlainTextResponse("hi")
 
-    middleware = [Middleware(asgi.TollgateMiddleware, tollgate=AsyncTollgate(fake.url, **OPTIONS))]
+    middleware = [Middleware(asgi.TidegateMiddleware, tidegate=AsyncTidegate(fake.url, **OPTIONS))]
     app = Starlette(routes=[Route("/", endpoint)], middleware=middleware)
     assert TestClient(app).get("/").headers["x-ratelimit-limit"] == "10"

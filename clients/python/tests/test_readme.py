@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import GENEROUS, PACKAGE, Cluster, RedisServer, TollgateService
+from conftest import GENEROUS, PACKAGE, Cluster, RedisServer, TidegateService
 from starlette.testclient import TestClient
 
 README = (PACKAGE / "README.md").read_text("utf-8")
@@ -17,7 +17,7 @@ BLOCKS = {
 }
 
 
-def run(block: str, service: TollgateService, redis_server: RedisServer, **names: Any) -> Any:
+def run(block: str, service: TidegateService, redis_server: RedisServer, **names: Any) -> Any:
     """Runs a block with the servers of the tests and a generous deadline. Returns its names."""
     redis = f"redis.Redis(port={redis_server.port})"
     for text, replacement in {
@@ -33,16 +33,16 @@ def run(block: str, service: TollgateService, redis_server: RedisServer, **names
 
 
 def test_ten_lines_work(
-    service: TollgateService, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
+    service: TidegateService, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (block,) = BLOCKS["Tollgate for Python"]
+    (block,) = BLOCKS["Tidegate for Python"]
     assert len(block.splitlines()) <= 10
     run(block.replace("user:42", "readme"), service, redis_server)
     assert capsys.readouterr().out == "welcome, 9 requests left\n"
 
 
 def test_limiter_on_redis_and_flask_blocks_work(
-    service: TollgateService, redis_server: RedisServer
+    service: TidegateService, redis_server: RedisServer
 ) -> None:
     (on_redis,) = BLOCKS["On your own Redis"]
     names = run(on_redis, service, redis_server)
@@ -55,7 +55,7 @@ def test_limiter_on_redis_and_flask_blocks_work(
 
 
 def test_cluster_block_works(
-    service: TollgateService, redis_server: RedisServer, redis_cluster: Cluster
+    service: TidegateService, redis_server: RedisServer, redis_cluster: Cluster
 ) -> None:
     (block,) = BLOCKS["Redis Cluster"]
     port, timeout = f"port={redis_cluster.ports[0]}", f"timeout={GENEROUS}"
@@ -66,9 +66,9 @@ def test_cluster_block_works(
 
 
 def test_asgi_block_works(tmp_path: Path, redis_server: RedisServer) -> None:
-    config = tmp_path / "tollgate.toml"
+    config = tmp_path / "tidegate.toml"
     config.write_text('[[rules]]\nname = "all"\nby = ["ip"]\nlimits = ["1/h"]\n')
-    service = TollgateService(tmp_path / "service", config=config)
+    service = TidegateService(tmp_path / "service", config=config)
     service.start()
     (block,) = BLOCKS["FastAPI, Starlette"]
     client = TestClient(run(block, service, redis_server)["app"], client=("203.0.113.9", 1))
@@ -80,7 +80,7 @@ def test_asgi_block_works(tmp_path: Path, redis_server: RedisServer) -> None:
 def test_all_blocks_are_run() -> None:
     """Fails if there is a block that no test above knows."""
     counts = {title: len(blocks) for title, blocks in BLOCKS.items() if blocks}
-    titles = ["Tollgate for Python", "On your own Redis", "Redis Cluster", "Flask"]
+    titles = ["Tidegate for Python", "On your own Redis", "Redis Cluster", "Flask"]
     titles += ["FastAPI, Starlette"]
     assert counts == dict.fromkeys(titles, 1)
     other = set(re.findall(r"^```(\S+)", README, re.M)) - {"python", "console"}

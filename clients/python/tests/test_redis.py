@@ -12,17 +12,17 @@ import redis
 import redis.asyncio
 from conftest import GENEROUS, Caller, RedisServer, wait_until
 
-from tollgate import (
+from tidegate import (
     Decision,
     ForeignValue,
     InvalidInput,
     PermissionDenied,
     ProtocolError,
-    TollgateError,
+    TidegateError,
     Unavailable,
     script,
 )
-from tollgate.redis import AsyncRedisLimiter, RedisLimiter
+from tidegate.redis import AsyncRedisLimiter, RedisLimiter
 
 
 def limiter_of(kind: str, server: RedisServer, client: dict[str, Any], **options: Any) -> Caller:
@@ -178,13 +178,13 @@ def test_foreign_value_is_a_typed_error(kind: str, redis_server: RedisServer, ke
     limiter = limiter_of(kind, redis_server, {})
     subject = hashlib.sha256(key.encode()).hexdigest()
     admin = redis_server.client()
-    admin.hset(f"tollgate:tg2:{{{subject}}}:sliding:60000000", "a", "b")
-    admin.set(f"tollgate:tg2:{{{subject}}}:token-bucket:60000000", "not a bucket")
+    admin.hset(f"tidegate:tg2:{{{subject}}}:sliding:60000000", "a", "b")
+    admin.set(f"tidegate:tg2:{{{subject}}}:token-bucket:60000000", "not a bucket")
     for limit in ("10/min", "10/min token-bucket", ["10/min", "10/h"]):
         with pytest.raises(ForeignValue) as raised:
             limiter.check(subject, limit)
         assert subject not in str(raised.value), "an error contains no key"
-    with pytest.raises(TollgateError):
+    with pytest.raises(TidegateError):
         limiter_of(kind, redis_server, {}, prefix="p").check(subject, "bad")
 
 
@@ -215,8 +215,8 @@ def test_user_without_permission_is_a_typed_error(kind: str, own_redis: RedisSer
         "return {1, 1, 7, 1, 1, 1, 1}",
         "return {1, 1, 1, -1, 1, 1, 1}",
         "return {-1, 1, 1, 1, 1, 1, 1}",
-        "return redis.error_reply('TOLLGATE_ARGUMENT a limit line is …')",
-        "return redis.error_reply('TOLLGATE_INTERNAL line 1')",
+        "return redis.error_reply('TIDEGATE_ARGUMENT a limit line is …')",
+        "return redis.error_reply('TIDEGATE_INTERNAL line 1')",
     ],
 )
 def test_script_of_another_version_is_a_typed_error(

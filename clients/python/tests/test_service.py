@@ -18,18 +18,18 @@ from conftest import (
     PACKAGE,
     Caller,
     FakeService,
-    TollgateService,
+    TidegateService,
     encode_answer,
 )
 
-from tollgate import (
-    AsyncTollgate,
+from tidegate import (
+    AsyncTidegate,
     Decision,
     InvalidInput,
     PermissionDenied,
     ProtocolError,
-    Tollgate,
-    TollgateError,
+    Tidegate,
+    TidegateError,
     Unavailable,
 )
 
@@ -37,11 +37,11 @@ from tollgate import (
 def client_of(kind: str, url: str, **options: Any) -> Caller:
     """Returns a client that raises errors and has a generous deadline."""
     options = {"deadline": GENEROUS, "on_error": "raise", **options}
-    return Caller((Tollgate if kind == "blocking" else AsyncTollgate)(url, **options))
+    return Caller((Tidegate if kind == "blocking" else AsyncTidegate)(url, **options))
 
 
 def test_quota_is_enforced_by_the_real_service(
-    kind: str, service: TollgateService, key: str
+    kind: str, service: TidegateService, key: str
 ) -> None:
     client = client_of(kind, service.url)
     decisions = [client.check(key, "2/min") for _ in range(3)]
@@ -55,7 +55,7 @@ def test_quota_is_enforced_by_the_real_service(
     assert (body["error"], body["limit"], body["policy"]) == ("rate_limited", 2, "per-minute")
 
 
-def test_several_limits_are_decided_together(kind: str, service: TollgateService, key: str) -> None:
+def test_several_limits_are_decided_together(kind: str, service: TidegateService, key: str) -> None:
     client = client_of(kind, service.url)
     assert client.check(key, ["1/min", "5/h token-bucket burst=3"]).allowed
     denied = client.check(key, ["1/min", "5/h token-bucket burst=3"])
@@ -67,7 +67,7 @@ def test_several_limits_are_decided_together(kind: str, service: TollgateService
 
 
 def test_cost_that_never_fits_has_no_retry_after(
-    kind: str, service: TollgateService, key: str
+    kind: str, service: TidegateService, key: str
 ) -> None:
     denied = client_of(kind, service.url).check(key, "2/min", 3)
     assert not denied.allowed
@@ -78,12 +78,12 @@ def test_cost_that_never_fits_has_no_retry_after(
 @pytest.mark.parametrize(
     "key", ["with space", "{brace}", "nul\0", "ümlaut", "", "a" * 65536], ids=range(6)
 )
-def test_any_key_in_utf_8_is_accepted(kind: str, service: TollgateService, key: str) -> None:
+def test_any_key_in_utf_8_is_accepted(kind: str, service: TidegateService, key: str) -> None:
     assert client_of(kind, service.url).check(key, "1000/min").allowed
 
 
 def test_refund_with_the_real_service_applies_once(
-    kind: str, service: TollgateService, key: str
+    kind: str, service: TidegateService, key: str
 ) -> None:
     client = client_of(kind, service.url)
     decision = client.check(key, ["5/min", "9/h token-bucket"], 3, receipt=True)
@@ -98,7 +98,7 @@ def test_refund_with_the_real_service_applies_once(
         client.refund("not a receipt")
 
 
-def test_wait_with_the_real_service(kind: str, service: TollgateService, key: str) -> None:
+def test_wait_with_the_real_service(kind: str, service: TidegateService, key: str) -> None:
     client = client_of(kind, service.url)
     assert client.check(key, "1/200ms").allowed
     assert client.wait(key, "1/200ms", max_wait=GENEROUS).allowed
@@ -108,7 +108,7 @@ def test_wait_with_the_real_service(kind: str, service: TollgateService, key: st
     assert denied.retry_after > 1
 
 
-def test_check_request_without_rules_is_invalid_input(kind: str, service: TollgateService) -> None:
+def test_check_request_without_rules_is_invalid_input(kind: str, service: TidegateService) -> None:
     with pytest.raises(InvalidInput, match="no rules"):
         client_of(kind, service.url).check_request("GET", "/", {}, "203.0.113.9")
 
@@ -201,7 +201,7 @@ def test_store_that_is_down_with_on_failure_deny_is_503(kind: str, fake: FakeSer
     assert decision.refusal().headers["retry-after"] == "1"
 
 
-_ANSWERS: list[tuple[int, Any, type[TollgateError]]] = [
+_ANSWERS: list[tuple[int, Any, type[TidegateError]]] = [
     (400, {"error": "bad_request", "message": "limit: unknown unit"}, InvalidInput),
     (413, {"error": "too_large", "message": "…"}, InvalidInput),
     (401, {"error": "unauthenticated", "message": "…"}, PermissionDenied),
@@ -224,7 +224,7 @@ _ANSWERS: list[tuple[int, Any, type[TollgateError]]] = [
 
 @pytest.mark.parametrize(("status", "body", "error"), _ANSWERS, ids=range(len(_ANSWERS)))
 def test_answer_that_is_no_decision_is_a_typed_error(
-    kind: str, fake: FakeService, status: int, body: Any, error: type[TollgateError]
+    kind: str, fake: FakeService, status: int, body: Any, error: type[TidegateError]
 ) -> None:
     fake.answer = lambda path, _: (status, {}, body)
     with pytest.raises(error):
@@ -278,7 +278,7 @@ def test_connection_that_the_server_closed_is_replaced(fake: FakeService) -> Non
     assert (len(fake.requests), fake.connections) == (10, 5)
 
     async def run() -> None:
-        async with AsyncTollgate(fake.url, deadline=GENEROUS, on_error="raise") as client:
+        async with AsyncTidegate(fake.url, deadline=GENEROUS, on_error="raise") as client:
             for _ in range(10):
                 assert (await client.check("k", "10/min")).allowed
 
@@ -298,7 +298,7 @@ def test_answer_with_connection_close_ends_the_connection(fake: FakeService) -> 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_client_works_in_another_event_loop(fake: FakeService) -> None:
-    client = AsyncTollgate(fake.url, deadline=GENEROUS, on_error="raise")
+    client = AsyncTidegate(fake.url, deadline=GENEROUS, on_error="raise")
     for _ in range(2):
         assert asyncio.run(client.check("k", "10/min")).allowed
 
@@ -306,8 +306,8 @@ def test_client_works_in_another_event_loop(fake: FakeService) -> None:
 def test_child_process_opens_connections_of_its_own(fake: FakeService) -> None:
     program = f"""
 import os
-from tollgate import Tollgate
-client = Tollgate({fake.url!r}, deadline={GENEROUS}, on_error="raise")
+from tidegate import Tidegate
+client = Tidegate({fake.url!r}, deadline={GENEROUS}, on_error="raise")
 client.check("k", "10/min")
 child = os.fork()
 client.check("k", "10/min")
@@ -342,7 +342,7 @@ def test_tls_is_verified(kind: str, tmp_path: Path) -> None:
         fake.close()
 
 
-def test_host_name_is_resolved(service: TollgateService, kind: str, key: str) -> None:
+def test_host_name_is_resolved(service: TidegateService, kind: str, key: str) -> None:
     url = service.url.replace("127.0.0.1", "localhost")
     assert client_of(kind, url).check(key, "10/min").allowed
 
@@ -366,7 +366,7 @@ def test_host_name_is_resolved(service: TollgateService, kind: str, key: str) ->
     ],
 )
 def test_malformed_url_is_invalid_input(url: Any) -> None:
-    for client in (Tollgate, AsyncTollgate):
+    for client in (Tidegate, AsyncTidegate):
         with pytest.raises(InvalidInput):
             client(url)
 
@@ -389,7 +389,7 @@ def test_malformed_url_is_invalid_input(url: Any) -> None:
     ],
 )
 def test_malformed_option_is_invalid_input(options: dict[str, Any]) -> None:
-    for client in (Tollgate, AsyncTollgate):
+    for client in (Tidegate, AsyncTidegate):
         with pytest.raises(InvalidInput):
             client("http://127.0.0.1", **options)
 

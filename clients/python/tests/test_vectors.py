@@ -9,13 +9,13 @@ import pytest
 from conftest import GENEROUS, REPOSITORY, Caller, RedisServer
 from traces import VECTORS, replay
 
-from tollgate import InvalidInput, Limit
-from tollgate.address import TrustedProxies, address_subject
-from tollgate.answer import asks_for_problem
-from tollgate.decision import Decision, LimitStatus
-from tollgate.keys import STATE_VERSION, ban_key, counter_key
-from tollgate.redis import RedisLimiter
-from tollgate.script import SHA1, SOURCE
+from tidegate import InvalidInput, Limit
+from tidegate.address import TrustedProxies, address_subject
+from tidegate.answer import asks_for_problem
+from tidegate.decision import Decision, LimitStatus
+from tidegate.keys import STATE_VERSION, ban_key, counter_key
+from tidegate.redis import RedisLimiter
+from tidegate.script import SHA1, SOURCE
 
 
 def cases(section: str) -> Any:
@@ -25,7 +25,7 @@ def cases(section: str) -> Any:
 
 
 def test_embedded_script_is_that_of_the_rust_crates() -> None:
-    assert (REPOSITORY / "crates/tollgate-redis/lua/tollgate.lua").read_text("utf-8") == SOURCE
+    assert (REPOSITORY / "crates/tidegate-redis/lua/tidegate.lua").read_text("utf-8") == SOURCE
     assert VECTORS["script_sha1"] == SHA1
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from conftest import PACKAGE, Caller
 
-from tollgate import Decision, InvalidInput, Limit
-from tollgate.decision import LimitStatus
-from tollgate.script import check_call
+from tidegate import Decision, InvalidInput, Limit
+from tidegate.decision import LimitStatus
+from tidegate.script import check_call
 
 VECTORS: dict[str, Any] = json.loads((PACKAGE.parent / "vectors.json").read_text("utf-8"))
 

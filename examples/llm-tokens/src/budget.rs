@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Response};
-use tollgate::answer::{Policies, Policy};
-use tollgate::{Check, CheckOptions, Cost, Decision, Demand, Key, Limit, Limiter};
+use tidegate::answer::{Policies, Policy};
+use tidegate::{Check, CheckOptions, Cost, Decision, Demand, Key, Limit, Limiter};
 
 /// A token budget per minute and per day. Clones share it and are cheap.
 #[derive(Clone)]

@@ -17,8 +17,8 @@ use std::ops::RangeInclusive;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use tidegate::{Limit, Limiter};
 use tokio::net::TcpListener;
-use tollgate::{Limit, Limiter};
 
 use crate::budget::Budget;
 
@@ -35,8 +35,8 @@ async fn main() -> ExitCode {
 
 async fn run() -> Result<(), Box<dyn Error>> {
     let limiter = Limiter::builder()
-        .url(&variable("TOLLGATE_STORE", "memory"))
-        .map_err(|error| format!("TOLLGATE_STORE: {error}"))?
+        .url(&variable("TIDEGATE_STORE", "memory"))
+        .map_err(|error| format!("TIDEGATE_STORE: {error}"))?
         .deadline(Duration::from_millis(number("REDIS_DEADLINE_MS", "25", 1..=10_000)?.into()))
         // While Redis is unavailable, each instance grants its share of the budgets.
         .instances(number("INSTANCES", "1", 1..=10_000)?)

@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tollgate_testkit::fault::{Fault, Proxy};
-use tollgate_testkit::poll::eventually;
-use tollgate_testkit::server::Server;
+use tidegate_testkit::fault::{Fault, Proxy};
+use tidegate_testkit::poll::eventually;
+use tidegate_testkit::server::Server;
 
 /// A long deadline, for tests with exact counts: on a busy machine a decision may take longer than the default.
 const LONG_DEADLINE: (&str, &str) = ("REDIS_DEADLINE_MS", "10000");
@@ -140,7 +140,7 @@ fn tokens_are_reserved_and_settled_on_redis_for_all_instances() {
     let redis = Server::redis();
     let url = redis.url();
     let variables =
-        [LONG_DEADLINE, ("TOLLGATE_STORE", &*url), ("TOKENS_PER_MINUTE", "1000"), ("TOKENS_PER_DAY", "5000")];
+        [LONG_DEADLINE, ("TIDEGATE_STORE", &*url), ("TOKENS_PER_MINUTE", "1000"), ("TOKENS_PER_DAY", "5000")];
     let instances = [Service::start(&variables), Service::start(&variables)];
     charges_the_used_tokens(&instances[0]);
     assert_eq!(instances[1].left("demo-key"), [941, 4_941]);
@@ -177,8 +177,8 @@ fn an_invalid_request_is_rejected_with_what_is_accepted_and_costs_nothing() {
 fn a_client_that_disconnects_during_the_reservation_is_charged_the_used_tokens() {
     let redis = Server::redis();
     let proxy = Proxy::start(redis.addr());
-    let slow = Service::start(&[LONG_DEADLINE, ("TOLLGATE_STORE", &proxy.url())]);
-    let quick = Service::start(&[LONG_DEADLINE, ("TOLLGATE_STORE", &redis.url())]);
+    let slow = Service::start(&[LONG_DEADLINE, ("TIDEGATE_STORE", &proxy.url())]);
+    let quick = Service::start(&[LONG_DEADLINE, ("TIDEGATE_STORE", &redis.url())]);
     assert_eq!(slow.left("demo-key"), [2_000, 20_000]);
     let (head, body) = completion("demo-key", "word", 100);
     for (minute, day) in [(1_998, 19_998), (1_996, 19_996), (1_994, 19_994)] {
@@ -206,7 +206,7 @@ fn a_client_that_disconnects_during_the_reservation_is_charged_the_used_tokens()
 fn while_redis_is_down_each_instance_grants_its_share() {
     let redis = Server::redis();
     let url = redis.url();
-    let variables = [("TOLLGATE_STORE", &*url), ("INSTANCES", "2")];
+    let variables = [("TIDEGATE_STORE", &*url), ("INSTANCES", "2")];
     let instances = [Service::start(&variables), Service::start(&variables)];
     assert_eq!(instances[0].left("demo-key"), [2_000, 20_000]);
     redis.kill9();
@@ -225,7 +225,7 @@ fn an_invalid_environment_variable_is_rejected_at_the_start() {
         ("REDIS_DEADLINE_MS", "60000", "REDIS_DEADLINE_MS: expected 1 to 10000, got \"60000\""),
         ("TOKENS_PER_MINUTE", "0", "TOKENS_PER_MINUTE: "),
         ("TOKENS_PER_DAY", "many", "TOKENS_PER_DAY: "),
-        ("TOLLGATE_STORE", "http://127.0.0.1", "TOLLGATE_STORE: "),
+        ("TIDEGATE_STORE", "http://127.0.0.1", "TIDEGATE_STORE: "),
     ] {
         let output = command(&[(name, value)]).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();

@@ -1,4 +1,4 @@
-//! A login endpoint that limits wrong passwords. The rules are in `tollgate.toml`.
+//! A login endpoint that limits wrong passwords. The rules are in `tidegate.toml`.
 //!
 //! A limiter in front of the handler sees the headers of a request, not its body. So the user's name is in a header,
 //! and the handler reads it only from there: a client that sends another name there also logs in as that other user.
@@ -17,12 +17,12 @@ use std::net::SocketAddr;
 use axum::Router;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
+use tidegate::config::Config;
+use tidegate::engine::Engine;
+use tidegate::layer::RateLimitLayer;
 use tokio::net::TcpListener;
-use tollgate::config::Config;
-use tollgate::engine::Engine;
-use tollgate::layer::RateLimitLayer;
 
-const CONFIGURATION: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tollgate.toml");
+const CONFIGURATION: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tidegate.toml");
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {

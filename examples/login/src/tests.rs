@@ -8,9 +8,9 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::Request;
-use tollgate::config::Config;
-use tollgate::engine::Engine;
-use tollgate::{Limiter, ManualClock, Timestamp};
+use tidegate::config::Config;
+use tidegate::engine::Engine;
+use tidegate::{Limiter, ManualClock, Timestamp};
 use tower::ServiceExt;
 
 use super::{CONFIGURATION, app};

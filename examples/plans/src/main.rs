@@ -1,4 +1,4 @@
-//! An API whose callers have plans: the rules are in `tollgate.toml`, the keys in `keys.toml`.
+//! An API whose callers have plans: the rules are in `tidegate.toml`, the keys in `keys.toml`.
 //!
 //! ```console
 //! $ cargo run -p plans
@@ -14,13 +14,13 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use axum::routing::get;
+use tidegate::config::Config;
+use tidegate::engine::Engine;
+use tidegate::layer::RateLimitLayer;
 use tokio::net::TcpListener;
-use tollgate::config::Config;
-use tollgate::engine::Engine;
-use tollgate::layer::RateLimitLayer;
 
 /// The default configuration file. The first command-line argument overrides it.
-const CONFIGURATION: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tollgate.toml");
+const CONFIGURATION: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tidegate.toml");
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {

@@ -10,12 +10,12 @@ use axum::extract::ConnectInfo;
 use axum::http::{Request, Response};
 use http_body_util::BodyExt;
 use serde_json::Value;
-use tollgate::config::Config;
-use tollgate::engine::Engine;
-use tollgate::{Limiter, ManualClock, Timestamp};
+use tidegate::config::Config;
+use tidegate::engine::Engine;
+use tidegate::{Limiter, ManualClock, Timestamp};
 use tower::ServiceExt;
 
-use tollgate_testkit::server::Server;
+use tidegate_testkit::server::Server;
 
 use super::{CONFIGURATION, app, engine};
 

@@ -4,7 +4,7 @@ import { createRequire } from "node:module";
 import { dirname } from "node:path";
 import { Hono } from "hono";
 import { bodyLimit } from "hono/body-limit";
-import { rateLimit } from "tollgate/hono";
+import { rateLimit } from "tidegate/hono";
 
 import { log } from "./log.js";
 import { Away, NoFreeSlug, NoPlace } from "./slugs.js";

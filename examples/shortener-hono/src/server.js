@@ -1,12 +1,12 @@
 // A URL shortener whose POST /shorten is limited by address, and whose GET /:slug never is.
 //
-//   POST /shorten ──▶ tollgate/hono ──▶ routes.js ──▶ slugs.js ──┐
+//   POST /shorten ──▶ tidegate/hono ──▶ routes.js ──▶ slugs.js ──┐
 //                        │ the limit                             │ the links
 //                        └──────────▶ one connection ◀───────────┘
 //                                     to Redis
 import { serve } from "@hono/node-server";
 import { Redis } from "ioredis";
-import { RedisLimiter } from "tollgate";
+import { RedisLimiter } from "tidegate";
 
 import { log } from "./log.js";
 import { createApp } from "./routes.js";

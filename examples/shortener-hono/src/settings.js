@@ -1,5 +1,5 @@
 // Settings from environment variables. An invalid value is rejected at the start, with what would be accepted.
-import { parseLimit, TrustedProxies } from "tollgate";
+import { parseLimit, TrustedProxies } from "tidegate";
 
 /** Reads the settings. An empty variable counts as not set. Throws an error that names the variable. */
 export function readSettings(environment) {

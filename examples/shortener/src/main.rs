@@ -1,7 +1,7 @@
 //! A URL shortener whose `POST /shorten` is limited by address, and whose `GET /{slug}` never is.
 //!
 //! ```text
-//!   POST /shorten ──▶ tollgate ──▶ routes.rs ──▶ slugs.rs ──┐
+//!   POST /shorten ──▶ tidegate ──▶ routes.rs ──▶ slugs.rs ──┐
 //!                        │ the limit                        │ the links
 //!                        └────────▶ one connection ◀────────┘
 //!                                   to Redis, or none
@@ -18,19 +18,19 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use tidegate::Limiter;
+use tidegate::engine::Engine;
+use tidegate::layer::RateLimitLayer;
+use tidegate::redis::RedisStore;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tollgate::Limiter;
-use tollgate::engine::Engine;
-use tollgate::layer::RateLimitLayer;
-use tollgate::redis::RedisStore;
 
 use crate::settings::Settings;
 use crate::slugs::Slugs;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // Tollgate logs when Redis becomes unavailable and when it is available again.
+    // Tidegate logs when Redis becomes unavailable and when it is available again.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     match run().await {
         Ok(()) => ExitCode::SUCCESS,

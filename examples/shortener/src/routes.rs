@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
-use tollgate::layer::RateLimitLayer;
+use tidegate::layer::RateLimitLayer;
 use url::Url;
 use utoipa::{OpenApi, ToSchema};
 use utoipa_swagger_ui::{Config, SwaggerUi};
@@ -71,7 +71,7 @@ struct Problem {
     message: String,
 }
 
-/// The body of a 429, as Tollgate writes it.
+/// The body of a 429, as Tidegate writes it.
 #[derive(ToSchema)]
 #[allow(dead_code)] // only for the document
 struct RateLimited {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tollgate::config::Report;
-use tollgate::identity::Networks;
-use tollgate::rules::RuleSet;
-use tollgate::{Limit, OnFailure, Rule, Rules, Subject};
+use tidegate::config::Report;
+use tidegate::identity::Networks;
+use tidegate::rules::RuleSet;
+use tidegate::{Limit, OnFailure, Rule, Rules, Subject};
 
 /// The settings of the service.
 #[derive(PartialEq, Debug)]

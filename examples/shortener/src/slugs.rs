@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tidegate::redis::{RedisStore, Reply};
 use tokio::sync::Notify;
-use tollgate::redis::{RedisStore, Reply};
 
 /// Length of a slug: 62^7 is 3.5 × 10^12, so that links are hard to guess.
 const SLUG_LENGTH: usize = 7;
@@ -302,7 +302,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_slug_is_set_once_and_for_the_same_url_again() {
-        let redis = tollgate_testkit::server::Server::redis();
+        let redis = tidegate_testkit::server::Server::redis();
         let store = RedisStore::builder(redis.url()).build().unwrap();
         let store = SlugStore { redis: store, deadline: Duration::from_secs(10) };
         let link = |url: &str| Link { slug: "abcdefg".to_owned(), url: url.into() };

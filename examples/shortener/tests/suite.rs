@@ -15,8 +15,8 @@ use std::time::Duration;
 use exchange::Answer;
 use instance::{Instance, LONG_DEADLINE};
 use serde_json::Value;
-use tollgate_testkit::poll::eventually;
-use tollgate_testkit::server::Server;
+use tidegate_testkit::poll::eventually;
+use tidegate_testkit::server::Server;
 
 /// Asserts that a response is a complete 429 of a limit with this quota. Returns its `retry_after_ms`.
 fn assert_refused(answer: &Answer, quota: u32) -> Duration {

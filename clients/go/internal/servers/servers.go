@@ -107,7 +107,7 @@ func Store(t *testing.T, program, socket string, options ...string) *Process {
 // Socket returns a path for a Unix socket, short enough for its name.
 func Socket(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "tollgate")
+	dir, err := os.MkdirTemp("", "tidegate")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,19 +115,19 @@ func Socket(t *testing.T) string {
 	return filepath.Join(dir, "s")
 }
 
-// Tollgate starts `tollgate serve` with its HTTP listener on this address and returns the bound one. The binary is
-// TOLLGATE_BIN, or the debug build of the checkout.
-func Tollgate(t *testing.T, address string, options ...string) (*Process, string) {
+// Tidegate starts `tidegate serve` with its HTTP listener on this address and returns the bound one. The binary is
+// TIDEGATE_BIN, or the debug build of the checkout.
+func Tidegate(t *testing.T, address string, options ...string) (*Process, string) {
 	t.Helper()
-	path := os.Getenv("TOLLGATE_BIN")
+	path := os.Getenv("TIDEGATE_BIN")
 	if path == "" {
-		path = filepath.Join(Root(), "target", "debug", "tollgate")
+		path = filepath.Join(Root(), "target", "debug", "tidegate")
 	}
 	if !isFile(path) {
-		t.Fatalf("the tollgate binary is missing: set TOLLGATE_BIN, or run cargo build -p tollgate-cli")
+		t.Fatalf("the tidegate binary is missing: set TIDEGATE_BIN, or run cargo build -p tidegate-cli")
 	}
 	cmd := exec.Command(path, append([]string{"serve", "--http", address, "--resp", "off", "--admin", "off"}, options...)...)
-	cmd.Env = append(os.Environ(), "TOLLGATE_STORE=memory")
+	cmd.Env = append(os.Environ(), "TIDEGATE_STORE=memory")
 	cmd.Stderr = os.Stderr
 	output, err := cmd.StdoutPipe()
 	if err != nil {
@@ -141,11 +141,11 @@ func Tollgate(t *testing.T, address string, options ...string) (*Process, string
 			return process, match[1]
 		}
 	}
-	t.Fatal("tollgate printed no address")
+	t.Fatal("tidegate printed no address")
 	return nil, ""
 }
 
-// Cluster is a Redis or Valkey Cluster of three masters, started by tollgate-test-cluster.
+// Cluster is a Redis or Valkey Cluster of three masters, started by tidegate-test-cluster.
 type Cluster struct {
 	// Addresses are those of the masters.
 	Addresses []string
@@ -157,9 +157,9 @@ type Cluster struct {
 // StartCluster starts a cluster of this brand, redis or valkey, and waits until it serves all slots.
 func StartCluster(t *testing.T, brand string) *Cluster {
 	t.Helper()
-	path := filepath.Join(Root(), "target", "debug", "tollgate-test-cluster")
+	path := filepath.Join(Root(), "target", "debug", "tidegate-test-cluster")
 	if !isFile(path) {
-		t.Fatalf("%s is missing: cargo build -p tollgate-testkit", path)
+		t.Fatalf("%s is missing: cargo build -p tidegate-testkit", path)
 	}
 	cmd := exec.Command(path, brand)
 	cmd.Stderr = os.Stderr
@@ -191,7 +191,7 @@ func (c *Cluster) Run(t *testing.T, command, key string) {
 func (c *Cluster) read(t *testing.T) string {
 	t.Helper()
 	if !c.lines.Scan() {
-		t.Fatal("tollgate-test-cluster has ended")
+		t.Fatal("tidegate-test-cluster has ended")
 	}
 	return c.lines.Text()
 }

@@ -2,9 +2,9 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Exception;
+namespace Tidegate\Exception;
 
 /** The credentials are wrong, or lack a permission. */
-final class Forbidden extends TollgateException
+final class Forbidden extends TidegateException
 {
 }

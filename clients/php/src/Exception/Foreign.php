@@ -2,9 +2,9 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Exception;
+namespace Tidegate\Exception;
 
-/** A key holds data that Tollgate did not write. */
-final class Foreign extends TollgateException
+/** A key holds data that Tidegate did not write. */
+final class Foreign extends TidegateException
 {
 }

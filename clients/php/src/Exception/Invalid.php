@@ -2,9 +2,9 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Exception;
+namespace Tidegate\Exception;
 
 /** An argument is not accepted: a limit, key, cost, URL or receipt. Always thrown, whatever onError is. */
-final class Invalid extends TollgateException
+final class Invalid extends TidegateException
 {
 }

@@ -2,9 +2,9 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Exception;
+namespace Tidegate\Exception;
 
-/** An answer is not in a form that Tollgate sends. */
-final class Protocol extends TollgateException
+/** An answer is not in a form that Tidegate sends. */
+final class Protocol extends TidegateException
 {
 }

@@ -2,30 +2,30 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Psr15;
+namespace Tidegate\Psr15;
 
 use Psr\Http\Message\ResponseFactoryInterface;
 use Psr\Http\Message\ResponseInterface;
 use Psr\Http\Message\ServerRequestInterface;
 use Psr\Http\Server\MiddlewareInterface;
 use Psr\Http\Server\RequestHandlerInterface;
-use Tollgate\Client;
-use Tollgate\Decision;
-use Tollgate\Exception\Invalid;
-use Tollgate\Exception\TollgateException;
-use Tollgate\Limit;
-use Tollgate\Limiter;
-use Tollgate\Response;
-use Tollgate\TrustedProxies;
+use Tidegate\Client;
+use Tidegate\Decision;
+use Tidegate\Exception\Invalid;
+use Tidegate\Exception\TidegateException;
+use Tidegate\Limit;
+use Tidegate\Limiter;
+use Tidegate\Response;
+use Tidegate\TrustedProxies;
 
 /**
  * Checks each request, by default counted by the client's address. Denials are answered with 429, bans with 403, and
- * failures by the limiter's onError. Rate-limit headers are set on every response. The request attribute `tollgate` is
+ * failures by the limiter's onError. Rate-limit headers are set on every response. The request attribute `tidegate` is
  * the decision.
  */
 final class RateLimit implements MiddlewareInterface
 {
-    public const ATTRIBUTE = 'tollgate';
+    public const ATTRIBUTE = 'tidegate';
 
     private const FACTORIES = [
         'Nyholm\Psr7\Factory\Psr17Factory',
@@ -128,8 +128,8 @@ final class RateLimit implements MiddlewareInterface
             } elseif ($this->refundOn === ($status < 400 ? 'success' : 'failure')) {
                 $this->limiter->refund($decision);
             }
-        } catch (TollgateException $failure) {
-            error_log('tollgate: units were not refunded: ' . $failure->getMessage());
+        } catch (TidegateException $failure) {
+            error_log('tidegate: units were not refunded: ' . $failure->getMessage());
         }
     }
 

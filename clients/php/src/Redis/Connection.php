@@ -2,9 +2,9 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Redis;
+namespace Tidegate\Redis;
 
-use Tollgate\Exception\TollgateException;
+use Tidegate\Exception\TidegateException;
 
 /**
  * Sends commands through the application's Redis client.
@@ -18,7 +18,7 @@ interface Connection
      *
      * @param list<string> $command EVALSHA, EVAL or DEL with its arguments
      * @throws ErrorReply if the server replied with an error
-     * @throws TollgateException if there is no reply; the connection is then closed, and opened again by the next command
+     * @throws TidegateException if there is no reply; the connection is then closed, and opened again by the next command
      */
     public function send(array $command, float $seconds): mixed;
 }

@@ -2,7 +2,7 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Redis;
+namespace Tidegate\Redis;
 
 /**
  * An error reply of Redis. Its message is the reply.

@@ -2,10 +2,10 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Redis;
+namespace Tidegate\Redis;
 
-use Tollgate\Exception\Protocol;
-use Tollgate\Exception\Unavailable;
+use Tidegate\Exception\Protocol;
+use Tidegate\Exception\Unavailable;
 
 /**
  * phpredis. A read timeout leaves its connection open, and the late reply would be taken for the reply to the next

@@ -2,7 +2,7 @@
 
 declare(strict_types=1);
 
-namespace Tollgate\Redis;
+namespace Tidegate\Redis;
 
 use Predis\ClientInterface;
 use Predis\Command\RawCommand;
@@ -13,7 +13,7 @@ use Predis\NotSupportedException;
 use Predis\PredisException;
 use Predis\Response\ErrorInterface;
 use Predis\Response\ServerException;
-use Tollgate\Exception\Unavailable;
+use Tidegate\Exception\Unavailable;
 
 /**
  * Predis. It closes its connection after an error and opens it again for the next command.

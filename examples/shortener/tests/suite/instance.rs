@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 
 use tempfile::NamedTempFile;
-use tollgate_testkit::server::Server;
+use tidegate_testkit::server::Server;
 
 use crate::exchange::Answer;
 

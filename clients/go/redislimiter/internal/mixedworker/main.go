@@ -1,5 +1,5 @@
 // Command mixedworker is a worker of the mixed run: one of the Go clients, alongside those of the other languages. The
-// parent, crates/tollgate-cli/tests/suite/mixed.rs, describes the arguments, the input and the records.
+// parent, crates/tidegate-cli/tests/suite/mixed.rs, describes the arguments, the input and the records.
 package main
 
 import (
@@ -17,8 +17,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"tollgate"
-	"tollgate/redislimiter"
+	"tidegate"
+	"tidegate/redislimiter"
 )
 
 const callers = 8
@@ -35,14 +35,14 @@ type description struct {
 	Checks    int      `json:"checks"`
 }
 
-func open(work description) tollgate.Limiter {
+func open(work description) tidegate.Limiter {
 	switch work.Client {
 	case "service":
-		return tollgate.New(work.Service, tollgate.WithDeadline(time.Minute), tollgate.WithOnError(tollgate.ReturnError))
+		return tidegate.New(work.Service, tidegate.WithDeadline(time.Minute), tidegate.WithOnError(tidegate.ReturnError))
 	case "go-redis":
 		// Redis is allowed to be slow here, but a call must not be repeated: it could be charged twice.
 		rdb := redis.NewClient(&redis.Options{Addr: fmt.Sprintf("127.0.0.1:%d", work.RedisPort), MaxRetries: -1, ReadTimeout: time.Minute})
-		return redislimiter.New(rdb, redislimiter.WithDeadline(time.Minute), redislimiter.WithOnError(tollgate.ReturnError))
+		return redislimiter.New(rdb, redislimiter.WithDeadline(time.Minute), redislimiter.WithOnError(tidegate.ReturnError))
 	}
 	log.Fatalf("unknown client: %s", work.Client)
 	return nil
@@ -95,10 +95,10 @@ func main() {
 }
 
 // check makes a random check and returns its record.
-func check(client tollgate.Limiter, work description, random *rand.Rand) string {
+func check(client tidegate.Limiter, work description, random *rand.Rand) string {
 	counter := random.Intn(work.Keys)
 	cost := []int64{1, 1, 1, 2, 3}[random.Intn(5)]
-	demands := tollgate.CheckOf(fmt.Sprintf("client-%d", counter), cost, work.Limits[counter%len(work.Limits)], work.Journal)
+	demands := tidegate.CheckOf(fmt.Sprintf("client-%d", counter), cost, work.Limits[counter%len(work.Limits)], work.Journal)
 	sent := time.Now()
 	decision, err := client.Do(context.Background(), demands)
 	received := time.Now()

@@ -1,0 +1,579 @@
+//! Arguments of the command line. The doc comments of commands and fields are their `--help` texts.
+#![allow(rustdoc::broken_intra_doc_links)] // in a help text, brackets mark optional parts and defaults
+
+use std::net::IpAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use tidegate::Limit;
+
+/// A distributed rate limiter with true sliding windows
+#[derive(Parser, Debug)]
+#[command(name = "tidegate", version, after_help = "Examples:\n  tidegate serve\n  tidegate validate tidegate.toml")]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Run the rate-limit service (HTTP and RESP)
+    #[command(
+        args_override_self = true,
+        mut_arg("store", |arg| arg.help(store_help("Store for the counters", true, "`store` in the configuration file, else memory"))),
+        after_help = "Examples:\n  tidegate serve --config tidegate.toml --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
+    )]
+    Serve(Box<Serve>),
+    /// Run a reverse proxy that forwards requests to a service and refuses those over the limit
+    #[command(
+        mut_arg("store", |arg| arg.help(store_help("Store for the counters", true, "`store` in the configuration file, else memory"))),
+        after_help = "Examples:\n  tidegate gateway --upstream http://127.0.0.1:3000 --limit 100/min\n  tidegate gateway --config tidegate.toml --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem"
+    )]
+    Gateway(Box<Gateway>),
+    /// Check a configuration file and report errors and warnings: exit 0 if it is valid, 2 if not
+    #[command(
+        mut_arg("store", |arg| arg.help(store_help("Store to use instead of the one in the file", true, "`store` in the file"))),
+        after_help = "Examples:\n  tidegate validate tidegate.toml --json\n  tidegate validate tidegate.toml --deny-warnings"
+    )]
+    Validate(Validate),
+    /// Show which rules apply to a request, and why
+    #[command(
+        mut_arg("store", |arg| arg.help(store_help("Store to read counters, plans and keys from", false, "none"))),
+        after_help = "Examples:\n  tidegate explain --config tidegate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tidegate explain --admin http://127.0.0.1:9090 GET /api/items --peer 203.0.113.9\n\nWith --config, remaining units are shown only if --store, --store-file, $TIDEGATE_STORE or $REDIS_URL names a Redis store. The store in the file is not used."
+    )]
+    Explain(Explain),
+    /// Check a key against a limit once: exit 0 if allowed, 1 if denied, 2 on error
+    #[command(
+        mut_arg("store", |arg| arg.help(store_help("Store for the counters", true, "`store` in the configuration file"))),
+        after_help = "Examples:\n  tidegate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379\n  tidegate check user:42 10/min --store memory\n\nA store is required: --store, --config, $TIDEGATE_STORE or $REDIS_URL. With --store memory, every command starts with empty counters, so every check whose cost fits within the limit is allowed."
+    )]
+    Check(Check),
+    /// Show a counter without changing it: exit 0 if it exists, 1 if not, 2 on error
+    #[command(
+        after_help = "Examples:\n  tidegate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tidegate inspect 203.0.113.9 --rule shorten --config tidegate.toml\n  tidegate inspect acme --rule api --admin http://127.0.0.1:9090"
+    )]
+    Inspect(Inspect),
+    /// Delete a counter: exit 0 if it existed, 1 if not, 2 on error
+    #[command(
+        after_help = "Examples:\n  tidegate reset user:42 10/min --store redis://127.0.0.1:6379\n  tidegate reset 203.0.113.9 --rule shorten --config tidegate.toml\n  tidegate reset acme --rule api --admin http://127.0.0.1:9090"
+    )]
+    Reset(Inspect),
+    /// Refuse all requests from a subject (HTTP 403), on all instances that share the store
+    #[command(
+        after_help = "Examples:\n  tidegate ban ip:203.0.113.9 --for 1h --store redis://127.0.0.1:6379\n  tidegate ban user:42 --config tidegate.toml\n  tidegate ban user:42 --admin http://127.0.0.1:9090\n\nSUBJECT is what a rule counts by, as `tidegate explain --reveal` prints it after `counts`, or the key of a check that names a key and a limit."
+    )]
+    Ban(Ban),
+    /// Lift the ban on a subject
+    #[command(
+        after_help = "Examples:\n  tidegate unban ip:203.0.113.9 --store redis://127.0.0.1:6379\n  tidegate unban user:42 --admin http://127.0.0.1:9090"
+    )]
+    Unban(Unban),
+    /// Print the Lua script that makes the decisions in Redis, or the permissions of a Redis user that may run it
+    #[command(
+        after_help = "Examples:\n  tidegate script\n  redis-cli SCRIPT LOAD \"$(tidegate script)\"\n  tidegate script --acl --config tidegate.toml"
+    )]
+    Script {
+        /// Print the command that creates a Redis user with the permissions that Tidegate needs, instead of the script
+        #[arg(long)]
+        acl: bool,
+        /// Configuration file; sets the key prefix, and the Redis hashes of plans and API keys
+        #[arg(long, value_name = "FILE", requires = "acl")]
+        config: Option<PathBuf>,
+    },
+    /// Show how fixed-window and sliding limits handle a burst at a minute boundary
+    #[command(after_help = "Example:\n  tidegate boundary")]
+    Boundary,
+    /// Print a completion script for a shell
+    #[command(after_help = "Examples:\n  tidegate completions bash\n  source <(tidegate completions bash)")]
+    Completions {
+        /// Shell to generate the script for
+        shell: clap_complete::Shell,
+    },
+    /// Print the man pages of all commands, or write each to a file
+    #[command(after_help = "Examples:\n  tidegate man | man -l -\n  tidegate man --dir ~/.local/share/man/man1")]
+    Man {
+        /// Directory to write one file per command to, such as tidegate-serve.1; created if missing
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+}
+
+/// Parses a number of threads from 1 to 1024.
+fn threads(text: &str) -> Result<NonZeroUsize, String> {
+    let number = text.parse().ok().filter(|number: &NonZeroUsize| number.get() <= 1024);
+    number.ok_or_else(|| "expected a number from 1 to 1024".to_owned())
+}
+
+/// Returns the help text of `--store`. `fallback` is the default if neither environment variable is set.
+fn store_help(purpose: &str, accepts_memory: bool, fallback: &str) -> String {
+    let memory = if accepts_memory { "memory, " } else { "" };
+    format!(
+        "{purpose}: {memory}redis://[user:password@]host[:port][/database], redis+cluster://[user:password@]host[:port],… for a \
+         Redis Cluster, redis+sentinel://[user:password@]host[:port],…/NAME for Sentinels, or rediss://… for TLS [default: $TIDEGATE_STORE, else $REDIS_URL, else {fallback}]"
+    )
+}
+
+/// The options `--store` and `--store-file`. [`StoreChoice::url`] falls back to the environment.
+#[derive(Args, Debug)]
+pub(crate) struct StoreChoice {
+    /// Store with the counters: redis://[user:password@]host[:port][/database], redis+cluster://[user:password@]host[:port],…
+    /// for a Redis Cluster, redis+sentinel://[user:password@]host[:port],…/NAME for Sentinels, or rediss://… for TLS
+    /// [default: $TIDEGATE_STORE, else $REDIS_URL, else `store` in the configuration file]
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: Option<String>,
+    /// File with the URL of the store; keeps a password out of the process list
+    #[arg(long, value_name = "FILE", conflicts_with = "store")]
+    pub(crate) store_file: Option<PathBuf>,
+}
+
+/// The options `--store` and `--config` of a command that reads or changes counters.
+#[derive(Args, Debug)]
+pub(crate) struct CountersChoice {
+    #[command(flatten)]
+    pub(crate) store: StoreChoice,
+    /// Configuration file; sets the key prefix, and the store unless --store, $TIDEGATE_STORE or $REDIS_URL does
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Serve {
+    /// Address of the HTTP listener (/v1/check, /v1/refund, /v1/forward-auth); `off` disables it
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = listener_address)]
+    pub(crate) http: String,
+    /// Address of the RESP listener, for Redis clients; `off` disables it
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6380", value_parser = listener_address)]
+    pub(crate) resp: String,
+    /// Address of the gateway, which forwards admitted requests to `[[upstreams]]` in the configuration file; `off`
+    /// disables it [default: `listen` of `[gateway]` in the configuration file, else off]
+    #[arg(long, value_name = "ADDRESS", value_parser = listener_address)]
+    pub(crate) gateway: Option<String>,
+    /// File with the password that Redis clients must send [default: $TIDEGATE_RESP_PASSWORD, else none]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) resp_password_file: Option<PathBuf>,
+    /// File with the token that HTTP clients must send as `Authorization: Bearer` [default: $TIDEGATE_HTTP_TOKEN, else
+    /// none]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) http_token_file: Option<PathBuf>,
+    /// File with the secret that encrypts receipts; must be the same on all instances [default:
+    /// $TIDEGATE_RECEIPT_SECRET, else `receipt_secret` in the configuration file, else random if counters are in
+    /// memory]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) receipt_secret_file: Option<PathBuf>,
+    /// Allow HTTP without a token and RESP without a password on addresses that other machines can reach
+    #[arg(long)]
+    pub(crate) insecure: bool,
+    #[command(flatten)]
+    pub(crate) service: ServiceOptions,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Gateway {
+    /// URL of the service to forward requests to, such as http://127.0.0.1:3000; if repeated, requests are distributed
+    /// over the servers in turn [default: `[[upstreams]]` in the configuration file]
+    #[arg(long = "upstream", value_name = "URL")]
+    pub(crate) upstreams: Vec<tidegate::gateway::ServerUrl>,
+    /// Limit for each client address: QUOTA/WINDOW [ALGORITHM] [option=value …]; for other rules, use --config
+    #[arg(long, value_name = "LIMIT", conflicts_with = "config")]
+    pub(crate) limit: Option<Limit>,
+    /// Address on which to accept requests [default: `listen` of `[gateway]` in the configuration file, else
+    /// 127.0.0.1:8000]
+    #[arg(long, value_name = "ADDRESS", value_parser = listener_address)]
+    pub(crate) listen: Option<String>,
+    #[command(flatten)]
+    pub(crate) service: ServiceOptions,
+}
+
+/// The options that `tidegate serve` and `tidegate gateway` share.
+#[derive(Args, Debug)]
+pub(crate) struct ServiceOptions {
+    #[command(flatten)]
+    pub(crate) store: StoreChoice,
+    /// Address of the admin listener (metrics, health, keys, rules, reload); `off` disables it [default:
+    /// 127.0.0.1:9090]
+    #[arg(long, value_name = "ADDRESS", value_parser = listener_address)]
+    pub(crate) admin: Option<String>,
+    /// File with the token that requests to the admin API must send [default: $TIDEGATE_ADMIN_TOKEN, else a token is
+    /// generated and printed]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) admin_token_file: Option<PathBuf>,
+    /// PEM file with the certificate chain; enables TLS on every listener, except an admin listener on a loopback
+    /// address
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// PEM file with the private key of the certificate
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Origins of web pages that may send requests to the HTTP and admin listeners, such as `https://ops.example`,
+    /// separated by commas [default: none]
+    #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
+    pub(crate) allow_origin: Vec<tidegate_server::WebOrigin>,
+    /// Domain names that the admin listener accepts in the Host header, separated by commas; IP addresses and names
+    /// without a dot are always accepted [default: none]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = host_name)]
+    pub(crate) admin_host: Vec<String>,
+    /// Configuration file with rules, plans and settings (.toml, .yaml or .yml); reloaded when it changes and on SIGHUP
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Maximum memory for counters in this process, such as 512MiB or 2GB [default: an eighth of the memory of the
+    /// machine or container, at most 1GiB]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory: Option<usize>,
+    /// Number of threads that serve connections [default: one for every two cores]
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// Number of instances that share the quotas while the store is unavailable [default: `instances` in the
+    /// configuration file, else 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) instances: Option<u32>,
+    /// Maximum number of connections to each listener, except the admin listener
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) connections: u32,
+    /// Time after which an idle connection is closed; at most 10s on the admin listener [default: 60s for HTTP, 300s
+    /// for RESP]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) idle: Option<Duration>,
+    /// Time to keep serving after SIGTERM or SIGINT, while /readyz reports that the instance is shutting down
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
+    pub(crate) drain: Duration,
+    /// URL of an OpenTelemetry collector that receives a span for each decision, such as http://127.0.0.1:4318
+    #[cfg(feature = "otlp")]
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp: Option<String>,
+    /// Format of the logs on standard error
+    #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = ["text", "json"])]
+    pub(crate) log: String,
+}
+
+/// Checks the address of a listener: HOST:PORT, with brackets around an IPv6 address, or `off`.
+///
+/// The host is not resolved. The error says which form is expected.
+fn listener_address(text: &str) -> Result<String, String> {
+    let is_address = text.rsplit_once(':').is_some_and(|(host, port)| {
+        let is_bracketed = host.starts_with('[') && host.ends_with(']');
+        !host.is_empty() && (is_bracketed || !host.contains(':')) && port.parse::<u16>().is_ok()
+    });
+    match is_address || text == "off" {
+        true => Ok(text.to_owned()),
+        false => {
+            let port = text.trim_start_matches(':').parse::<u16>().map_or("PORT".to_owned(), |port| port.to_string());
+            Err(format!(
+                "expected HOST:PORT, such as 127.0.0.1:{port} for this machine only or 0.0.0.0:{port} for all networks, or off"
+            ))
+        }
+    }
+}
+
+/// Checks a host that a `Host` header may name: a domain name or an IP address, without scheme and port.
+///
+/// An IPv6 address may be in brackets, which are removed. The error says which form is expected.
+fn host_name(text: &str) -> Result<String, String> {
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    if bare.unwrap_or(text).parse::<IpAddr>().is_ok_and(|address| bare.is_none() || address.is_ipv6()) {
+        return Ok(bare.unwrap_or(text).to_owned());
+    }
+    let is_label = |label: &str| {
+        let is_label_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        (1..=63).contains(&label.len())
+            && label.bytes().all(is_label_byte)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    // The last label of a domain name is never a number, so `1.2.3` is a mistyped address.
+    let has_numeric_end = |name: &str| name.rsplit('.').next().is_some_and(|last| last.parse::<u64>().is_ok());
+    let is_name = |name: &str| name.len() <= 253 && name.split('.').all(is_label) && !has_numeric_end(name);
+    if is_name(text) {
+        return Ok(text.to_owned());
+    }
+    let without_scheme = text.split_once("://").map_or(text, |(_, rest)| rest);
+    let meant = without_scheme.split(['/', ':']).next().filter(|name| *name != text && is_name(name));
+    let meant = meant.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
+    Err(format!("expected a domain name or an IP address without scheme and port, such as ops.example{meant}"))
+}
+
+/// Parses a time such as 500ms, 10s or 1min, zero included. The error says which form is expected.
+fn time(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "expected a time such as 500ms, 10s or 1min".to_owned())
+}
+
+/// The smallest value of `--memory`.
+const MEMORY_BYTES_MIN: usize = 1 << 20;
+
+/// Parses a number of bytes such as 512MiB, 2GB or 536870912.
+///
+/// The number is an integer. The unit is B, kB, MB, GB, TB (powers of 1,000) or KiB, MiB, GiB, TiB (powers of 1,024),
+/// in upper or lower case. Without one the number is in bytes. Returns an error below [`MEMORY_BYTES_MIN`].
+fn size(text: &str) -> Result<usize, String> {
+    let expected = || "expected a size of at least 1MiB, such as 512MiB, 2GB or 536870912".to_owned();
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit: usize = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        "kib" => 1 << 10,
+        "mib" => 1 << 20,
+        "gib" => 1 << 30,
+        "tib" => 1 << 40,
+        _ => return Err(expected()),
+    };
+    let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
+    bytes.filter(|bytes| *bytes >= MEMORY_BYTES_MIN).ok_or_else(expected)
+}
+
+/// The options `--admin` and `--admin-token-file` of a command that can use a running instance instead of a store.
+#[derive(Args, Debug)]
+pub(crate) struct AdminChoice {
+    /// URL of a running instance's admin listener, such as http://127.0.0.1:9090
+    #[arg(long, value_name = "URL", conflicts_with_all = ["store", "store_file", "config"])]
+    pub(crate) admin: Option<String>,
+    /// File with the token for the instance's admin API [default: $TIDEGATE_ADMIN_TOKEN]
+    #[arg(long, value_name = "FILE", requires = "admin")]
+    pub(crate) admin_token_file: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Validate {
+    /// Configuration file
+    pub(crate) file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Exit with 1 if the file is valid but has warnings; advice does not count
+    #[arg(long)]
+    pub(crate) deny_warnings: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreChoice,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Explain {
+    /// Method of the request, such as POST
+    pub(crate) method: String,
+    /// Path and query of the request, such as /shorten
+    pub(crate) path: String,
+    /// Remote IP address of the request's connection
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) peer: IpAddr,
+    /// Header of the request as `NAME: VALUE`, or @FILE to read one header per line, which keeps secrets out of the
+    /// process list
+    #[arg(short = 'H', long = "header", value_name = "HEADER")]
+    pub(crate) headers: Vec<String>,
+    /// Configuration file with the rules
+    #[arg(long, value_name = "FILE", conflicts_with = "admin")]
+    pub(crate) config: Option<PathBuf>,
+    /// Show the counted subjects, such as ip:203.0.113.9, instead of ip:***
+    #[arg(long)]
+    pub(crate) reveal: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreChoice,
+    #[command(flatten)]
+    pub(crate) admin: AdminChoice,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Check {
+    /// Key to count, such as user:42
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) key: String,
+    /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]
+    pub(crate) limit: Limit,
+    /// Cost of the check in units; 0 reads the counter and charges nothing
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) cost: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) counters: CountersChoice,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Inspect {
+    /// Key of the counter; with --rule, a client: an address, the name of an API key, an API key, or a subject as
+    /// `tidegate explain --reveal` prints it
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) key: String,
+    /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]; with --rule, the name of one of the rule's limits [default:
+    /// all of them]
+    #[arg(required_unless_present = "rule")]
+    pub(crate) limit: Option<String>,
+    /// Use the counters of this rule, defined in the configuration file (--config) or by the instance (--admin)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) rule: Option<String>,
+    /// Plan of the client, for a rule whose limits come from plans [default: the plan of the client's API key or
+    /// address]
+    #[arg(long, value_name = "NAME", requires = "rule")]
+    pub(crate) plan: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) counters: CountersChoice,
+    #[command(flatten)]
+    pub(crate) admin: AdminChoice,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Ban {
+    /// Subject to ban, such as ip:203.0.113.9 or user:42
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) subject: String,
+    /// Duration of the ban, such as 30s, 10min or 1h [default: until `tidegate unban`]
+    #[arg(long = "for", value_name = "TIME", value_parser = ban_time)]
+    pub(crate) duration: Option<Duration>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) counters: CountersChoice,
+    #[command(flatten)]
+    pub(crate) admin: AdminChoice,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Unban {
+    /// Subject to unban, such as ip:203.0.113.9 or user:42
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) subject: String,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) counters: CountersChoice,
+    #[command(flatten)]
+    pub(crate) admin: AdminChoice,
+}
+
+/// Parses the duration of a ban, such as 30s, 10min or 1h. Returns an error below one millisecond.
+fn ban_time(text: &str) -> Result<Duration, String> {
+    let parsed = humantime::parse_duration(text).ok().filter(|duration| *duration >= Duration::from_millis(1));
+    parsed.ok_or_else(|| "expected a time of at least 1ms, such as 30s, 10min or 1h".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// Splits a command line at spaces, except within quotes, which are removed.
+    fn words(line: &str) -> Vec<String> {
+        let (mut words, mut quote) = (vec![String::new()], None);
+        for character in line.chars() {
+            match (character, quote) {
+                ('\'' | '"', None) => quote = Some(character),
+                (_, Some(open)) if character == open => quote = None,
+                (' ', None) => words.push(String::new()),
+                _ => words.last_mut().unwrap().push(character),
+            }
+        }
+        words.retain(|word| !word.is_empty());
+        words
+    }
+
+    #[test]
+    fn arguments_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn number_of_threads_is_bounded() {
+        assert_eq!(threads("1024").map(NonZeroUsize::get), Ok(1024));
+        for text in ["0", "1025", "-1", "two", ""] {
+            assert_eq!(threads(text).unwrap_err(), "expected a number from 1 to 1024");
+        }
+    }
+
+    #[test]
+    fn a_size_has_a_unit_or_is_in_bytes() {
+        for (text, bytes) in [
+            ("1048576", 1 << 20),
+            ("1mib", 1 << 20),
+            ("512MiB", 512 << 20),
+            ("2GB", 2_000_000_000),
+            ("2 GB", 2_000_000_000),
+            ("3GiB", 3 << 30),
+            ("2048KiB", 2 << 20),
+            ("1TiB", 1 << 40),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in
+            ["", "0", "1048575", "1023KiB", "MiB", "512M", "1.5GiB", "-1GiB", "99999999999TiB", "1 000MB", "half"]
+        {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn address_of_a_listener_has_a_host_and_a_port() {
+        for text in ["127.0.0.1:8080", "0.0.0.0:0", "[::1]:8080", "[::]:80", "localhost:8080", "off"] {
+            assert_eq!(listener_address(text).as_deref(), Ok(text));
+        }
+        for text in ["", ":8080", "8080", "127.0.0.1", "::1:8080", "[::1]", "localhost:http", "localhost:65536", "OFF"]
+        {
+            let error = listener_address(text).unwrap_err();
+            assert!(error.starts_with("expected HOST:PORT, such as 127.0.0.1:"), "{text}: {error}");
+        }
+        for text in [":8080", "8080"] {
+            assert!(listener_address(text).unwrap_err().contains("127.0.0.1:8080 for this machine only"), "{text}");
+        }
+    }
+
+    #[test]
+    fn admin_host_is_a_name_or_an_address() {
+        for text in ["ops.example", "OPS.example", "a-b.c_d.example", "xn--bcher-kva.example", "localhost", "10.0.0.5"]
+        {
+            assert_eq!(host_name(text).as_deref(), Ok(text));
+        }
+        assert_eq!(host_name("::1").as_deref(), Ok("::1"));
+        assert_eq!(host_name("[2001:db8::1]").as_deref(), Ok("2001:db8::1"));
+        let long = format!("{}.example", "a".repeat(64));
+        for text in
+            ["", ".", "*.example", "ops..example", "-a.example", "a b", "bücher.example", "1.2.3", "[10.0.0.5]", &long]
+        {
+            let error = host_name(text).unwrap_err();
+            assert!(error.starts_with("expected a domain name or an IP address") && !error.contains('?'), "{error}");
+        }
+        for text in ["ops.example:9090", "https://ops.example", "http://ops.example:9090/", "ops.example/"] {
+            let error = host_name(text).unwrap_err();
+            assert!(error.ends_with("; did you mean ops.example?"), "{error}");
+        }
+    }
+
+    #[test]
+    fn origins_and_hosts_are_lists() {
+        let serve = |line: &str| match Arguments::try_parse_from(words(line)).unwrap().command {
+            Some(Command::Serve(serve)) => serve,
+            other => panic!("{other:?}"),
+        };
+        let both = serve("tidegate serve --allow-origin https://a.example,https://b.example --admin-host a.example");
+        assert_eq!((both.service.allow_origin.len(), both.service.admin_host.len()), (2, 1));
+        assert!(Arguments::try_parse_from(words("tidegate serve --allow-origin a.example")).is_err());
+        assert_eq!(serve("tidegate serve").service.allow_origin, []);
+    }
+
+    #[test]
+    fn every_example_in_a_help_text_can_be_parsed() {
+        for command in Arguments::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            // The first command of a pipe.
+            let lines = help.lines().map(|line| line.split(" | ").next().unwrap_or(line).trim());
+            let examples: Vec<&str> = lines.filter(|line| line.starts_with("tidegate ")).collect();
+            assert!(!examples.is_empty(), "{} has no example", command.get_name());
+            for example in examples {
+                let parsed = Arguments::try_parse_from(words(example));
+                assert!(parsed.is_ok(), "{example}: {}", parsed.unwrap_err());
+                assert_eq!(words(example)[1], command.get_name(), "{example}");
+            }
+        }
+    }
+}

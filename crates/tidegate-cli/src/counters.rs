@@ -1,0 +1,262 @@
+//! The commands `check`, `inspect` and `reset`, on a store or a running instance.
+
+use std::time::Duration;
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::Value;
+use tidegate::config::Loaded;
+use tidegate::rules::Lookups;
+use tidegate::{Check, Cost, Demand, Key, Limit, LimitStatus, Limiter, Wait};
+use tidegate_server::{CounterQuery, CounterRules};
+
+use crate::admin::Admin;
+use crate::{Failure, arguments, configuration, output, store};
+
+/// Runs `tidegate check`: makes one check, which charges its cost if it is allowed, and prints the decision.
+///
+/// Returns whether the check was allowed: `false` if the limit denied it or its key is banned.
+///
+/// # Errors
+/// If the options are invalid, the store does not answer, or the output cannot be written.
+pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> {
+    let limiter = arguments.counters.limiter()?;
+    let demand = Demand::new(arguments.limit, Key::new(&arguments.key)?).cost(Cost::new(arguments.cost));
+    let decision = limiter.check(&Check::one(&demand)).await?;
+    for status in &decision.limits {
+        let verdict = match (decision.ban, status.allowed) {
+            (Some(_), _) => "banned",
+            (None, true) => "allowed",
+            (None, false) => "denied",
+        };
+        match arguments.json {
+            true => {
+                let mut json = to_json(&arguments.limit, status);
+                json["banned"] = decision.ban.is_some().into();
+                output::print_line(json)?;
+            }
+            false => output::print(format_status(verdict, &arguments.limit, status))?,
+        }
+    }
+    Ok(decision.allowed())
+}
+
+/// Runs `tidegate inspect`: prints a counter without changing it, or with `--rule` the counters of a rule.
+///
+/// Returns whether something is counted in at least one of them.
+///
+/// # Errors
+/// If the options are invalid, the instance or the store does not answer, the store is the memory store, or the output
+/// cannot be written.
+pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<bool, Failure> {
+    let report = match Admin::from_options(&arguments.admin)? {
+        Some(admin) => admin.send("GET", &counters_path(&arguments), None).await?,
+        None => {
+            let source = CounterSource::open(&arguments)?;
+            let report = source.query.inspect(&source.limiter, source.rules()).await?;
+            serde_json::to_value(report).map_err(|error| Failure::Runtime(error.into()))?
+        }
+    };
+    let exists = report["counters"].as_array().into_iter().flatten().any(exists);
+    match arguments.json {
+        true => output::print_line(&report)?,
+        false => output::print(format_report(&report, &arguments))?,
+    }
+    Ok(exists)
+}
+
+/// Runs `tidegate reset`: deletes a counter, or with `--rule` the counters of a rule, and prints how many.
+///
+/// Returns whether at least one of them existed.
+///
+/// # Errors
+/// Fails in the same cases as [`inspect`]. Some counters may have been deleted if the store fails.
+pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<bool, Failure> {
+    let report = match Admin::from_options(&arguments.admin)? {
+        Some(admin) => admin.send("DELETE", &counters_path(&arguments), None).await?,
+        None => {
+            let source = CounterSource::open(&arguments)?;
+            let report = source.query.reset(&source.limiter, source.rules()).await?;
+            serde_json::to_value(report).map_err(|error| Failure::Runtime(error.into()))?
+        }
+    };
+    match (arguments.json, report["counters"].as_u64().unwrap_or_default()) {
+        (true, _) => output::print_line(&report)?,
+        (false, 0) => output::print(no_such_counter(&report, &arguments))?,
+        (false, 1) => output::print_line("the counter was reset")?,
+        (false, count) => output::print_line(format_args!("{count} counters were reset"))?,
+    }
+    Ok(report["reset"] == true)
+}
+
+/// The store that `--store` and `--config` choose, and a query of its counters.
+struct CounterSource {
+    query: CounterQuery,
+    limiter: Limiter,
+    /// The configuration, if the query is about a rule.
+    loaded: Option<Loaded>,
+    lookups: Lookups,
+}
+
+impl CounterSource {
+    /// Builds a limiter on the store, and loads the rules of `--config` if `--rule` is given.
+    ///
+    /// # Errors
+    /// If the store or the configuration cannot be used, there is no configuration for `--rule`, or the store is the
+    /// memory store.
+    fn open(arguments: &arguments::Inspect) -> Result<CounterSource, Failure> {
+        let counters = &arguments.counters;
+        let query = CounterQuery {
+            key: arguments.key.clone().into_bytes(),
+            limit: arguments.limit.clone(),
+            rule: arguments.rule.clone(),
+            plan: arguments.plan.clone(),
+        };
+        if arguments.rule.is_none() {
+            let limiter = counters.shared_limiter()?;
+            return Ok(CounterSource { query, limiter, loaded: None, lookups: Lookups::new() });
+        }
+        let file = counters.config.as_deref().ok_or(Failure::RuleWithoutConfiguration)?;
+        let loaded = configuration::load(file, &configuration::loader(&counters.store)?)?;
+        let (limiter, lookups) = store::limiter_and_lookups(&loaded.settings)?;
+        Ok(CounterSource { query, limiter, loaded: Some(loaded), lookups })
+    }
+
+    fn rules(&self) -> Option<CounterRules<'_>> {
+        self.loaded.as_ref().map(|loaded| CounterRules { loaded, lookups: Some(&self.lookups), shield: None })
+    }
+}
+
+/// Returns the path and query of the counters in the admin API, such as `/v1/keys?key=user%3A42&limit=10%2Fmin`.
+fn counters_path(arguments: &arguments::Inspect) -> String {
+    let parts = [("limit", &arguments.limit), ("rule", &arguments.rule), ("plan", &arguments.plan)];
+    let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+    let mut path = format!("/v1/keys?key={}", encode(&arguments.key));
+    for (name, value) in parts {
+        if let Some(value) = value {
+            path += &format!("&{name}={}", encode(value));
+        }
+    }
+    path
+}
+
+/// Returns whether something is counted in a counter of a report.
+fn exists(counter: &Value) -> bool {
+    counter["exists"] == true
+}
+
+/// Formats the line for a report without counters. It names the limit and the rule that were asked for, because others
+/// may have counted the same key.
+fn no_such_counter(report: &Value, arguments: &arguments::Inspect) -> String {
+    let key = report["key"].as_str().unwrap_or_default();
+    let by = match (&arguments.rule, &arguments.limit) {
+        (Some(rule), Some(limit)) => format!(" under limit {limit} of rule {rule}"),
+        (Some(rule), None) => format!(" under rule {rule}"),
+        (None, Some(limit)) => format!(" under the limit {limit}"),
+        (None, None) => String::new(),
+    };
+    format!("no such counter: nothing is counted for {key}{by}\n")
+}
+
+/// Formats a [`CounterReport`](tidegate_server::CounterReport): the client with its plan, its ban and its
+/// node of a cluster, as far as it has them, then a table per counter, or one line if there is no counter.
+fn format_report(report: &Value, arguments: &arguments::Inspect) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut lines = String::new();
+    if let Some(plan) = report["plan"].as_object() {
+        lines += &format!("  plan         {} ({})\n", text(&plan["name"]), text(&plan["source"]));
+    }
+    if let Some(reason) = report["banned"].as_str() {
+        lines += &format!("  refused      {reason}\n");
+    }
+    if let Some(slot) = report["slot"].as_u64() {
+        let node = report["node"].as_str().unwrap_or("not known");
+        lines += &format!("  node         {node} (slot {slot})\n");
+    }
+    if !lines.is_empty() {
+        lines = format!("{}\n{lines}", text(&report["key"]));
+    }
+    let counters: Vec<&Value> = report["counters"].as_array().into_iter().flatten().collect();
+    match counters.iter().any(|counter| exists(counter)) {
+        true => lines += &counters.into_iter().map(format_counter).collect::<String>(),
+        false => lines += &no_such_counter(report, arguments),
+    }
+    lines
+}
+
+/// Formats a counter of a report as a table. A wait of `null` is printed as `never`.
+fn format_counter(counter: &Value) -> String {
+    let wait = |field: &str| match counter[field].as_u64() {
+        Some(ms) => Wait::from_micros(ms.saturating_mul(1_000)),
+        None => Wait::NEVER,
+    };
+    let text = |field: &str| counter[field].as_str().unwrap_or_default().to_owned();
+    let heading = [text("rule"), text("name")].join(" ");
+    if !exists(counter) {
+        return format!("{}\n  limit        {}\n  no such counter\n", heading.trim_start(), text("limit"));
+    }
+    let left = format!("{} of {}", counter["remaining"], counter["quota"]);
+    let waits = ["retry_after_ms", "next_after_ms", "reset_after_ms"].map(wait);
+    table(heading.trim_start(), &text("limit"), &left, waits)
+}
+
+/// Formats a limit status as a table under `heading`.
+fn format_status(heading: &str, limit: &Limit, status: &LimitStatus) -> String {
+    let left = format!("{} of {}", status.remaining, status.quota);
+    table(heading, &limit.to_string(), &left, [status.retry_after, status.next_after, status.reset_after])
+}
+
+/// Converts a limit status to JSON. Waits are in milliseconds, rounded up; `null` means never.
+fn to_json(limit: &Limit, status: &LimitStatus) -> Value {
+    serde_json::json!({
+        "allowed": status.allowed,
+        "limit": limit.to_string(),
+        "quota": status.quota,
+        "remaining": status.remaining,
+        "retry_after_ms": status.retry_after.as_millis_ceil(),
+        "next_after_ms": status.next_after.as_millis_ceil(),
+        "reset_after_ms": status.reset_after.as_millis_ceil(),
+    })
+}
+
+/// Formats a table: a heading and a row per field. `left` is the remaining units; `waits` are retry, next and reset
+/// after.
+fn table(heading: &str, limit: &str, left: &str, waits: [Wait; 3]) -> String {
+    let [retry_after, next_after, reset_after] = waits.map(format_wait);
+    format!(
+        "{heading}\n  limit        {limit}\n  remaining    {left}\n  retry after  {retry_after}\n  \
+         more after   {next_after}\n  reset after  {reset_after}\n"
+    )
+}
+
+/// Formats a wait, such as `1.5s`, `0s` or `never`.
+fn format_wait(wait: Wait) -> String {
+    match wait.as_duration() {
+        None => "never".to_owned(),
+        Some(Duration::ZERO) => "0s".to_owned(),
+        Some(duration) => format!("{duration:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::json;
+
+    use super::*;
+    use crate::arguments::{Arguments, Command};
+
+    #[test]
+    fn counter_that_does_not_exist_is_named_by_what_was_asked_for() {
+        for (line, expected) in [
+            ("tidegate inspect user:42 10/min", "user:42 under the limit 10/min\n"),
+            ("tidegate inspect user:42 --rule api", "user:42 under rule api\n"),
+            ("tidegate inspect user:42 per-minute --rule api", "user:42 under limit per-minute of rule api\n"),
+        ] {
+            let Some(Command::Inspect(arguments)) = Arguments::try_parse_from(line.split(' ')).unwrap().command else {
+                panic!("{line}");
+            };
+            let text = no_such_counter(&json!({ "key": "user:42", "counters": [] }), &arguments);
+            assert_eq!(text, format!("no such counter: nothing is counted for {expected}"));
+        }
+    }
+}

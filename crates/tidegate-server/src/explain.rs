@@ -1,0 +1,575 @@
+//! Explains what the rules would do with a request, and why, for an operator who has to explain a rejection.
+//!
+//! Nothing is charged. An explanation takes the same steps as a request (identity, bans, exemptions, rules, plan), by
+//! the same code, and records the result of each. Counters are only read.
+//!
+//! **The status of a limit for the whole cost.** A peek reports the wait for one unit, and the wait for five may be
+//! longer. So the whole cost is checked, together with a demand that is always denied: two units of a quota of one. A
+//! check passes all its limits or is charged by none. So each limit reports its status for this cost, and none is
+//! charged.
+//!
+//! **Why a rule does not match** is found by compiling one rule per condition, with that condition alone, and matching
+//! each. So there is one matcher, and no second one here that could disagree with it.
+//!
+//! The values of subjects are masked (`ip:***`) by default.
+
+pub(crate) mod plan;
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::{HeaderMap, Request};
+use schemars::JsonSchema;
+use serde::Serialize;
+use tidegate::answer::{Policies, Policy};
+use tidegate::config::{Loaded, RuleConditions};
+use tidegate::identity::{Caller, Identifier, Identity, KeyDigest, KnownKey, Origin};
+use tidegate::rules::{CompiledRule, LimitSetId, Lookups, Mode, RequestView, RuleSet};
+use tidegate::{
+    Check, CheckOptions, Cost, Decision, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, OnFailure, Scope,
+    Timestamp, Wait,
+};
+
+/// What the rules would do with a request, and why. Its JSON is the response of `/v1/explain`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields, description = "What the rules would do with a request, and why.")]
+#[non_exhaustive]
+pub struct Explanation {
+    /// The method of the request.
+    pub method: String,
+    /// The normalised path of the request, as rules match it.
+    pub path: String,
+    /// The kind of the caller's identity: `api_key`, `user` or `ip`.
+    pub caller: &'static str,
+    /// The name of the API key, from the configuration or a lookup. `None` without a known key, or if it has no name.
+    pub key_name: Option<String>,
+    /// The result of the key lookup, such as `found in the Redis hash tidegate:keys`. `None` if the request has no key,
+    /// if the configuration lists it, or if no key lookup is configured.
+    pub key_lookup: Option<String>,
+    /// Why the JWT of the request is invalid. `None` if it is valid or there is none.
+    pub token_refused: Option<String>,
+    /// Whether the kill switch is on, so that no request is limited.
+    pub kill_switch: bool,
+    /// Why the request is refused regardless of limits: a ban, or a path that is too long. `None` if it is not. A ban
+    /// in the store is known only after [`Explanation::read_counters`].
+    #[schemars(
+        description = "Why the request is refused regardless of limits: a ban, or a path that is too long. Null if it is not."
+    )]
+    pub banned: Option<String>,
+    /// The part of the request that exempts it from all limits: `address`, `key` or `path`. `None` if it is not exempt.
+    pub exempt: Option<&'static str>,
+    /// The caller's plan and its source. `None` if no rule has limits per plan.
+    pub plan: Option<PlanExplanation>,
+    /// Why the counters are unknown: the store's error, with its address. `None` unless the store was asked and did not
+    /// answer.
+    pub counters_unknown: Option<String>,
+    /// What would happen to the request as a whole, judged by the counters that were read.
+    pub verdict: VerdictExplanation,
+    /// All rules of the configuration, in the order of the file.
+    pub rules: Vec<RuleExplanation>,
+}
+
+/// What would happen to a request as a whole, and why.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct VerdictExplanation {
+    /// Whether the request would be admitted. `None` if that depends on counters that were not read.
+    pub allowed: Option<bool>,
+    /// The reason, such as `search.per-minute of rule search denies it for 1200 ms`.
+    pub because: String,
+}
+
+/// The plan of a caller, and where it is assigned.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct PlanExplanation {
+    /// The name of the plan.
+    pub name: String,
+    /// Where the plan is assigned to the caller, such as `the API key`.
+    pub source: Cow<'static, str>,
+}
+
+/// What one rule would do with the request, and why.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct RuleExplanation {
+    /// The name of the rule.
+    pub name: String,
+    /// Whether the rule applies to this request: it matches and is not off, the request is not exempt, and the kill
+    /// switch is off. A rule in shadow mode applies, too.
+    pub applies: bool,
+    /// The mode of the rule: `enforce`, `shadow` or `off`.
+    pub mode: &'static str,
+    /// Why the rule does not apply. Empty if it does.
+    pub because: Vec<String>,
+    /// The kinds of subjects that the rule counts by, as in the configuration.
+    pub by: Vec<String>,
+    /// The subject by which the rule counts this request, masked unless values are revealed.
+    pub counts: String,
+    /// Why parts of the subject are absent, such as `the request has no header x-tenant`: one text per part with a `!`
+    /// in `counts`. The client's address is counted in its place. Empty if no part is absent.
+    pub absent: Vec<String>,
+    /// The units that the request costs.
+    pub cost: u32,
+    /// Whether this is a shield rule, which is decided in process memory before all others.
+    pub shield: bool,
+    /// The limits of the rule for this caller and its plan, even if the rule does not apply.
+    pub limits: Vec<LimitExplanation>,
+    #[serde(skip)]
+    subject: Vec<u8>,
+}
+
+/// One limit of a rule, and whether it would allow the request.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct LimitExplanation {
+    /// The name of the limit, as clients see it in headers and bodies.
+    pub name: String,
+    /// The limit as text, such as `10/min`.
+    pub limit: String,
+    /// The remaining units. `None` if the counter was not read, by [`Explanation::read_counters`] or, for a shield, by
+    /// [`Explanation::read_shields`].
+    #[schemars(description = "The remaining units. Null if the counter was not read.")]
+    pub remaining: Option<u32>,
+    /// Whether the limit would allow the request. `None` if the counter was not read.
+    pub would_allow: Option<bool>,
+    /// The milliseconds until the limit would allow the request: 0 if it would now. `None` if the counter was not read,
+    /// or if the cost exceeds the limit.
+    pub retry_after_ms: Option<u64>,
+    #[serde(skip)]
+    policy: Arc<Policy>,
+}
+
+impl Explanation {
+    /// Explains what the configuration would do at time `now` with a request from `peer`.
+    ///
+    /// Does not read counters; see [`read_counters`](Self::read_counters).
+    ///
+    /// Asks `lookups`, within their deadline, about an API key that the configuration does not list, and about the plan
+    /// of the caller if rules have limits per plan and the configuration does not determine it.
+    ///
+    /// Subjects are shown in full if `is_revealing`, else without their values (`ip:***`).
+    pub async fn new<B>(
+        loaded: &Loaded,
+        lookups: &Lookups,
+        request: &Request<B>,
+        peer: IpAddr,
+        now: Timestamp,
+        is_revealing: bool,
+    ) -> Explanation {
+        let unknown = identify(loaded, request.headers(), "", peer, now).unknown_api_key();
+        let key = match unknown {
+            Some(digest) if lookups.has_keys() => match lookups.find_key(&digest).await {
+                Some(known) => KeyAnswer::Known(digest, known),
+                None => KeyAnswer::Unknown,
+            },
+            Some(_) => KeyAnswer::NotAsked,
+            None => KeyAnswer::NotNeeded,
+        };
+        let question = {
+            let identity = key.apply(identify(loaded, request.headers(), "", peer, now));
+            plan::question(loaded, &identity)
+        };
+        let looked_up = match question {
+            Some(question) if lookups.has_plans() => Some(lookups.limit_set(&loaded.rules, &question).await),
+            _ => None,
+        };
+        Explanation::with_answers(loaded, &key, looked_up, request, peer, now, is_revealing)
+    }
+
+    /// Explains a request. `key` is the result of the key lookups, and `looked_up` that of the plan lookups, or `None`
+    /// if none was asked.
+    fn with_answers<B>(
+        loaded: &Loaded,
+        key: &KeyAnswer,
+        looked_up: Option<LimitSetId>,
+        request: &Request<B>,
+        peer: IpAddr,
+        now: Timestamp,
+        is_revealing: bool,
+    ) -> Explanation {
+        let rules = &loaded.rules;
+        let view = RequestView::of(request);
+        let path = view.canonical_path();
+        let identity = key.apply(identify(loaded, request.headers(), &path, peer, now));
+        let conditions = RuleConditions::new(loaded);
+        let (limit_set, plan) = plan::resolve(loaded, looked_up, &identity);
+        let exempt = exempt(loaded, &identity, conditions.is_exempt_path(&view));
+        let matched: Vec<u32> = rules.matching(&view).indices().to_vec();
+        let mut explained = Vec::with_capacity(rules.rules().len());
+        for (index, rule) in rules.rules().iter().enumerate() {
+            let is_matched = matched.iter().any(|matched| *matched as usize == index);
+            let mut because = if is_matched { Vec::new() } else { conditions.unmet(index, &view) };
+            because.extend((rule.mode() == Mode::Off).then(|| "the rule is off".to_owned()));
+            because.extend(rules.is_off().then(|| "the kill switch is on".to_owned()));
+            because.extend(exempt.map(|what| format!("the {what} is exempt")));
+            let absent = |kind: &str| absence(kind, rules.identifier(), request.headers(), peer);
+            explained.push(explain_rule(rule, limit_set, &identity, because, absent, is_revealing));
+        }
+        name_limits(&mut explained);
+        let mut explanation = Explanation {
+            method: view.method().to_string(),
+            // A path that may mean several has no normal form.
+            path: if path.is_empty() { view.path().to_owned() } else { path.to_string() },
+            caller: match identity.caller() {
+                Caller::ApiKey(..) => "api_key",
+                Caller::User(_) => "user",
+                _ => "ip",
+            },
+            key_name: identity.api_key().and_then(|(_, known)| Some(known.name.as_ref()?.to_string())),
+            key_lookup: key.describe(loaded.settings.key_hash.as_deref()),
+            token_refused: identity.token().and_then(Result::err).map(|error| error.to_string()),
+            kill_switch: rules.is_off(),
+            banned: refused(loaded, &view, &identity, now),
+            exempt,
+            plan,
+            counters_unknown: None,
+            verdict: VerdictExplanation { allowed: None, because: String::new() },
+            rules: explained,
+        };
+        explanation.verdict = explanation.conclude();
+        explanation
+    }
+
+    /// Reads the counters of the shield rules that apply, without charging them.
+    ///
+    /// Sets `remaining`, `would_allow` and `retry_after_ms` of their limits, and the verdict. `shield` is the store of
+    /// the [engine](tidegate::engine::Engine::shield) that decides the requests: each process has its own.
+    pub fn read_shields(&mut self, shield: &MemoryStore) {
+        for rule in self.rules.iter_mut().filter(|rule| rule.applies && rule.shield) {
+            for limit in &mut rule.limits {
+                let scope = Scope::rule(&rule.name, limit.policy.limit_name());
+                let Ok(key) = Key::scoped(&rule.subject, scope) else { continue };
+                let demands = denied_demands(*limit.policy.limit(), key, Cost::new(rule.cost));
+                let check = demands.as_ref().and_then(|demands| Check::new(demands).ok());
+                let decision = check.map(|check| shield.check(&check));
+                if let Some(status) = decision.as_ref().and_then(|decision| decision.limits.first()) {
+                    limit.set(status);
+                }
+            }
+        }
+        self.verdict = self.conclude();
+    }
+
+    /// Reads the counters of the rules that apply, those in shadow mode included, without charging them.
+    ///
+    /// Sets `remaining`, `would_allow` and `retry_after_ms` of the limits of these rules, and the verdict.
+    ///
+    /// Shield rules are skipped: see [`read_shields`](Self::read_shields). If a subject is banned in
+    /// the store, sets [`Explanation::banned`], unless it is set already, and leaves its counters unknown. If the store
+    /// does not answer, sets [`Explanation::counters_unknown`] and stops.
+    ///
+    /// `limiter` must have the store that the rules count in. It decides one check per limit, each a denial that
+    /// charges nothing; they appear in the limiter's statistics and are reported to its observers.
+    pub async fn read_counters(&mut self, limiter: &Limiter) {
+        self.read_shared(limiter).await;
+        self.verdict = self.conclude();
+    }
+
+    async fn read_shared(&mut self, limiter: &Limiter) {
+        for rule in self.rules.iter_mut().filter(|rule| rule.applies && !rule.shield) {
+            for limit in &mut rule.limits {
+                let scope = Scope::rule(&rule.name, limit.policy.limit_name());
+                let Ok(key) = Key::scoped(&rule.subject, scope) else { continue };
+                let decision = match decision_for(limiter, *limit.policy.limit(), key, Cost::new(rule.cost)).await {
+                    Ok(decision) => decision,
+                    Err(reason) => {
+                        self.counters_unknown = Some(reason);
+                        return;
+                    }
+                };
+                if let Some(ban) = decision.ban {
+                    self.banned.get_or_insert_with(|| banned_in_store(&rule.counts, ban));
+                    break;
+                }
+                if let Some(status) = decision.limits.first() {
+                    limit.set(status);
+                }
+            }
+        }
+    }
+
+    /// Returns what would happen to the request, judged by the counters that were read.
+    fn conclude(&self) -> VerdictExplanation {
+        let verdict = |allowed, because: String| VerdictExplanation { allowed, because };
+        if let Some(reason) = &self.banned {
+            return verdict(Some(false), reason.clone());
+        }
+        if self.kill_switch {
+            return verdict(Some(true), "the kill switch is on".to_owned());
+        }
+        if let Some(what) = self.exempt {
+            return verdict(Some(true), format!("the {what} is exempt"));
+        }
+        let enforced = self.rules.iter().filter(|rule| rule.applies && rule.mode == Mode::Enforce.as_str());
+        let limits = enforced.flat_map(|rule| rule.limits.iter().map(move |limit| (rule, limit)));
+        // Shields are decided first. Of the others, the one with the longest wait decides when the request would pass.
+        let wait_ms = |limit: &LimitExplanation| limit.retry_after_ms.unwrap_or(u64::MAX);
+        let denying = limits.clone().filter(|(_, limit)| limit.would_allow == Some(false));
+        if let Some((rule, limit)) = denying.max_by_key(|(rule, limit)| (rule.shield, wait_ms(limit))) {
+            let wait = match limit.retry_after_ms {
+                Some(ms) => format!("denies it for {ms} ms"),
+                None => "never has room for this cost".to_owned(),
+            };
+            return verdict(Some(false), format!("{} of rule {} {wait}", limit.name, rule.name));
+        }
+        let mut limits = limits.peekable();
+        if limits.peek().is_none() {
+            return verdict(Some(true), "no enforced rule applies".to_owned());
+        }
+        match (limits.find(|(_, limit)| limit.would_allow.is_none()), &self.counters_unknown) {
+            (None, _) => verdict(Some(true), "every limit has room".to_owned()),
+            (Some((rule, _)), _) if rule.shield => {
+                let because =
+                    "the counters of shield {} are in the memory of each instance; query an instance with --admin URL";
+                verdict(None, because.replace("{}", &rule.name))
+            }
+            (Some(_), Some(unknown)) => verdict(None, unknown.clone()),
+            (Some((rule, _)), None) => verdict(
+                None,
+                format!(
+                    "the counters of rule {} were not read; specify --store URL (Redis) or --admin URL (a running instance)",
+                    rule.name
+                ),
+            ),
+        }
+    }
+}
+
+/// The result of the key lookups for the API key of a request.
+enum KeyAnswer {
+    /// There is no key, or the configuration lists it.
+    NotNeeded,
+    /// The configuration does not list the key, and no lookup was asked.
+    NotAsked,
+    /// No lookup knows the key, or none answered in time.
+    Unknown,
+    /// A lookup knows the key with this digest.
+    Known(KeyDigest, KnownKey),
+}
+
+impl KeyAnswer {
+    /// Returns the identity with the key that was found, if one was.
+    fn apply<'r>(&self, identity: Identity<'r>) -> Identity<'r> {
+        match self {
+            KeyAnswer::Known(digest, known) => identity.with_api_key(*digest, known.clone()),
+            KeyAnswer::NotNeeded | KeyAnswer::NotAsked | KeyAnswer::Unknown => identity,
+        }
+    }
+
+    /// Returns the answer as text. `hash` is the name of the Redis hash of keys in the configuration.
+    ///
+    /// `None` if no lookup is needed, or if none was asked and no hash is configured.
+    fn describe(&self, hash: Option<&str>) -> Option<String> {
+        let source = hash.map_or("the lookups".to_owned(), |hash| format!("the Redis hash {hash}"));
+        match self {
+            KeyAnswer::NotNeeded => None,
+            KeyAnswer::NotAsked => hash.map(|_| format!("not listed, and {source} was not read")),
+            KeyAnswer::Unknown => {
+                Some(format!("not listed, and either not found in {source} or not looked up in time"))
+            }
+            KeyAnswer::Known(..) => Some(format!("found in {source}")),
+        }
+    }
+}
+
+/// Creates the identity of a request, with the keys of the configuration.
+fn identify<'r>(
+    loaded: &'r Loaded,
+    headers: &'r HeaderMap,
+    path: &'r str,
+    peer: IpAddr,
+    now: Timestamp,
+) -> Identity<'r> {
+    loaded.rules.identifier().identify(Origin { peer, headers, path }, &loaded.rules, now)
+}
+
+impl LimitExplanation {
+    /// Sets the fields that depend on the counter, from its status for the request.
+    fn set(&mut self, status: &LimitStatus) {
+        self.remaining = Some(status.remaining);
+        self.would_allow = Some(status.allowed);
+        self.retry_after_ms = if status.allowed { Some(0) } else { status.retry_after.as_millis_ceil() };
+    }
+}
+
+/// Sets the names of limits, of the enforced rules that apply, to those in the response to this request.
+///
+/// They differ from the usual names only if the request matches rules that usually exclude each other.
+fn name_limits(rules: &mut [RuleExplanation]) {
+    for is_shield in [true, false] {
+        let is_shown = |rule: &&mut RuleExplanation| {
+            rule.applies && rule.shield == is_shield && rule.mode == Mode::Enforce.as_str()
+        };
+        let mut limits: Vec<&mut LimitExplanation> =
+            rules.iter_mut().filter(is_shown).flat_map(|rule| &mut rule.limits).collect();
+        let shown = Policies::new(limits.iter().map(|limit| limit.policy.clone()));
+        for (limit, policy) in limits.iter_mut().zip(shown.policies()) {
+            limit.name = policy.name().to_owned();
+        }
+    }
+}
+
+/// Returns a text such as `ip:*** is banned in the store for 60 s`; `permanently` if the ban has no end.
+pub(crate) fn banned_in_store(subject: &str, ban: Wait) -> String {
+    match ban.as_secs_ceil() {
+        Some(seconds) => format!("{subject} is banned in the store for {seconds} s"),
+        None => format!("{subject} is banned in the store permanently"),
+    }
+}
+
+/// Returns a decision whose `limits[0]` is the status of `limit` for a request of this cost. Charges nothing.
+///
+/// The decision as a whole is always a denial, because the check includes a second demand that never passes. Use only
+/// `limits[0]`, or `ban` if it is set. `count_denied` is ignored.
+///
+/// # Errors
+/// If the store does not answer, or the check cannot be built. The message names the store, and no client.
+async fn decision_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<Decision, String> {
+    let demands = denied_demands(limit, key, cost);
+    let check = demands.as_ref().and_then(|demands| Check::new(demands).ok()).ok_or("the check cannot be built")?;
+    // A refundable check neither uses the deny cache nor fills it.
+    let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable: true };
+    limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.to_string())
+}
+
+/// Returns the demand of a request on `limit`, and a second demand that is always denied. `None` if the second cannot
+/// be built.
+fn denied_demands(limit: Limit, key: Key<'_>, cost: Cost) -> Option<[Demand<'_>; 2]> {
+    let one: Limit = "1/s".parse().ok()?;
+    // The same subject, so that both counters are on one node of a cluster.
+    let denied = Demand::new(one, Key::new(key.subject()).ok()?).cost(Cost::new(2));
+    // With `count_denied` the denial would be charged. The option does not select the counter.
+    Some([Demand::new(limit.with_count_denied(false), key).cost(cost), denied])
+}
+
+fn explain_rule(
+    rule: &CompiledRule,
+    limit_set: LimitSetId,
+    identity: &Identity<'_>,
+    because: Vec<String>,
+    absent: impl Fn(&str) -> String,
+    is_revealing: bool,
+) -> RuleExplanation {
+    let subject = identity.subject(rule.by()).to_string();
+    let limits = rule.policies(limit_set).iter().map(|policy| LimitExplanation {
+        name: policy.name().to_owned(),
+        limit: policy.limit().to_string(),
+        remaining: None,
+        would_allow: None,
+        retry_after_ms: None,
+        policy: policy.clone(),
+    });
+    RuleExplanation {
+        name: rule.name().to_string(),
+        applies: because.is_empty(),
+        mode: rule.mode().as_str(),
+        because,
+        by: rule.by().iter().map(ToString::to_string).collect(),
+        counts: if is_revealing { subject.clone() } else { masked(&subject) },
+        absent: absent_kinds(&subject).map(absent).collect(),
+        cost: rule.cost().units(),
+        shield: rule.is_shield(),
+        limits: limits.collect(),
+        subject: subject.into_bytes(),
+    }
+}
+
+/// The text in place of a masked value.
+const MASK: &str = "***";
+/// The mark before the address that is counted in the place of an absent value.
+const ABSENT: char = '!';
+
+/// Returns the parts of a subject, each as its kind, such as `ip` or `header:x-a`, and its value. `global` has no
+/// value.
+fn parts(subject: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
+    // `&` occurs only between parts, and a kind contains no `:` except the one before the name of a header or cookie.
+    subject.split('&').map(|part| {
+        let names = if part.starts_with("header:") || part.starts_with("cookie:") { 2 } else { 1 };
+        match part.match_indices(':').nth(names - 1) {
+            Some((at, _)) => (&part[..at], Some(&part[at + 1..])),
+            None => (part, None),
+        }
+    })
+}
+
+/// Returns a subject with `***` in place of each value: `user:42&header:x-a:b` becomes `user:***&header:x-a:***`. In
+/// place of an absent one it has `!***`.
+fn masked(subject: &str) -> String {
+    let part = |(kind, value): (&str, Option<&str>)| match value {
+        Some(value) if value.starts_with(ABSENT) => format!("{kind}:{ABSENT}{MASK}"),
+        Some(_) => format!("{kind}:{MASK}"),
+        None => kind.to_owned(),
+    };
+    parts(subject).map(part).collect::<Vec<_>>().join("&")
+}
+
+/// Returns whether a subject has a masked value (`ip:***`), as `explain` shows it by default, so that it identifies no
+/// client.
+pub fn is_masked_subject(subject: &str) -> bool {
+    parts(subject).any(|(_, value)| value.is_some_and(|value| value.trim_start_matches(ABSENT) == MASK))
+}
+
+/// Returns the kinds of the parts of a subject that the request does not have, such as `header:x-tenant`.
+fn absent_kinds(subject: &str) -> impl Iterator<Item = &str> {
+    let absent = parts(subject).filter(|(_, value)| value.is_some_and(|value| value.starts_with(ABSENT)));
+    absent.map(|(kind, _)| kind)
+}
+
+/// Returns why a request from `peer` has no value of this kind: it lacks a header, say, or the header is ignored.
+fn absence(kind: &str, identifier: &Identifier, headers: &HeaderMap, peer: IpAddr) -> String {
+    let is_sent = |name: &str| headers.get_all(name).iter().any(|value| !value.as_bytes().trim_ascii().is_empty());
+    let proxies = identifier.proxies();
+    match kind.split_once(':') {
+        Some(("header", name)) if is_sent(name) && !proxies.networks().is_empty() && !proxies.trusts(peer) => {
+            format!("the header {name} is ignored, because the peer is not a trusted proxy")
+        }
+        Some(("header", name)) if is_sent(name) => format!("the header {name} has several different values"),
+        Some(("cookie", name)) => format!("the request has no cookie {name}, or several with different values"),
+        Some((kind, name)) => format!("the request has no {kind} {name}"),
+        None if kind == "api_key" => "the request has no known API key".to_owned(),
+        None if kind == "user" => "the request has no valid user token".to_owned(),
+        None => format!("the {kind} of the request is ambiguous"),
+    }
+}
+
+/// Returns the ban in the configuration that is in force for the caller, as text; `None` if there is none.
+pub(crate) fn banned_in_configuration(rules: &RuleSet, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
+    rules.ban(identity, now).map(|ban| match (ban.reason(), ban.until()) {
+        (Some(reason), _) => format!("banned: {reason}"),
+        (None, Some(_)) => "banned temporarily".to_owned(),
+        (None, None) => "banned".to_owned(),
+    })
+}
+
+/// Returns why the request is refused regardless of limits: a ban in the configuration, or a path that is too long.
+///
+/// `None` if it is not, and always while the kill switch is on. Bans in the store are not considered.
+fn refused(loaded: &Loaded, request: &RequestView<'_>, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
+    let rules = &loaded.rules;
+    if let Some(ban) = banned_in_configuration(rules, identity, now) {
+        return Some(ban);
+    }
+    let is_too_long = request.path().len() > rules.path_bytes_max() && !rules.is_off();
+    is_too_long.then(|| format!("the path has more than {} bytes", rules.path_bytes_max()))
+}
+
+/// Returns the part of the request that exempts it from all limits: `path`, `key` or `address`, the first that does.
+///
+/// `None` if none does.
+fn exempt(loaded: &Loaded, identity: &Identity<'_>, is_exempt_path: bool) -> Option<&'static str> {
+    let is_exempt_key = || identity.api_key().is_some_and(|(_, known)| known.exempt);
+    match () {
+        () if is_exempt_path => Some("path"),
+        () if is_exempt_key() => Some("key"),
+        () if loaded.rules.is_exempt(identity) => Some("address"),
+        () => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

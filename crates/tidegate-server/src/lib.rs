@@ -1,0 +1,52 @@
+//! The listeners of Tidegate (HTTP, RESP, gateway, admin), and the loop that serves them.
+//!
+//! ```no_run
+//! use tidegate::Limiter;
+//! use tidegate_server::{Listeners, ServerOptions, run};
+//!
+//! # async fn example() -> std::io::Result<()> {
+//! let socket = tokio::net::TcpListener::bind("127.0.0.1:8080").await?;
+//! let shutdown = std::future::pending();
+//! run(Listeners::default().http(socket), ServerOptions::new(Limiter::memory()), shutdown).await;
+//! # Ok(())
+//! # }
+//! ```
+
+mod accept;
+mod address_slots;
+mod auth_guard;
+mod browser;
+mod budget;
+mod decider;
+mod explain;
+mod listener;
+pub mod listeners;
+mod log_limit;
+mod memory_watch;
+mod metrics;
+mod openapi;
+mod proxy_protocol;
+mod readiness;
+mod receipt_secret;
+mod receipts;
+mod reload;
+mod run;
+mod shutdown;
+mod stream;
+mod tls;
+mod worker_pool;
+
+pub use browser::{WebOrigin, WebOriginError};
+pub use explain::{Explanation, LimitExplanation, PlanExplanation, RuleExplanation, is_masked_subject};
+pub use listener::Listeners;
+pub use listeners::admin::is_loopback;
+pub use listeners::admin::keys::{CounterError, CounterQuery, CounterReport, CounterRules, CounterStatus, ResetReport};
+pub use listeners::admin::token::{AdminTokenError, Token};
+pub use listeners::gateway::{Gateway, UpstreamError};
+pub use memory_watch::watch_memory;
+pub use metrics::StoreTimes;
+pub use readiness::Readiness;
+pub use receipt_secret::ReceiptSecret;
+pub use reload::{ReloadError, Reloader, findings_json};
+pub use run::{Bounds, ServerOptions, run};
+pub use tls::{CertificateError, Tls};

@@ -1,0 +1,350 @@
+//! The admin listener: the HTTP API for the operator.
+//!
+//! | path | method | token | response |
+//! |---|---|---|---|
+//! | `/healthz` | GET | no | 200 while the process is alive |
+//! | `/readyz` | GET | no | 200 or 503, and why |
+//! | `/metrics` | GET | no | metrics for Prometheus |
+//! | `/openapi.json`, `/docs` | GET | no | this API, for programs and for people |
+//! | `/v1/rules` | GET | yes | the rules in force, and their decisions so far |
+//! | `/v1/keys?key=…` | GET | yes | the counters of a key |
+//! | `/v1/keys?key=…` | DELETE | yes | deletes them |
+//! | `/v1/bans?subject=…` | GET | yes | whether a subject is banned |
+//! | `/v1/bans?subject=…&for=1h` | PUT | yes | bans it, without `for` for good |
+//! | `/v1/bans?subject=…` | DELETE | yes | lifts the ban |
+//! | `/v1/explain` | POST | yes | what the rules would do with a request |
+//! | `/v1/reload` | POST | yes | reloads the configuration and the certificate |
+//!
+//! Orchestrators, scrapers and browsers have no token, and the paths without one identify no caller: the document is the
+//! same for every instance of a version. So these are open to every client that reaches the listener, which binds to
+//! loopback by default. Everything else needs the token; without it,
+//! an unknown path and a known one get the same response. Bodies and headers are bounded as on the HTTP listener.
+//! Requests that a web page may have made a browser send are rejected first (`browser.rs`), and a client that guesses
+//! tokens waits for its responses (`auth_guard.rs`).
+
+pub(crate) mod bans;
+pub(crate) mod keys;
+pub(crate) mod rules;
+pub(crate) mod token;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use hyper::body::Body;
+use schemars::JsonSchema;
+use serde::Serialize;
+use tidegate::engine::Engine;
+use tidegate::{Clock, Limiter, SystemClock};
+use tokio::time::Instant;
+
+use self::token::{AuthError, Token};
+use crate::auth_guard::AuthGuard;
+use crate::browser::BrowserPolicy;
+use crate::explain::Explanation;
+use crate::listener::{BoxError, ConnectionContext, Listener, Role, ServeFuture, ServerState};
+use crate::listeners::http::connection::{
+    self, OVER_LIMIT_RESPONSE, json, method_not_allowed, page_path, problem, read_body,
+};
+use crate::listeners::http::foreign_origin;
+use crate::listeners::http::general::{ResponseBody, full_body};
+use crate::listeners::http::request::{CheckRequest, CheckRequestError};
+use crate::metrics::{HTTP_ERRORS, ListenerStats, Metrics, MetricsFormat, Rejection};
+use crate::openapi;
+use crate::readiness::Readiness;
+use crate::reload::{FindingBody, ReloadError, ReloadErrorBody, ReloadedBody, Reloader};
+use crate::stream::ClientStream;
+
+/// The longest time that a client has to send a complete request header, even if `Bounds::http_idle` is longer.
+const IDLE_MAX: Duration = Duration::from_secs(10);
+/// The message for a client whose address has too many attempts waiting.
+pub(crate) const TOO_MANY_ATTEMPTS: &str = "too many failed attempts from this address; try again later";
+/// The most bytes of a body: enough for all headers of a request to explain.
+const BODY_BYTES_MAX: usize = 256 * 1024;
+
+/// Returns whether `address` is a loopback address (127.0.0.0/8, `::1`), also if it is mapped from IPv4 to IPv6.
+///
+/// Only this machine can reach such an address.
+pub fn is_loopback(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
+}
+
+/// That the process is alive.
+#[derive(Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Health")]
+pub(crate) struct HealthBody {
+    /// Always true.
+    alive: bool,
+}
+
+/// A reload that failed.
+#[derive(Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "NotReloaded")]
+pub(crate) struct NotReloadedBody {
+    /// A code for programs: `configuration_broken`.
+    error: &'static str,
+    /// Always false.
+    reloaded: bool,
+    /// What failed.
+    message: String,
+    /// What is wrong with the configuration. Empty if only the certificate cannot be used.
+    findings: Vec<FindingBody>,
+}
+
+/// The admin listener: serves health, readiness, metrics, and the API for operators.
+pub(crate) struct AdminListener {
+    limiter: Limiter,
+    /// `None` rejects every request that needs a token.
+    token: Option<Token>,
+    readiness: Readiness,
+    reloader: Reloader,
+    metrics: Arc<Metrics>,
+    clock: SystemClock,
+    stats: Arc<ListenerStats>,
+    browsers: BrowserPolicy,
+    auth_guard: Arc<AuthGuard>,
+    idle: Duration,
+}
+
+impl Listener for AdminListener {
+    fn stats(&self) -> &Arc<ListenerStats> {
+        &self.stats
+    }
+
+    fn over_limit_reply(&self) -> &'static [u8] {
+        OVER_LIMIT_RESPONSE
+    }
+
+    fn role(&self) -> Role {
+        Role::Operator
+    }
+
+    fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
+        Box::pin(async move {
+            let handler = |request| self.answer(request, peer.ip());
+            connection::serve(stream, self.idle, context, None, handler).await
+        })
+    }
+}
+
+impl AdminListener {
+    /// Creates the admin listener of a server from the state that its listeners share. Its idle time is at most 10 s.
+    pub(crate) fn build(shared: &ServerState) -> AdminListener {
+        let options = &shared.options;
+        AdminListener {
+            limiter: options.limiter.clone(),
+            token: options.token.clone(),
+            readiness: shared.readiness.clone(),
+            reloader: options.reloader.clone(),
+            metrics: shared.metrics.clone(),
+            clock: SystemClock::new(),
+            stats: ListenerStats::new("admin", HTTP_ERRORS, &[Rejection::Origin, Rejection::Host], true),
+            browsers: options.browsers.clone(),
+            auth_guard: shared.auth_guard.clone(),
+            idle: options.bounds.http_idle.min(IDLE_MAX),
+        }
+    }
+
+    /// Answers one request of the client at `peer` by the table of this module, or [rejects](Self::reject) it.
+    ///
+    /// An unknown path gets 404, but 401 without the token. Every response has `cache-control: no-store`.
+    pub(crate) async fn answer<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        let mut response = match self.reject(&request) {
+            Some(rejection) => rejection,
+            None => self.route(request, peer).await,
+        };
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response.map(full_body)
+    }
+
+    /// Returns the rejection of a request that a browser may have sent for a web page, or `None` for other requests.
+    ///
+    /// It is 421 for an unknown `Host`, and 403 for a foreign origin. Counts and logs the rejection.
+    ///
+    /// `/healthz` discloses nothing and is never rejected.
+    fn reject<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
+        if page_path(request.uri().path()) == "/healthz" {
+            return None;
+        }
+        if !self.browsers.is_admin_host(request.headers()) {
+            let warning =
+                "rejected a request to the admin listener with an unknown Host; use --admin-host NAME to allow a name";
+            self.stats.reject(Rejection::Host, warning);
+            let message = "unknown Host; use the address of the listener, or start the server with --admin-host NAME";
+            return Some(problem(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message));
+        }
+        self.browsers.is_foreign(request.headers()).then(|| foreign_origin(&self.stats))
+    }
+
+    async fn route<B>(&self, request: Request<B>, peer: IpAddr) -> Response<Bytes>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        let began = Instant::now();
+        let (began, response) = match self.answer_public(&request) {
+            Some(response) => (began, response),
+            None => match self.authenticate(request.headers(), peer).await {
+                // Timed from here on, without the delay after failed attempts.
+                Ok(()) => (Instant::now(), self.answer_authenticated(request).await),
+                Err(rejection) => return rejection,
+            },
+        };
+        self.stats.request_times.record(began.elapsed());
+        response
+    }
+
+    /// Answers a request to `/healthz`, `/readyz`, `/metrics`, `/openapi.json` or `/docs`, which need no token.
+    ///
+    /// The answer is 405 if the method is neither GET nor HEAD. Returns `None` for all other paths.
+    fn answer_public<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
+        let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
+        let answer: fn(&AdminListener, &HeaderMap) -> Response<Bytes> = match page_path(request.uri().path()) {
+            "/healthz" => |_, _| json(StatusCode::OK, &HealthBody { alive: true }),
+            "/readyz" => |listener, _| listener.readyz(),
+            "/metrics" => AdminListener::metrics,
+            "/openapi.json" => |_, _| openapi::ADMIN.document_response(),
+            "/docs" => |_, _| openapi::ADMIN.page_response(),
+            _ => return None,
+        };
+        Some(if is_get { answer(self, request.headers()) } else { method_not_allowed("GET, HEAD") })
+    }
+
+    async fn answer_authenticated<B>(&self, request: Request<B>) -> Response<Bytes>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        match (request.method(), request.uri().path()) {
+            (&Method::GET | &Method::HEAD, "/v1/rules") => rules::list(&self.reloader),
+            (_, "/v1/rules") => method_not_allowed("GET, HEAD"),
+            (&Method::GET | &Method::HEAD, "/v1/keys") => keys::inspect(self, &query).await,
+            (&Method::DELETE, "/v1/keys") => keys::reset(self, &query).await,
+            (_, "/v1/keys") => method_not_allowed("GET, HEAD, DELETE"),
+            (&Method::GET | &Method::HEAD, "/v1/bans") => bans::inspect(self, &query).await,
+            (&Method::PUT, "/v1/bans") => bans::set(self, &query).await,
+            (&Method::DELETE, "/v1/bans") => bans::lift(self, &query).await,
+            (_, "/v1/bans") => method_not_allowed("GET, HEAD, PUT, DELETE"),
+            (&Method::POST, "/v1/explain") => self.explain(request, &query).await,
+            (_, "/v1/explain") => method_not_allowed("POST"),
+            (&Method::POST, "/v1/reload") => self.reload().await,
+            (_, "/v1/reload") => method_not_allowed("POST"),
+            _ => {
+                let message = "expected /v1/rules, /v1/keys, /v1/bans, /v1/explain, /v1/reload, /metrics, /healthz, /readyz, \
+                               /openapi.json or /docs";
+                problem(StatusCode::NOT_FOUND, "not_found", message)
+            }
+        }
+    }
+
+    /// Checks the bearer token of a request; see [`token::authenticate`].
+    ///
+    /// `Err` is the response: 401 if the token is missing or wrong or the server has none, 429 if 16 attempts of `peer`
+    /// are waiting already.
+    async fn authenticate(&self, headers: &HeaderMap, peer: IpAddr) -> Result<(), Response<Bytes>> {
+        let checked = token::authenticate(self.token.as_ref(), headers, peer, &self.auth_guard, &self.stats).await;
+        checked.map_err(|error| match error {
+            AuthError::Unauthenticated => {
+                unauthorized("expected the header Authorization: Bearer with the admin token", "admin")
+            }
+            AuthError::TooManyAttempts => {
+                let mut response = problem(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", TOO_MANY_ATTEMPTS);
+                response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+                response
+            }
+        })
+    }
+
+    fn readyz(&self) -> Response<Bytes> {
+        let status = if self.readiness.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        json(status, &self.readiness.body())
+    }
+
+    fn metrics(&self, headers: &HeaderMap) -> Response<Bytes> {
+        let format = MetricsFormat::negotiate(headers);
+        let Some(text) = self.metrics.encode(format) else {
+            return problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the metrics cannot be encoded");
+        };
+        let mut response = Response::new(Bytes::from(text));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
+        response
+    }
+
+    /// Answers with what the rules would do with the request that the body describes: an [`Explanation`] as JSON.
+    ///
+    /// Reads the counters of the rules that apply, without charging them. Asks the lookups if necessary.
+    ///
+    /// The answer is 200 even if the store does not answer; then `counters_unknown` says why the counters are missing.
+    /// It is 400 if the query or the body is invalid, or the server has no rules, 413 if the body has more than 256
+    /// KiB, and 408 if it takes longer than 10 s. The query is empty, `reveal=false` or `reveal=true`, which shows the
+    /// values of subjects.
+    async fn explain<B>(&self, request: Request<B>, query: &str) -> Response<Bytes>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        let bad = |message: &str| problem(StatusCode::BAD_REQUEST, "bad_request", message);
+        let is_revealing = match query {
+            "" | "reveal=false" => false,
+            "reveal=true" => true,
+            _ => return bad("unknown parameter; expected reveal=true or nothing"),
+        };
+        let body = match read_body(request.into_body(), BODY_BYTES_MAX).await {
+            Ok(body) => body,
+            Err(rejection) => return rejection,
+        };
+        let (described, peer) = match CheckRequest::parse(&body) {
+            Ok(CheckRequest::ByRules(check)) => (check.request, check.peer),
+            Ok(_) | Err(CheckRequestError::Form) => {
+                return bad("expected {\"request\": {\"method\": …, \"path\": …, \"peer\": …}}");
+            }
+            Err(error) => return bad(&error.to_string()),
+        };
+        let Some(loaded) = self.reloader.loaded() else {
+            return bad("this instance has no rules to explain; start it with --config FILE");
+        };
+        let lookups = self.reloader.engine().map(Engine::lookups).cloned().unwrap_or_default();
+        let mut explanation =
+            Explanation::new(&loaded, &lookups, &described, peer, self.clock.now(), is_revealing).await;
+        explanation.read_counters(&self.limiter).await;
+        if let Some(engine) = self.reloader.engine() {
+            explanation.read_shields(engine.shield());
+        }
+        json(StatusCode::OK, &explanation)
+    }
+
+    async fn reload(&self) -> Response<Bytes> {
+        match self.reloader.reload().await {
+            Ok(loaded) => json(StatusCode::OK, &ReloadedBody::new(&loaded)),
+            Err(error) if matches!(*error, ReloadError::Nothing) => {
+                problem(StatusCode::CONFLICT, "nothing_to_reload", &error.to_string())
+            }
+            Err(error) if matches!(*error, ReloadError::Panicked) => {
+                problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", &error.to_string())
+            }
+            Err(error) => {
+                let ReloadErrorBody { message, findings } = error.body();
+                let body = NotReloadedBody { error: "configuration_broken", reloaded: false, message, findings };
+                json(StatusCode::UNPROCESSABLE_ENTITY, &body)
+            }
+        }
+    }
+}
+
+/// Returns the 401 response to a request without the token of the listener with this name.
+pub(crate) fn unauthorized(message: &str, listener: &str) -> Response<Bytes> {
+    let mut response = problem(StatusCode::UNAUTHORIZED, "unauthenticated", message);
+    let realm = HeaderValue::try_from(format!("Bearer realm=\"tidegate {listener}\""));
+    response.headers_mut().extend(realm.into_iter().map(|realm| (WWW_AUTHENTICATE, realm)));
+    response
+}

@@ -1,0 +1,531 @@
+//! `/v1/keys`: the counters of a key.
+//!
+//! ```text
+//!   ?key=user:42&limit=10/min                      the counter of explicit checks
+//!   ?key=203.0.113.9&rule=shorten                  all counters of a rule, for the client at this address
+//!   ?key=acme&rule=api                             for the API key with this name, or for an API key itself
+//!   ?key=user:42&rule=api&plan=pro                 for a subject that `explain` shows, with limits per plan
+//!   ?key=203.0.113.9&rule=shorten&limit=main       one of them, by the name of the limit
+//! ```
+//!
+//! **Which limits apply to a caller** is decided as for a request: by the API key or the address, and the lookups.
+//! If these do not determine the plan, the `plan` parameter does. A reset does not depend on it. It deletes every
+//! counter that the rule can have for the subject under any plan, so that it never reports success and leaves the
+//! counter that denies.
+//!
+//! **A counter exists** while something is counted in it: until its `reset_after`, its state differs from that of a
+//! counter that was never used. A key whose state is that of an unused counter may still be in the store for a while.
+
+mod client;
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use percent_encoding::percent_decode_str;
+use schemars::JsonSchema;
+use serde::Serialize;
+use tidegate::answer::Policy;
+use tidegate::config::Loaded;
+use tidegate::engine::Engine;
+use tidegate::rules::{CompiledRule, LimitSetId, Lookups, PlanQuestion};
+use tidegate::{
+    Clock, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, Scope, StoreError, StoreErrorKind, SystemClock,
+    Timestamp, Wait,
+};
+
+use self::client::Client;
+use super::AdminListener;
+use crate::explain::{PlanExplanation, banned_in_configuration, banned_in_store, plan};
+use crate::listeners::http::connection::{json, problem};
+
+/// Selects counters of one key or client: the parameters of a query to `/v1/keys`.
+#[derive(Clone, Default)]
+pub struct CounterQuery {
+    /// The key of explicit checks. With `rule`, a client: an address, an API key, the name of a key, or a subject.
+    pub key: Vec<u8>,
+    /// The text of a limit such as `10/min`, which is required without `rule`. With `rule`, the name of one of its
+    /// limits (`per-minute` or `search.per-minute`), or `None` for all of them.
+    pub limit: Option<String>,
+    /// The name of a rule; `None` for explicit checks.
+    pub rule: Option<String>,
+    /// The plan of the client, for a rule with limits per plan. Required only by [`inspect`](CounterQuery::inspect),
+    /// and only if nothing else determines the plan.
+    pub plan: Option<String>,
+}
+
+/// The rules by which a [`CounterQuery`] finds the counters of a rule.
+#[derive(Clone, Copy)]
+pub struct CounterRules<'r> {
+    /// The configuration with the rules.
+    pub loaded: &'r Loaded,
+    /// The sources of plans and API keys that the configuration does not determine. `None` if there are none.
+    pub lookups: Option<&'r Lookups>,
+    /// The store with the counters of shield rules, in the process that decides the requests. `None` in other
+    /// processes, which cannot read these counters.
+    pub shield: Option<&'r MemoryStore>,
+}
+
+/// Counters, as [`CounterQuery::inspect`] found them. Its JSON is the response of `GET /v1/keys`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields, description = "The counters of a key, or of a client in a rule.")]
+#[non_exhaustive]
+pub struct CounterReport {
+    /// The key, or the subject under which the rule counts the client. Bytes that are not UTF-8 are replaced.
+    pub key: String,
+    /// The client's plan and its source. `None` unless the rule has limits per plan.
+    pub plan: Option<PlanExplanation>,
+    /// Why the client is refused regardless of its counters: a ban in the configuration or in the store. `None` if it
+    /// is not banned.
+    pub banned: Option<String>,
+    /// The address of the node that holds the counters, without user and password. `None` if the store is not a
+    /// cluster, or the node is not known.
+    pub node: Option<String>,
+    /// The hash slot of the counters. `None` if the store is not a cluster.
+    pub slot: Option<u32>,
+    /// The counters, in the order of the limits.
+    pub counters: Vec<CounterStatus>,
+}
+
+/// One counter of a [`CounterReport`]. Times are in milliseconds, rounded up; `None` means never.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields, description = "One counter. Times are in milliseconds, rounded up; null means never.")]
+#[non_exhaustive]
+pub struct CounterStatus {
+    /// The rule; `None` for explicit checks.
+    pub rule: Option<String>,
+    /// The name of the limit.
+    pub name: String,
+    /// The limit as text, such as `10/min`.
+    pub limit: String,
+    /// Whether there is such a counter: something is counted in it.
+    pub exists: bool,
+    /// Always `true`, since a counter is read with a cost of 0.
+    pub allowed: bool,
+    /// The quota of the limit.
+    pub quota: u32,
+    /// The units that are left.
+    pub remaining: u32,
+    /// The time until one unit is admitted.
+    pub retry_after_ms: Option<u64>,
+    /// The time until one more unit comes back.
+    pub next_after_ms: Option<u64>,
+    /// The time until nothing is counted any more.
+    pub reset_after_ms: Option<u64>,
+}
+
+/// The result of [`CounterQuery::reset`]. Its JSON is the response of `DELETE /v1/keys`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields, description = "The result of deleting counters.")]
+#[non_exhaustive]
+pub struct ResetReport {
+    /// The key, or the subject under which the rule counts the client. Bytes that are not UTF-8 are replaced.
+    pub key: String,
+    /// Whether at least one counter existed and was deleted.
+    pub reset: bool,
+    /// The number of counters that existed and were deleted.
+    pub counters: usize,
+}
+
+/// The error of a [`CounterQuery`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CounterError {
+    /// The query selects no counter. The message says what is wrong and what is accepted.
+    #[error("{0}")]
+    Invalid(String),
+    /// The store failed. During a reset, some counters may have been deleted.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// One counter of a key: of a rule's limit, or of explicit checks.
+struct CounterRef {
+    /// `None` for explicit checks.
+    rule: Option<String>,
+    /// The name that clients see, such as `per-minute`, or `search.per-minute`.
+    name: String,
+    /// The name of the limit within its rule, which selects the counter.
+    limit_name: String,
+    limit: Limit,
+}
+
+/// The counters that a query selects of one key.
+struct Selected<'r> {
+    key: Vec<u8>,
+    plan: Option<PlanExplanation>,
+    /// The ban in the configuration, as text.
+    banned: Option<String>,
+    /// The counters; at least one.
+    counters: Vec<CounterRef>,
+    /// The store with the counters; `None` for that of the limiter.
+    shield: Option<&'r MemoryStore>,
+}
+
+/// The counters that a query selects of a rule with limits per plan.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Selection {
+    /// The counters of the limits that apply to the caller.
+    Applying,
+    /// The counters of the limits of all plans.
+    All,
+}
+
+/// Answers with the status of the counters that the query selects, without changing them.
+///
+/// The answer is 400 if the query is invalid, and 503 if the store fails.
+pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<Bytes> {
+    let query = match CounterQuery::parse(query) {
+        Ok(query) => query,
+        Err(message) => return bad_request(&message),
+    };
+    let loaded = listener.reloader.loaded();
+    match query.inspect(&listener.limiter, rules_of(listener, loaded.as_deref())).await {
+        Ok(report) => json(StatusCode::OK, &report),
+        Err(error) => error_response(&error),
+    }
+}
+
+/// Deletes the counters that the query selects, of all plans, and answers with the number of those that existed.
+///
+/// Logs the number. The answer is 400 if the query is invalid, and 503 if the store fails; some counters may then be
+/// deleted already.
+pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Bytes> {
+    let query = match CounterQuery::parse(query) {
+        Ok(query) => query,
+        Err(message) => return bad_request(&message),
+    };
+    let loaded = listener.reloader.loaded();
+    match query.reset(&listener.limiter, rules_of(listener, loaded.as_deref())).await {
+        Ok(report) => {
+            tracing::info!(counters = report.counters, "the operator reset counters");
+            json(StatusCode::OK, &report)
+        }
+        Err(error) => error_response(&error),
+    }
+}
+
+/// Returns the rules of the listener, or `None` without a configuration.
+fn rules_of<'r>(listener: &'r AdminListener, loaded: Option<&'r Loaded>) -> Option<CounterRules<'r>> {
+    let engine = listener.reloader.engine();
+    let lookups = engine.map(Engine::lookups);
+    loaded.map(|loaded| CounterRules { loaded, lookups, shield: engine.map(Engine::shield) })
+}
+
+fn bad_request(message: &str) -> Response<Bytes> {
+    problem(StatusCode::BAD_REQUEST, "bad_request", message)
+}
+
+/// Returns the 400 or 503 response for the error of a query.
+fn error_response(error: &CounterError) -> Response<Bytes> {
+    match error {
+        CounterError::Invalid(message) => bad_request(message),
+        CounterError::Store(error) => unavailable(error),
+    }
+}
+
+/// Returns the 503 response to a request for which the store failed. Its message has the address of the store.
+pub(super) fn unavailable(error: &StoreError) -> Response<Bytes> {
+    problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &error.to_string())
+}
+
+impl CounterRef {
+    fn demand<'a>(&'a self, key: &'a [u8]) -> Result<Demand<'a>, CounterError> {
+        let scope = match &self.rule {
+            Some(rule) => Scope::rule(rule, &self.limit_name),
+            None => Scope::Explicit,
+        };
+        let key = Key::scoped(key, scope).map_err(|error| CounterError::Invalid(error.to_string()))?;
+        Ok(Demand::new(self.limit, key))
+    }
+
+    fn into_status(self, status: &LimitStatus) -> CounterStatus {
+        CounterStatus {
+            exists: status.reset_after != Wait::ZERO,
+            allowed: status.allowed,
+            quota: status.quota,
+            remaining: status.remaining,
+            retry_after_ms: status.retry_after.as_millis_ceil(),
+            next_after_ms: status.next_after.as_millis_ceil(),
+            reset_after_ms: status.reset_after.as_millis_ceil(),
+            limit: self.limit.to_string(),
+            rule: self.rule,
+            name: self.name,
+        }
+    }
+}
+
+impl Selected<'_> {
+    /// Reads a counter, without changing it.
+    async fn inspect(&self, limiter: &Limiter, counter: &CounterRef) -> Result<LimitStatus, CounterError> {
+        let demand = counter.demand(&self.key)?;
+        match self.shield {
+            Some(shield) => Ok(shield.inspect(&demand)),
+            None => Ok(limiter.inspect(&demand).await?),
+        }
+    }
+
+    /// Deletes a counter.
+    async fn reset(&self, limiter: &Limiter, counter: &CounterRef) -> Result<(), CounterError> {
+        let demand = counter.demand(&self.key)?;
+        match self.shield {
+            Some(shield) => shield.reset(&demand),
+            None => limiter.reset(&demand).await?,
+        }
+        Ok(())
+    }
+}
+
+impl CounterQuery {
+    /// Reads the selected counters, without changing them.
+    ///
+    /// For a rule with limits per plan, reads those of the client's plan, which is looked up if necessary. `limiter`
+    /// must have the store with the counters. `rules` may be `None` if the query names no rule.
+    ///
+    /// # Errors
+    /// Returns [`CounterError::Invalid`] if the query selects no counter, and [`CounterError::Store`] if the store
+    /// fails.
+    pub async fn inspect(
+        &self,
+        limiter: &Limiter,
+        rules: Option<CounterRules<'_>>,
+    ) -> Result<CounterReport, CounterError> {
+        let mut selected = self.select(rules, Selection::Applying).await?;
+        let key = String::from_utf8_lossy(&selected.key).into_owned();
+        if selected.banned.is_none() {
+            selected.banned = match limiter.ban_of(&selected.key).await {
+                Ok(ban) => ban.map(|ban| banned_in_store(&key, ban)),
+                // The store has no bans.
+                Err(error) if error.kind() == StoreErrorKind::Forbidden => None,
+                Err(error) => return Err(error.into()),
+            };
+        }
+        let mut statuses = Vec::with_capacity(selected.counters.len());
+        for counter in std::mem::take(&mut selected.counters) {
+            let status = selected.inspect(limiter, &counter).await?;
+            statuses.push(counter.into_status(&status));
+        }
+        let location = if selected.shield.is_some() { None } else { limiter.locate(&selected.key) };
+        let slot = location.as_ref().map(|location| location.slot);
+        let node = location.and_then(|location| location.node);
+        Ok(CounterReport { key, plan: selected.plan, banned: selected.banned, node, slot, counters: statuses })
+    }
+
+    /// Deletes the selected counters. For a rule with limits per plan, deletes those of all plans.
+    ///
+    /// `limiter` and `rules` are as for [`inspect`](CounterQuery::inspect).
+    ///
+    /// # Errors
+    /// Returns [`CounterError::Invalid`] if the query selects no counter, and [`CounterError::Store`] if the store
+    /// fails. In the second case some counters may have been deleted.
+    pub async fn reset(&self, limiter: &Limiter, rules: Option<CounterRules<'_>>) -> Result<ResetReport, CounterError> {
+        let selected = self.select(rules, Selection::All).await?;
+        // Limits of one name share a counter, and a limit with a short window may find nothing in it.
+        let mut existing = HashSet::new();
+        for counter in &selected.counters {
+            let status = selected.inspect(limiter, counter).await?;
+            existing.extend((status.reset_after != Wait::ZERO).then_some(&*counter.limit_name));
+        }
+        // Limits that share a counter are reset one by one, because the deny cache is keyed by the limit.
+        for counter in &selected.counters {
+            selected.reset(limiter, counter).await?;
+        }
+        let key = String::from_utf8_lossy(&selected.key).into_owned();
+        Ok(ResetReport { key, reset: !existing.is_empty(), counters: existing.len() })
+    }
+
+    /// Returns the counters that the query selects, under the key of the client.
+    async fn select<'r>(
+        &self,
+        rules: Option<CounterRules<'r>>,
+        selection: Selection,
+    ) -> Result<Selected<'r>, CounterError> {
+        let invalid = |message: &str| CounterError::Invalid(message.to_owned());
+        match (&self.rule, &self.limit) {
+            (None, Some(limit)) => {
+                let limit: Limit = limit.parse().map_err(|error| CounterError::Invalid(format!("limit: {error}")))?;
+                let name = Policy::of(limit).name().to_owned();
+                let counters = vec![CounterRef { rule: None, limit_name: name.clone(), name, limit }];
+                Ok(Selected { key: self.key.clone(), plan: None, banned: None, counters, shield: None })
+            }
+            (Some(rule), _) => {
+                let missing = "this instance has no rules; start it with --config FILE";
+                let rules = rules.ok_or_else(|| invalid(missing))?;
+                self.select_of_rule(rules, rule, selection).await.map_err(CounterError::Invalid)
+            }
+            (None, None) => Err(invalid("expected ?key=…&limit=10/min, or ?key=…&rule=NAME")),
+        }
+    }
+
+    /// Returns the counters of the rule named `rule` that the query selects.
+    ///
+    /// # Errors
+    /// If it selects none. The message says why.
+    async fn select_of_rule<'r>(
+        &self,
+        CounterRules { loaded, lookups, shield }: CounterRules<'r>,
+        rule: &str,
+        selection: Selection,
+    ) -> Result<Selected<'r>, String> {
+        let rules = &loaded.rules;
+        let Some(rule) = rules.rules().iter().find(|known| &**known.name() == rule) else {
+            let names: Vec<&str> = rules.rules().iter().map(|known| &**known.name()).collect();
+            return Err(format!("unknown rule; expected one of {}", names.join(", ")));
+        };
+        let shield = shield.filter(|_| rule.is_shield());
+        if rule.is_shield() && shield.is_none() {
+            let message = "the counters of a shield rule are in the memory of the instance that received the request; \
+                           use --admin URL to query that instance";
+            return Err(message.to_owned());
+        }
+        let now = SystemClock::new().now();
+        let (client, key) = Client::read(rules, rule, lookups, &self.key, now).await?;
+        let client = &client;
+        let limits = match (rule.is_by_plan(), selection) {
+            (false, _) => Some((rules.default_limit_set(false), None)),
+            (true, Selection::All) => self.named_limit_set(loaded).map(|_| None)?,
+            (true, Selection::Applying) => {
+                let question = plan_question(loaded, rule, client, now);
+                let looked_up = match question {
+                    Some(question) => match lookups.filter(|lookups| lookups.has_plans()) {
+                        Some(lookups) => Some(lookups.limit_set(rules, &question).await),
+                        None => None,
+                    },
+                    None => None,
+                };
+                let (limit_set, plan) = self.limit_set(loaded, rule, client, looked_up, now)?;
+                Some((limit_set, Some(plan)))
+            }
+        };
+        let (policies, plan): (Vec<&Arc<Policy>>, _) = match limits {
+            Some((limit_set, plan)) => (rule.policies(limit_set).iter().collect(), plan),
+            None => (rule.policies_of_all().collect(), None),
+        };
+        let mut seen = HashSet::new();
+        let mut counters = Vec::new();
+        for policy in &policies {
+            let is_selected =
+                self.limit.as_ref().is_none_or(|name| policy.name() == name || policy.limit_name() == name);
+            let limit = *policy.limit();
+            if is_selected && seen.insert((policy.limit_name(), limit)) {
+                let (name, limit_name) = (policy.name().to_owned(), policy.limit_name().to_owned());
+                counters.push(CounterRef { rule: Some(rule.name().to_string()), name, limit_name, limit });
+            }
+        }
+        match counters.is_empty() {
+            true => {
+                let names: BTreeSet<&str> = policies.iter().map(|policy| policy.name()).collect();
+                let names = names.into_iter().collect::<Vec<_>>().join(", ");
+                Err(format!("the rule has no limit with this name; expected one of {names}"))
+            }
+            false => {
+                let banned =
+                    client.identity(rules, now).and_then(|identity| banned_in_configuration(rules, &identity, now));
+                Ok(Selected { key, plan, banned, counters, shield })
+            }
+        }
+    }
+
+    /// Returns the set of limits of the plan that the query names, or `None` if it names none.
+    fn named_limit_set(&self, loaded: &Loaded) -> Result<Option<LimitSetId>, String> {
+        let Some(plan) = &self.plan else { return Ok(None) };
+        let rules = &loaded.rules;
+        rules.limit_set_named(plan).map(Some).ok_or_else(|| {
+            let names: Vec<&str> = rules.plans().iter().map(|plan| &**plan.name()).collect();
+            format!("unknown plan; expected one of {}", names.join(", "))
+        })
+    }
+
+    /// Returns the set of limits that applies to the client in a rule with limits per plan, and the client's plan.
+    ///
+    /// `looked_up` is the result of the plan lookups; `None` if none was asked.
+    ///
+    /// # Errors
+    /// If the plan of the query is unknown, is missing, or is not the plan of the client.
+    fn limit_set(
+        &self,
+        loaded: &Loaded,
+        rule: &CompiledRule,
+        client: &Client,
+        looked_up: Option<LimitSetId>,
+        now: Timestamp,
+    ) -> Result<(LimitSetId, PlanExplanation), String> {
+        let rules = &loaded.rules;
+        let named = self.named_limit_set(loaded)?;
+        let explained = |limit_set: LimitSetId, source: &'static str| {
+            let name = rules.plan(limit_set).map(|plan| plan.name().to_string()).unwrap_or_default();
+            (limit_set, PlanExplanation { name, source: source.into() })
+        };
+        let identity = client.identity(rules, now).filter(|_| client.determines_plan(rule));
+        let Some(identity) = identity else {
+            let missing = "this rule has limits per plan: add --plan NAME (in a request: plan=NAME)";
+            return named.map(|named| explained(named, "given")).ok_or_else(|| missing.to_owned());
+        };
+        let is_assigned = rules.limit_set(&identity).is_some();
+        let (limit_set, plan) = plan::resolve(loaded, looked_up, &identity);
+        let plan = plan.unwrap_or_else(|| explained(limit_set, "the rules").1);
+        match (&self.plan, named) {
+            (Some(given), _) if is_assigned && *given != plan.name => {
+                let what = if matches!(client, Client::Key(..)) { "key" } else { "address" };
+                Err(format!("the plan does not apply: this {what} has the plan {}; omit plan to use it", plan.name))
+            }
+            (Some(given), Some(named)) if *given != plan.name => Ok(explained(named, "given")),
+            _ => Ok((limit_set, plan)),
+        }
+    }
+}
+
+/// Returns the question about the client's plan for the lookups.
+///
+/// `None` if the configuration assigns the plan, or if the client does not [determine](Client::determines_plan) it.
+fn plan_question(loaded: &Loaded, rule: &CompiledRule, client: &Client, now: Timestamp) -> Option<PlanQuestion> {
+    let identity = client.identity(&loaded.rules, now).filter(|_| client.determines_plan(rule))?;
+    loaded.rules.limit_set(&identity).is_none().then(|| PlanQuestion::about(&identity))
+}
+
+impl CounterQuery {
+    /// Parses a percent-encoded query. `Err` is the message of the 400 response.
+    fn parse(text: &str) -> Result<CounterQuery, String> {
+        let mut query = CounterQuery::default();
+        let mut has_key = false;
+        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let plain = value.replace('+', " ");
+            let bytes: Vec<u8> = percent_decode_str(&plain).collect();
+            let utf8 = |bytes: Vec<u8>| String::from_utf8(bytes).map_err(|_| format!("{name}: expected UTF-8"));
+            match name {
+                "key" => {
+                    query.key = bytes;
+                    has_key = true;
+                }
+                "limit" => query.limit = Some(utf8(bytes)?),
+                "rule" => query.rule = Some(utf8(bytes)?),
+                "plan" => query.plan = Some(utf8(bytes)?),
+                _ => return Err("unknown parameter; expected key, limit, rule or plan".to_owned()),
+            }
+        }
+        if !has_key {
+            return Err("expected ?key=…".to_owned());
+        }
+        Ok(query)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_is_decoded_and_unknown_parameters_are_rejected() {
+        let query = CounterQuery::parse("key=user%3A42%00%ff&limit=10/min+token-bucket%20burst=3").unwrap();
+        assert_eq!(query.key, b"user:42\0\xff");
+        assert_eq!(query.limit.as_deref(), Some("10/min token-bucket burst=3"));
+        for (query, phrase) in
+            [("", "key="), ("limit=1/s", "key="), ("key=a&kye=b", "unknown parameter"), ("key=a&rule=%ff", "UTF-8")]
+        {
+            assert!(CounterQuery::parse(query).is_err_and(|message| message.contains(phrase)), "{query}");
+        }
+        assert!(CounterQuery::parse("key=").is_ok_and(|query| query.key.is_empty()), "a key may be empty");
+    }
+}

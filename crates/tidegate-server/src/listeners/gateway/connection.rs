@@ -1,0 +1,431 @@
+//! A connection of a client: its limits, its shutdown, and the tunnel that it may become.
+//!
+//! hyper limits the size of the head of a request. Everything else is limited here: a connection without a request in
+//! progress is closed after the idle time, even if it has received a part of a head, and so is the connection of a client
+//! that does not read its responses.
+//!
+//! The total size of incomplete heads is bounded over all connections, as on the other listeners: when the receive
+//! budget is used up, the connection with the oldest incomplete head is closed. Bodies need no budget, because they are
+//! passed on frame by frame.
+//!
+//! A refused request may have a body that is never read. A socket that is closed with unread bytes sends a reset, which
+//! can destroy the response before the client has read it. So the write side is closed first, and whatever the client
+//! still sends is read and discarded, for at most a second ([`ClientIo`]).
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http::{HeaderValue, Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use parking_lot::Mutex;
+use tidegate::gateway::GatewayBounds;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, Sleep};
+
+use super::body::GatewayBody;
+use super::tunnel::Tunnel;
+use super::{GatewayListener, RequestFuture};
+use crate::budget::Receiving;
+use crate::listener::{BoxError, ConnectionContext};
+use crate::metrics::ListenerStats;
+use crate::shutdown::Shutdown;
+use crate::stream::{ClientStream, WriteTimeout};
+
+/// How long a connection whose write side is closed waits for the client to close it too.
+const LINGER: Duration = Duration::from_secs(1);
+/// The maximum number of bytes that are read and discarded at a time during [`LINGER`].
+const DISCARD_BYTES: usize = 16 * 1024;
+/// The maximum number of streams of an HTTP/2 connection that were reset by the client before they were accepted. With
+/// more, the connection is closed, so that a client cannot overload the server with resets.
+const PENDING_RESETS_MAX: usize = 20;
+/// The bytes of a response that are buffered for each stream of an HTTP/2 connection.
+const SEND_BUFFER_BYTES: usize = 64 * 1024;
+/// The bytes of request bodies that an HTTP/2 client may send before the upstream has accepted them: per stream, and
+/// per connection.
+const WINDOW_BYTES: [u32; 2] = [256 * 1024, 1024 * 1024];
+
+/// The client of a connection, shared by its requests.
+pub(super) struct Client {
+    peer: SocketAddr,
+    /// The address of the peer as text, in canonical form.
+    address: HeaderValue,
+    is_tls: bool,
+    /// The port on which the connection was accepted.
+    port: HeaderValue,
+    shutdown: Shutdown,
+    in_flight: AtomicUsize,
+    /// The number of requests so far.
+    requests: AtomicU64,
+    is_http2: AtomicBool,
+    began: Instant,
+    /// The time at which the last request ended, in milliseconds since `began`.
+    last_active_ms: AtomicU64,
+    /// The tunnel that the connection becomes after its last response.
+    tunnel: Mutex<Option<Tunnel>>,
+}
+
+impl Client {
+    fn new(peer: SocketAddr, is_tls: bool, port: u16, shutdown: Shutdown) -> Client {
+        let address = peer.ip().to_canonical().to_string();
+        Client {
+            peer,
+            address: HeaderValue::try_from(address).expect("the text of an address is visible ASCII"),
+            is_tls,
+            port: HeaderValue::from(port),
+            shutdown,
+            in_flight: AtomicUsize::new(0),
+            requests: AtomicU64::new(0),
+            is_http2: AtomicBool::new(false),
+            began: Instant::now(),
+            last_active_ms: AtomicU64::new(0),
+            tunnel: Mutex::new(None),
+        }
+    }
+
+    /// Creates a client that is connected to port 8000 without TLS.
+    #[cfg(test)]
+    pub(super) fn of_test(peer: SocketAddr) -> Client {
+        Client::new(peer, false, 8000, Shutdown::channel().1)
+    }
+
+    /// Returns the address of the client, or of the proxy in front of the gateway.
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Returns the address of the client or proxy as text, in canonical form.
+    pub(super) fn address(&self) -> &HeaderValue {
+        &self.address
+    }
+
+    /// Returns [`Client::address`] as a string.
+    pub(super) fn address_text(&self) -> &str {
+        self.address.to_str().unwrap_or_default()
+    }
+
+    /// Returns the scheme that the client used: `http` or `https`.
+    pub(super) fn scheme(&self) -> &'static str {
+        if self.is_tls { "https" } else { "http" }
+    }
+
+    /// Returns the port on which the connection was accepted.
+    pub(super) fn port(&self) -> &HeaderValue {
+        &self.port
+    }
+
+    /// Sets the tunnel that runs when hyper has written the current response.
+    pub(super) fn set_tunnel(&self, tunnel: Tunnel) {
+        *self.tunnel.lock() = Some(tunnel);
+    }
+
+    /// Counts a request as under way until the returned guard is dropped.
+    pub(super) fn begin(self: &Arc<Self>, is_http2: bool) -> InFlight {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        if is_http2 {
+            self.is_http2.store(true, Ordering::Relaxed);
+        }
+        InFlight(self.clone())
+    }
+
+    /// Returns how long the connection has been without a request, or zero if there is one.
+    fn idle_time(&self) -> Duration {
+        if self.in_flight.load(Ordering::Relaxed) > 0 {
+            return Duration::ZERO;
+        }
+        let last_active = Duration::from_millis(self.last_active_ms.load(Ordering::Relaxed));
+        self.began.elapsed().saturating_sub(last_active)
+    }
+
+    /// Completes when no request has been in progress for `limit`.
+    async fn idle_for(&self, limit: Duration) {
+        loop {
+            let idle = self.idle_time();
+            if idle >= limit {
+                return;
+            }
+            tokio::time::sleep(limit - idle).await;
+        }
+    }
+}
+
+/// A guard that counts a request of a connection as under way.
+pub(super) struct InFlight(Arc<Client>);
+
+impl InFlight {
+    /// Returns whether the instance is shutting down, so that the response should be the last of its connection.
+    pub(super) fn is_draining(&self) -> bool {
+        self.0.shutdown.is_draining()
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let now_ms = u64::try_from(self.0.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.0.last_active_ms.store(now_ms, Ordering::Relaxed);
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The service of one connection, which hyper calls.
+struct ConnectionService {
+    listener: Arc<GatewayListener>,
+    client: Arc<Client>,
+}
+
+impl hyper::service::Service<Request<Incoming>> for ConnectionService {
+    type Response = Response<GatewayBody>;
+    type Error = std::convert::Infallible;
+    type Future = RequestFuture;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        self.listener.clone().handle(request, &self.client)
+    }
+}
+
+/// Serves a connection until it ends, then the tunnel that it has become, if any.
+///
+/// # Errors
+/// If the connection breaks or a request is malformed.
+pub(super) async fn serve(
+    listener: Arc<GatewayListener>,
+    stream: ClientStream,
+    peer: SocketAddr,
+    context: ConnectionContext,
+) -> Result<(), BoxError> {
+    let ConnectionContext { shutdown, receiving, stats, .. } = context;
+    let is_tls = matches!(stream, ClientStream::Tls(_));
+    let client = Arc::new(Client::new(peer, is_tls, stream.local_port(), shutdown.clone()));
+    let (idle, builder) = (listener.idle, builder(&listener.bounds, listener.idle));
+    let head = HeadBudget {
+        client: client.clone(),
+        receiving,
+        requests: 0,
+        bytes: 0,
+        bytes_max: listener.bounds.header_bytes_max,
+    };
+    let service = ConnectionService { listener, client: client.clone() };
+    let io = TokioIo::new(ClientIo::new(stream, idle, head));
+    {
+        let mut connection = pin!(builder.serve_connection_with_upgrades(io, service));
+        let (sender, mut signals) = mpsc::unbounded_channel();
+        let _watch = AbortOnDrop(tokio::spawn(watch(client.clone(), shutdown, idle, sender)));
+        loop {
+            tokio::select! {
+                biased;
+                served = connection.as_mut() => {
+                    if let Err(error) = served {
+                        count_malformed(&stats, &*error);
+                        return Err(error);
+                    }
+                    break;
+                }
+                Some(signal) = signals.recv() => match signal {
+                    // HTTP/2 tells the client which of its requests will still be answered, so none is lost.
+                    Signal::Closing if client.is_http2.load(Ordering::Relaxed) => connection.as_mut().graceful_shutdown(),
+                    Signal::Closing => {}
+                    Signal::End => connection.as_mut().graceful_shutdown(),
+                    Signal::Drop => return Ok(()),
+                },
+            }
+        }
+    }
+    let tunnel = client.tunnel.lock().take();
+    match tunnel {
+        Some(tunnel) => tunnel.run().await,
+        None => Ok(()),
+    }
+}
+
+/// A message from [`watch`] to its connection.
+enum Signal {
+    /// The listener is closing.
+    Closing,
+    /// The connection must end after the requests in progress.
+    End,
+    /// The connection must be dropped: it was asked to end, and has been idle since.
+    Drop,
+}
+
+/// Watches a connection: signals when the instance shuts down, and when no request was in progress for `idle`.
+///
+/// A task of its own, so that a request does not poll these timers.
+async fn watch(client: Arc<Client>, shutdown: Shutdown, idle: Duration, signals: mpsc::UnboundedSender<Signal>) {
+    let closing = async {
+        shutdown.clone().closing().await;
+        let _ = signals.send(Signal::Closing);
+        shutdown.idle_grace_over().await;
+        let _ = signals.send(Signal::End);
+    };
+    let idling = async {
+        client.idle_for(idle).await;
+        let _ = signals.send(Signal::End);
+        // hyper closes an HTTP/1.1 connection at once, unless it has received a part of a head.
+        let grace = if client.is_http2.load(Ordering::Relaxed) { idle } else { LINGER };
+        client.idle_for(idle.saturating_add(grace)).await;
+        let _ = signals.send(Signal::Drop);
+    };
+    tokio::join!(closing, idling);
+}
+
+/// A task that is aborted when this value is dropped.
+struct AbortOnDrop(JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Counts the response that hyper itself sends to a malformed request.
+fn count_malformed(stats: &ListenerStats, error: &(dyn std::error::Error + 'static)) {
+    if let Some(error) = error.downcast_ref::<hyper::Error>().filter(|error| error.is_parse()) {
+        stats.errors.count(if error.is_parse_too_large() { "431" } else { "400" });
+    }
+}
+
+fn builder(bounds: &GatewayBounds, idle: Duration) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        // `watch` closes connections with incomplete heads, without a timer for each request.
+        .header_read_timeout(None)
+        .max_buf_size(bounds.header_bytes_max)
+        .max_headers(bounds.headers_max);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(idle)
+        .max_concurrent_streams(bounds.streams_max)
+        .initial_stream_window_size(WINDOW_BYTES[0])
+        .initial_connection_window_size(WINDOW_BYTES[1])
+        .max_header_list_size(u32::try_from(bounds.header_bytes_max).unwrap_or(u32::MAX))
+        .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
+        .max_send_buf_size(SEND_BUFFER_BYTES);
+    builder
+}
+
+/// The bytes received since the last request began, as a reservation in the receive budget of the listener.
+///
+/// There is no reservation while a request is in progress, because its body is forwarded as it arrives.
+struct HeadBudget {
+    client: Arc<Client>,
+    receiving: Receiving,
+    /// The number of requests when `bytes` was last zero.
+    requests: u64,
+    bytes: usize,
+    /// hyper buffers at most this many bytes of a head.
+    bytes_max: usize,
+}
+
+impl HeadBudget {
+    /// Reserves room for the bytes that were received so far. Ready with `false` if there is none.
+    fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        let requests = self.client.requests.load(Ordering::Relaxed);
+        if requests != self.requests || self.client.in_flight.load(Ordering::Relaxed) > 0 {
+            (self.requests, self.bytes) = (requests, 0);
+        }
+        self.receiving.poll_hold(cx, self.bytes.min(self.bytes_max))
+    }
+
+    /// Returns a future that completes when the reservation is evicted, or `None` if there is none.
+    fn evicted(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
+        let notice = self.receiving.notice()?;
+        Some(Box::pin(async move { notice.notified().await }))
+    }
+}
+
+/// The stream of a client, with a write timeout. Its shutdown waits for the client to close the connection too.
+struct ClientIo {
+    stream: WriteTimeout<ClientStream>,
+    head: HeadBudget,
+    evicted: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    linger: Option<Pin<Box<Sleep>>>,
+}
+
+impl ClientIo {
+    fn new(stream: ClientStream, write_timeout: Duration, head: HeadBudget) -> ClientIo {
+        ClientIo { stream: WriteTimeout::new(stream, write_timeout), head, evicted: None, linger: None }
+    }
+}
+
+impl AsyncRead for ClientIo {
+    /// Reads from the client. Fails with `QuotaExceeded` if the bytes of an incomplete head were evicted.
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let evicted = || Poll::Ready(Err(io::ErrorKind::QuotaExceeded.into()));
+        if !ready!(this.head.poll_hold(cx)) {
+            return evicted();
+        }
+        let before = buf.filled().len();
+        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
+        match read {
+            Poll::Ready(_) => {
+                this.head.bytes = this.head.bytes.saturating_add(buf.filled().len() - before);
+                this.evicted = None;
+            }
+            Poll::Pending => {
+                if this.evicted.is_none() {
+                    this.evicted = this.head.evicted();
+                }
+                if this.evicted.as_mut().is_some_and(|notice| notice.as_mut().poll(cx).is_ready()) {
+                    return evicted();
+                }
+            }
+        }
+        read
+    }
+}
+
+impl AsyncWrite for ClientIo {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    /// Closes the write side, then reads and discards what the client sends until it closes too, for at most a second.
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if this.linger.is_none() {
+            ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
+        }
+        let linger = this.linger.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
+        if linger.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        let mut scratch = [0; DISCARD_BYTES];
+        let mut buf = ReadBuf::new(&mut scratch);
+        match ready!(Pin::new(&mut this.stream).poll_read(cx, &mut buf)) {
+            Ok(()) if !buf.filled().is_empty() => {
+                // Yields, so that other connections of this thread are polled before the next bytes are read.
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Ok(()) | Err(_) => Poll::Ready(Ok(())),
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The OpenAPI document of the admin listener.
+
+use schemars::Schema;
+use serde_json::{Value, json};
+
+use super::{header, not_allowed, openapi, rejected, retry_after, schema_settings, unauthenticated};
+use crate::explain::Explanation;
+use crate::listeners::admin::bans::BanBody;
+use crate::listeners::admin::keys::{CounterReport, ResetReport};
+use crate::listeners::admin::rules::RulesBody;
+use crate::listeners::admin::{HealthBody, NotReloadedBody};
+use crate::listeners::http::request::by_rules_schema;
+use crate::listeners::http::response::ErrorBody;
+use crate::metrics::MetricsFormat;
+use crate::readiness::ReadinessBody;
+use crate::reload::ReloadedBody;
+
+/// The name of the security scheme.
+const TOKEN: &str = "token";
+
+/// Which requests to a path are accepted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// All requests.
+    Everyone,
+    /// Requests with or without a token, but not those of foreign web pages, or for an unknown host.
+    NoToken,
+    /// As `NoToken`, and only with the token.
+    Token,
+}
+
+/// Returns the OpenAPI document of the admin listener.
+pub(super) fn document() -> Value {
+    let mut requests = schema_settings().into_generator();
+    let described = by_rules_schema(&mut requests);
+    let mut bodies = schema_settings().for_serialize().into_generator();
+    let problem = bodies.subschema_for::<ErrorBody>();
+    let [healthz, readyz] = [bodies.subschema_for::<HealthBody>(), bodies.subschema_for::<ReadinessBody>()];
+    let [counters, reset] = [bodies.subschema_for::<CounterReport>(), bodies.subschema_for::<ResetReport>()];
+    let [ban, rules] = [bodies.subschema_for::<BanBody>(), bodies.subschema_for::<RulesBody>()];
+    let [reloaded, not_reloaded] = [bodies.subschema_for::<ReloadedBody>(), bodies.subschema_for::<NotReloadedBody>()];
+    let explanation = bodies.subschema_for::<Explanation>();
+
+    let path = |access, methods: &str, operations: Value| complete(operations, access, methods, &problem);
+    let rejected = |description: &str| rejected(&problem, description);
+    let bad_query = || rejected("A parameter is unknown, missing or invalid. The message says what is expected.");
+    let store_failed = || rejected("The store failed, or the listener is overloaded.");
+    let subject = || {
+        let what = "What a rule counts by, as `tidegate explain --reveal` shows it, or the key that a check names. \
+                    At most 65536 bytes.";
+        parameter("subject", true, what, "ip:203.0.113.9", json!({ "type": "string" }))
+    };
+    let paths = json!({
+        "/healthz": path(Access::Everyone, "GET, HEAD", json!({ "get": {
+            "operationId": "healthz",
+            "summary": "Report that the process is alive",
+            "responses": { "200": response("The process is alive.", &healthz) },
+        } })),
+        "/readyz": path(Access::NoToken, "GET, HEAD", json!({ "get": {
+            "operationId": "readyz",
+            "summary": "Report whether requests should be sent to this instance",
+            "responses": {
+                "200": response("The instance is ready.", &readyz),
+                "503": response("The instance is not ready, or the listener is overloaded.", &json!({ "anyOf": [readyz, problem] })),
+            },
+        } })),
+        "/metrics": path(Access::NoToken, "GET, HEAD", json!({ "get": {
+            "operationId": "metrics",
+            "summary": "Return the metrics for Prometheus",
+            "description": "The header `Accept` chooses the format.",
+            "responses": { "200": metrics() },
+        } })),
+        "/v1/rules": path(Access::Token, "GET, HEAD", json!({ "get": {
+            "operationId": "listRules",
+            "summary": "List the rules in force, and their decisions so far",
+            "responses": { "200": response("The rules. Empty without a configuration.", &rules) },
+        } })),
+        "/v1/keys": path(Access::Token, "GET, HEAD, DELETE", json!({
+            "get": {
+                "operationId": "inspectCounters",
+                "summary": "Return the counters of a key, or of a client in a rule",
+                "description": "Either `limit` or `rule` is required. Nothing is charged.",
+                "parameters": counter_parameters(),
+                "responses": {
+                    "200": response("The selected counters.", &counters), "400": bad_query(), "503": store_failed(),
+                },
+            },
+            "delete": {
+                "operationId": "resetCounters",
+                "summary": "Delete the counters of a key, or of a client in a rule",
+                "description": "Either `limit` or `rule` is required. In a rule with limits per plan, the counters of all plans are \
+                    deleted. After a 503, some counters may be deleted.",
+                "parameters": counter_parameters(),
+                "responses": {
+                    "200": response("The number of counters that existed.", &reset), "400": bad_query(), "503": store_failed(),
+                },
+            },
+        })),
+        "/v1/bans": path(Access::Token, "GET, HEAD, PUT, DELETE", json!({
+            "get": {
+                "operationId": "inspectBan",
+                "summary": "Return whether a subject is banned in the store",
+                "parameters": [subject()],
+                "responses": { "200": response("The ban, if there is one.", &ban), "400": bad_query(), "503": store_failed() },
+            },
+            "put": {
+                "operationId": "ban",
+                "summary": "Ban a subject",
+                "description": "Replaces an earlier ban on the subject.",
+                "parameters": [
+                    subject(),
+                    parameter(
+                        "for", false, "How long the ban lasts, at least 1ms. Without it, the ban is permanent.", "1h 30min",
+                        json!({ "type": "string" }),
+                    ),
+                ],
+                "responses": { "200": response("The subject is banned.", &ban), "400": bad_query(), "503": store_failed() },
+            },
+            "delete": {
+                "operationId": "unban",
+                "summary": "Lift the ban on a subject",
+                "parameters": [subject()],
+                "responses": { "200": response("The subject is not banned.", &ban), "400": bad_query(), "503": store_failed() },
+            },
+        })),
+        "/v1/explain": path(Access::Token, "POST", json!({ "post": {
+            "operationId": "explain",
+            "summary": "Explain what the rules would do with a request",
+            "description": "The body is that of `POST /v1/check` on the HTTP listener, in the form that describes a request. `receipt` has no \
+                effect. Counters are read, and nothing is charged. If the store does not answer, `counters_unknown` says why.",
+            "parameters": [parameter(
+                "reveal", false, "Whether the values of subjects are shown. They are masked by default.", "true",
+                json!({ "type": "string", "enum": ["true", "false"] }),
+            )],
+            "requestBody": { "required": true, "content": { "application/json": {
+                "schema": described,
+                "examples": { "request": { "summary": "A request", "value": { "request": {
+                    "method": "POST", "path": "/shorten", "headers": { "x-api-key": "…" }, "peer": "203.0.113.9",
+                } } } },
+            } } },
+            "responses": {
+                "200": response("What each rule would do, and why.", &explanation),
+                "400": rejected("The query or the body is invalid, or the instance has no rules. The message says what is expected."),
+                "408": rejected("The body did not arrive in time."),
+                "413": rejected("The body has more than 256 KiB."),
+            },
+        } })),
+        "/v1/reload": path(Access::Token, "POST", json!({ "post": {
+            "operationId": "reload",
+            "summary": "Reload the configuration and the certificate",
+            "responses": {
+                "200": response("The new configuration and certificate are in use.", &reloaded),
+                "409": rejected("The server was started with neither a configuration nor a certificate."),
+                "422": response("The configuration or the certificate cannot be used. The old one stays in use.", &not_reloaded),
+            },
+        } })),
+    });
+    let mut schemas = requests.take_definitions(true);
+    schemas.extend(bodies.take_definitions(true));
+    schemas.values_mut().for_each(describe_as_json);
+    let scheme = json!({
+        "type": "http", "scheme": "bearer",
+        "description": "The admin token. If none is configured, the server generates one and prints it once at startup.",
+    });
+    let components = json!({ "schemas": schemas, "securitySchemes": { TOKEN: scheme } });
+    let description = "The API of the admin listener, for the operator of an instance.";
+    openapi("Tidegate admin API", description, paths, components)
+}
+
+/// Adds what all operations of a path have in common: the security scheme, the responses to rejected requests, and the
+/// header `Cache-Control`. `methods` are the allowed methods, as in the header `Allow`.
+fn complete(mut operations: Value, access: Access, methods: &str, problem: &Schema) -> Value {
+    for operation in operations.as_object_mut().into_iter().flat_map(|operations| operations.values_mut()) {
+        let responses = &mut operation["responses"];
+        responses["405"] = not_allowed(problem, methods);
+        if access != Access::Everyone {
+            responses["403"] =
+                rejected(problem, "A browser sent the request on behalf of a web page whose origin is not allowed.");
+            responses["421"] = rejected(
+                problem,
+                "The name in `Host` is neither an address, nor a name without a dot, nor configured.",
+            );
+        }
+        if access == Access::Token {
+            responses["401"] =
+                unauthenticated(problem, "The request has no `Authorization: Bearer` header with the token.");
+            responses["429"] = rejected(problem, "Too many attempts from this address are waiting.");
+            responses["429"]["headers"] = json!({ "Retry-After": retry_after() });
+        }
+        for response in responses.as_object_mut().into_iter().flat_map(|responses| responses.values_mut()) {
+            response["headers"]["Cache-Control"] = header("`no-store`", json!({ "type": "string" }));
+        }
+        // The connection rejects these requests before the listener gets them, so they lack the header.
+        responses["431"] = json!({ "description": "The headers are too large." });
+        for (status, description) in
+            [("408", "The request did not arrive in time."), ("503", "The listener is overloaded.")]
+        {
+            if responses[status].is_null() {
+                responses[status] = rejected(problem, description);
+            }
+        }
+        responses["503"]["headers"]["Retry-After"] = retry_after();
+        if access == Access::Token {
+            operation["security"] = json!([{ TOKEN: [] }]);
+        }
+    }
+    operations
+}
+
+/// Changes the descriptions in a schema, which are those of Rust types, to name null instead of `None`.
+fn describe_as_json(schema: &mut Value) {
+    match schema {
+        Value::Object(keywords) => {
+            for (keyword, value) in keywords {
+                match value {
+                    Value::String(text) if keyword == "description" => *text = text.replace("`None`", "null"),
+                    value => describe_as_json(value),
+                }
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(describe_as_json),
+        _ => {}
+    }
+}
+
+/// Returns a response whose body is JSON.
+fn response(description: &str, schema: &impl serde::Serialize) -> Value {
+    json!({ "description": description, "content": { "application/json": { "schema": schema } } })
+}
+
+fn metrics() -> Value {
+    let mut response = json!({ "description": "The metrics." });
+    for format in [MetricsFormat::Text, MetricsFormat::OpenMetrics] {
+        response["content"][format.content_type()] = json!({ "schema": { "type": "string" } });
+    }
+    response
+}
+
+/// Returns a parameter of the query.
+fn parameter(name: &str, is_required: bool, description: &str, example: &str, schema: Value) -> Value {
+    json!({
+        "name": name, "in": "query", "required": is_required,
+        "description": description, "example": example, "schema": schema,
+    })
+}
+
+/// Returns the parameters that select counters.
+fn counter_parameters() -> Value {
+    let text = || json!({ "type": "string" });
+    let key =
+        "The key that a check names. With `rule`, a client: an address, an API key, the name of a key, or a subject.";
+    let limit = "The limit that a check names. With `rule`, the name of one of its limits; all of them by default.";
+    let plan = "The plan of the client, in a rule with limits per plan. Required if nothing else determines it.";
+    json!([
+        parameter("key", true, key, "user:42", text()),
+        parameter("limit", false, limit, "10/min", text()),
+        parameter("rule", false, "The name of a rule.", "shorten", text()),
+        parameter("plan", false, plan, "pro", text()),
+    ])
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,331 @@
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use http::Request;
+use serde_json::{Value, json};
+use tidegate::config::Loader;
+use tidegate::engine::{Engine, RequestOptions};
+use tidegate::{Limiter, Store};
+use tokio::task::JoinSet;
+
+use super::document;
+use crate::listener::ServerState;
+use crate::listeners::admin::AdminListener;
+use crate::listeners::admin::token::Token;
+use crate::listeners::http::connection;
+use crate::listeners::http::test_support::{IDLE, PEER, RULES, UnreachableStore, described};
+use crate::openapi::tests::{Received, assert_documented, exchange};
+use crate::readiness::Readiness;
+use crate::reload::Reloader;
+use crate::run::ServerOptions;
+
+const ENOUGH: usize = 1 << 20;
+const TOKEN: &str = "a-token-for-tests-only";
+
+/// The admin listener of an instance.
+struct Instance {
+    dir: tempfile::TempDir,
+    state: ServerState,
+    listener: Arc<AdminListener>,
+}
+
+impl Instance {
+    /// Creates an instance with rules. Counters are in memory if there is no store.
+    fn new(store: Option<Arc<dyn Store>>) -> Instance {
+        let limiter = match &store {
+            Some(store) => Limiter::builder().store(store.clone()).build(),
+            None => Limiter::memory(),
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("tidegate.toml");
+        std::fs::write(&file, RULES).unwrap();
+        let loader = Loader::new();
+        let loaded = loader.load(&file).unwrap_or_else(|report| panic!("{report:?}"));
+        let engine = Engine::new(limiter.clone(), loaded.rules.clone());
+        let reloader = Reloader::rules(&file, loader, loaded, engine.clone());
+        let readiness = Readiness::new(limiter.clone(), store, reloader.clone());
+        let options = ServerOptions::new(limiter).rules(engine).readiness(readiness).reloader(reloader);
+        Instance::start(dir, options)
+    }
+
+    /// Creates an instance whose store does not answer.
+    fn without_store() -> Instance {
+        Instance::new(Some(Arc::new(UnreachableStore)))
+    }
+
+    /// Creates an instance without a configuration.
+    fn without_rules() -> Instance {
+        Instance::start(tempfile::tempdir().unwrap(), ServerOptions::new(Limiter::memory()))
+    }
+
+    fn start(dir: tempfile::TempDir, options: ServerOptions) -> Instance {
+        let state = options.token(Token::given(TOKEN).unwrap()).into_shared();
+        let listener = Arc::new(AdminListener::build(&state));
+        Instance { dir, state, listener }
+    }
+
+    fn write(&self, rules: &str) {
+        std::fs::write(self.dir.path().join("tidegate.toml"), rules).unwrap();
+    }
+
+    async fn send(&self, request: &str) -> Received {
+        send(self.listener.clone(), ENOUGH, request).await
+    }
+}
+
+async fn send(listener: Arc<AdminListener>, receive_bytes: usize, request: &str) -> Received {
+    let serve = |server, context| async move {
+        let handler = |request| listener.answer(request, PEER);
+        drop(connection::serve(server, IDLE, context, None, handler).await);
+    };
+    exchange(receive_bytes, request, serve).await
+}
+
+/// Returns a request with the token.
+fn ask(operation: &str, body: &str) -> String {
+    request(operation, &format!("host: x\r\nauthorization: Bearer {TOKEN}\r\n"), body)
+}
+
+/// Returns a request. `operation` is the method and the target.
+fn request(operation: &str, headers: &str, body: &str) -> String {
+    let length = body.len();
+    format!("{operation} HTTP/1.1\r\n{headers}content-length: {length}\r\nconnection: close\r\n\r\n{body}")
+}
+
+/// Provokes every response that a request to any path can get.
+async fn common_responses(operation: &str, body: &str) -> Vec<Received> {
+    let instance = Instance::new(None);
+    let (_, target) = operation.split_once(' ').unwrap();
+    let mut all = Vec::new();
+    let head = request(operation, "host: x\r\n", "incomplete").replace("incomplete", "");
+    for request in [
+        head,
+        ask(operation, body),
+        ask(&format!("PATCH {target}"), body),
+        request(operation, "host: x\r\n", body),
+        request(operation, "host: x\r\norigin: https://attacker.example\r\n", body),
+        request(operation, "host: attacker.example\r\n", body),
+        request(operation, &format!("host: x\r\nlarge: {}\r\n", "x".repeat(100_000)), body),
+    ] {
+        all.push(instance.send(&request).await);
+    }
+    let unfinished = format!("{operation} HTTP/1.1\r\nhost: x\r\nlarge: {}", "x".repeat(20_000));
+    all.push(send(instance.listener.clone(), 1, &unfinished).await);
+    // At once, so that more attempts wait than the listener allows.
+    let mut guesses = JoinSet::new();
+    for _ in 0..40 {
+        let guess = request(operation, "host: x\r\nauthorization: Bearer a-wrong-token\r\n", body);
+        let listener = instance.listener.clone();
+        guesses.spawn(async move { send(listener, ENOUGH, &guess).await });
+    }
+    all.extend(guesses.join_all().await);
+    all
+}
+
+/// Asserts that the document and the listener agree on the responses of an operation, such as `GET /v1/keys?key=a`.
+///
+/// `own` are responses to requests of this operation, besides those that every path can give.
+async fn assert_operation(operation: &str, body: &str, own: Vec<Received>) {
+    let document = document();
+    let (method, target) = operation.split_once(' ').unwrap();
+    let path = target.split('?').next().unwrap();
+    let mut received = common_responses(operation, body).await;
+    received.extend(own);
+    let described = &document["paths"][path][method.to_lowercase()];
+    assert_documented(&document, &described["responses"], received);
+    assert_eq!(described["security"].is_array(), described["responses"]["401"].is_object(), "{operation}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_without_a_token_match_the_document() {
+    let instance = Instance::new(None);
+    assert_operation("GET /healthz", "", Vec::new()).await;
+    let open_metrics = "host: x\r\naccept: application/openmetrics-text\r\n";
+    let open_metrics = instance.send(&request("GET /metrics", open_metrics, "")).await;
+    assert_operation("GET /metrics", "", vec![open_metrics]).await;
+
+    instance.state.readiness.note_eviction(Some("allkeys-lru"), Some(1));
+    instance.write("[[rules]]\nname = 1\n");
+    assert_eq!(instance.send(&ask("POST /v1/reload", "")).await.status, "422");
+    let degraded = instance.send(&ask("GET /readyz", "")).await;
+    assert!(degraded.body.contains("failed_at") && degraded.body.contains("allkeys-lru"), "{degraded:?}");
+    let unready = Instance::without_store().send(&ask("GET /readyz", "")).await;
+    assert_eq!(unready.status, "503", "{unready:?}");
+    assert_operation("GET /readyz", "", vec![degraded, unready]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_about_rules_match_the_document() {
+    let instance = Instance::new(None);
+    let request = Request::builder().uri("/json").body(()).unwrap();
+    for _ in 0..2 {
+        let outcome = instance.state.decider.check_request(&request, PEER, RequestOptions::default()).await;
+        assert!(outcome.is_some());
+    }
+    let rules = instance.send(&ask("GET /v1/rules", "")).await;
+    assert!(rules.body.contains("times"), "{rules:?}");
+    let none = Instance::without_rules().send(&ask("GET /v1/rules", "")).await;
+    assert_operation("GET /v1/rules", "", vec![rules, none]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_about_counters_match_the_document() {
+    for method in ["GET", "DELETE"] {
+        let (instance, explicit) = (Instance::new(None), format!("{method} /v1/keys?key=a&limit=1/min"));
+        let mut own = Vec::new();
+        for (query, status) in [
+            ("?key=203.0.113.9&rule=json", "200"),
+            ("?key=198.51.100.7&rule=json", "200"),
+            ("?key=planted-pro&rule=plan", "200"),
+            ("?key=203.0.113.9&rule=shield", "200"),
+            ("", "400"),
+            ("?key=a&rule=unknown", "400"),
+        ] {
+            let response = instance.send(&ask(&format!("{method} /v1/keys{query}"), "")).await;
+            assert_eq!(response.status, status, "{query}: {response:?}");
+            own.push(response);
+        }
+        own.push(Instance::without_store().send(&ask(&explicit, "")).await);
+        assert_operation(&explicit, "", own).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_about_bans_match_the_document() {
+    let (instance, broken) = (Instance::new(None), Instance::without_store());
+    for method in ["PUT", "GET", "DELETE"] {
+        let mut own = Vec::new();
+        for query in ["subject=ip:203.0.113.9", "subject=other", ""] {
+            own.push(instance.send(&ask(&format!("{method} /v1/bans?{query}"), "")).await);
+        }
+        let operation = format!("{method} /v1/bans?subject=a");
+        own.push(broken.send(&ask(&operation, "")).await);
+        assert_operation(&operation, "", own).await;
+        let for_an_hour = instance.send(&ask("PUT /v1/bans?subject=other&for=1h", "")).await;
+        assert!(for_an_hour.body.contains("3600000"), "{for_an_hour:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn explanations_match_the_document() {
+    let (instance, visitor) = (Instance::new(None), "203.0.113.9");
+    let explain = |query: &str, body: &str| ask(&format!("POST /v1/explain{query}"), body);
+    let body = described("/json", visitor, "{}");
+    // Such a request is left to hyper even before it is complete.
+    let with_many_headers = |request: &str| request.replacen("host: x", &["a: b"; 70].join("\r\n"), 1);
+    let mut own = Vec::new();
+    for (status, request) in [
+        ("200", explain("?reveal=true", &body)),
+        ("200", explain("", &described("/health", visitor, "{}"))),
+        ("200", explain("", &described("/json", "198.51.100.7", "{}"))),
+        ("200", explain("", &described("/plan", visitor, r#"{"x-api-key":"planted-pro"}"#))),
+        ("200", explain("", &described("/shield", visitor, "{}"))),
+        ("400", explain("?reveal=maybe", &body)),
+        ("400", explain("", "{}")),
+        ("408", explain("", &body).trim_end_matches('}').to_owned()),
+        ("408", with_many_headers(&explain("", &body)).trim_end_matches('}').to_owned()),
+        ("413", explain("", &" ".repeat(300_000))),
+    ] {
+        let response = instance.send(&request).await;
+        assert_eq!(response.status, status, "{request:.200}: {response:?}");
+        own.push(response);
+    }
+    own.push(Instance::without_store().send(&explain("", &body)).await);
+    own.push(Instance::without_rules().send(&explain("", &body)).await);
+    assert_operation("POST /v1/explain", &body, own).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_to_reloads_match_the_document() {
+    let (instance, reload) = (Instance::new(None), ask("POST /v1/reload", ""));
+    let mut own = Vec::new();
+    let fewer =
+        RULES.replace("name = \"local\"", "name = \"renamed\"").replace("limits = [\"8/h\"", "limits = [\"9/h\"");
+    for (rules, status) in [(&*fewer, "200"), ("[[rules]]\nname = 1\n", "422")] {
+        instance.write(rules);
+        let response = instance.send(&reload).await;
+        assert_eq!(response.status, status, "{response:?}");
+        own.push(response);
+    }
+    let removed: Value = serde_json::from_str(&own[0].body).unwrap();
+    assert!(removed["removed"].to_string().contains("local"), "{removed}");
+    own.push(Instance::without_rules().send(&reload).await);
+    assert_operation("POST /v1/reload", "", own).await;
+}
+
+/// The document lists exactly the paths and the methods that the listener accepts. HEAD is accepted where GET is.
+#[tokio::test(start_paused = true)]
+async fn the_listener_accepts_the_documented_methods_and_no_others() {
+    let (document, instance) = (document(), Instance::new(None));
+    let paths = document["paths"].as_object().unwrap();
+    for (path, operations) in paths {
+        let mut documented: BTreeSet<String> =
+            operations.as_object().unwrap().keys().map(|name| name.to_uppercase()).collect();
+        if documented.contains("GET") {
+            documented.insert("HEAD".to_owned());
+        }
+        for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"] {
+            let response = instance.send(&ask(&format!("{method} {path}"), "")).await;
+            assert_eq!(response.status != "405", documented.contains(method), "{method} {path}");
+            if let Some((_, allow)) = response.headers.iter().find(|(name, _)| name == "allow") {
+                assert_eq!(allow.split(", ").map(str::to_owned).collect::<BTreeSet<_>>(), documented, "{path}");
+            }
+        }
+    }
+    let unknown = instance.send(&ask("GET /v1/other", "")).await;
+    assert_eq!(unknown.status, "404");
+    assert!(paths.keys().all(|path| unknown.body.contains(path)), "{unknown:?}");
+}
+
+/// The listener knows every documented parameter, requires those that the document requires, and accepts no others.
+#[tokio::test(start_paused = true)]
+async fn the_listener_accepts_the_documented_parameters_and_no_others() {
+    let (document, instance) = (document(), Instance::new(None));
+    let paths = document["paths"].as_object().unwrap();
+    let operations = paths.iter().flat_map(|(path, operations)| {
+        operations.as_object().unwrap().iter().map(move |(method, operation)| (method.to_uppercase(), path, operation))
+    });
+    let mut tested = 0;
+    for (method, path, operation) in operations {
+        let Some(parameters) = operation["parameters"].as_array() else { continue };
+        let query = |parameters: &[&Value]| {
+            let pair = |parameter: &&Value| {
+                let value = parameter["example"].as_str().unwrap().replace(' ', "+");
+                format!("{}={value}", parameter["name"].as_str().unwrap())
+            };
+            parameters.iter().map(pair).collect::<Vec<_>>().join("&")
+        };
+        let send = async |query: String| {
+            let request = ask(&format!("{method} {path}?{query}"), &described("/json", "203.0.113.9", "{}"));
+            instance.send(&request).await
+        };
+        let all: Vec<&Value> = parameters.iter().collect();
+        let known = send(query(&all)).await;
+        assert!(!known.body.contains("unknown parameter"), "{method} {path}: {known:?}");
+        let unknown = send(query(&all) + "&other=1").await;
+        assert!(unknown.status == "400" && unknown.body.contains("unknown parameter"), "{method} {path}: {unknown:?}");
+        for missing in parameters.iter().filter(|parameter| parameter["required"] == true) {
+            let others: Vec<&Value> = all.iter().copied().filter(|parameter| *parameter != missing).collect();
+            assert_eq!(send(query(&others)).await.status, "400", "{method} {path} without {missing}");
+        }
+        tested += 1;
+    }
+    assert_eq!(tested, 6);
+}
+
+/// Orchestrators and browsers have no token, and the document contains nothing about the instance except its version.
+#[tokio::test(start_paused = true)]
+async fn the_document_and_its_page_are_served_without_a_token() {
+    let instance = Instance::new(None);
+    let get = async |path: &str| instance.send(&request(&format!("GET {path}"), "host: x\r\n", "")).await;
+    let served = get("/openapi.json").await;
+    assert_eq!(served.status, "200");
+    assert_eq!(serde_json::from_str::<Value>(&served.body).unwrap(), json!(document()));
+    let page = get("/docs").await;
+    assert!(page.status == "200" && page.body.contains("/v1/reload"), "{page:?}");
+    for path in ["/openapi.json", "/docs"] {
+        assert_eq!(instance.send(&ask(&format!("POST {path}"), "")).await.status, "405");
+        let foreign = request(&format!("GET {path}"), "host: attacker.example\r\n", "");
+        assert_eq!(instance.send(&foreign).await.status, "421");
+    }
+}

@@ -1,0 +1,92 @@
+//! The same traces through the library and through each listener, on both stores. The decisions are the oracle's, field
+//! by field, as far as a listener reports the field.
+
+use tidegate::{Algorithm, Limit};
+use tidegate_testkit::conformance::{Operation, Random, Subject, cases, compare, random_traces, traces_from_env};
+
+use crate::fixture::{Fixture, Library};
+use crate::http_subject::OverHttp;
+use crate::resp_subject::{OverResp, OverThrottle};
+
+/// One seed, so that all subjects get the same traces.
+const SEED: u64 = 0xd0_02_5e_ed;
+
+fn passes<S: Subject>(traces: usize, cases_min: usize, mut fresh: impl FnMut() -> S) {
+    let passed = cases::run_all(&mut fresh).expect_clean();
+    assert!(passed >= cases_min, "only {passed} cases were possible");
+    if let Err(failure) = random_traces(traces_from_env(traces), SEED, fresh) {
+        panic!("{failure}");
+    }
+}
+
+#[test]
+fn the_library_decides_as_the_oracle_in_memory() {
+    let fixture = Fixture::in_memory();
+    passes(300, 80, || Library::new(&fixture));
+}
+
+#[test]
+fn the_library_decides_as_the_oracle_on_redis() {
+    let fixture = Fixture::on_redis();
+    passes(60, 80, || Library::new(&fixture));
+}
+
+#[test]
+fn the_http_listener_decides_as_the_oracle_in_memory() {
+    let fixture = Fixture::in_memory();
+    passes(300, 60, || OverHttp::new(&fixture));
+}
+
+#[test]
+fn the_http_listener_decides_as_the_oracle_on_redis() {
+    let fixture = Fixture::on_redis();
+    passes(60, 60, || OverHttp::new(&fixture));
+}
+
+#[test]
+fn the_resp_listener_decides_as_the_oracle_in_memory() {
+    let fixture = Fixture::in_memory();
+    passes(300, 50, || OverResp::new(&fixture));
+}
+
+#[test]
+fn the_resp_listener_decides_as_the_oracle_on_redis() {
+    let fixture = Fixture::on_redis();
+    passes(60, 50, || OverResp::new(&fixture));
+}
+
+fn can_be_throttled(limit: &Limit) -> bool {
+    limit.algorithm() == Algorithm::TokenBucket && limit.window_us().is_multiple_of(1_000_000) && !limit.count_denied()
+}
+
+/// Runs the traces that `CL.THROTTLE` can express: one token bucket, with a window of whole seconds.
+fn throttle_decides_as_the_oracle(fixture: &Fixture, traces: usize) {
+    let mut random = Random::new(SEED);
+    let mut ran = 0;
+    for _ in 0..traces_from_env(traces) {
+        let mut subject = OverThrottle::new(fixture);
+        let Some(mut trace) = random.trace(Algorithm::TokenBucket).within(subject.abilities()) else { continue };
+        trace.operations.retain(|operation| match operation {
+            Operation::Change { limit, .. } => can_be_throttled(limit),
+            _ => true,
+        });
+        if trace.slots.len() > 1 || !trace.slots.iter().all(|slot| can_be_throttled(&slot.limit)) {
+            continue;
+        }
+        ran += 1;
+        if let Err(difference) = compare(&trace, &mut subject) {
+            panic!("{trace}{difference}");
+        }
+    }
+    assert!(ran * 20 > traces, "only {ran} of {traces} traces were possible");
+}
+
+#[test]
+fn cl_throttle_decides_as_the_oracle_in_memory() {
+    throttle_decides_as_the_oracle(&Fixture::in_memory(), 2_000);
+}
+
+#[test]
+fn cl_throttle_decides_as_the_oracle_on_redis() {
+    throttle_decides_as_the_oracle(&Fixture::on_redis(), 300);
+}

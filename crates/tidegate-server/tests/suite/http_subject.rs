@@ -1,0 +1,126 @@
+//! The HTTP listener as a subject of the conformance suite: one keep-alive connection, one request per check.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+
+use serde_json::{Value, json};
+use tidegate::{Check, Decision, Demand, LimitStatus, Source, Timestamp, Wait};
+use tidegate_testkit::conformance::{Abilities, Subject};
+
+use crate::fixture::{Fixture, Names};
+
+pub(crate) struct OverHttp<'d> {
+    fixture: &'d Fixture,
+    names: Names,
+    stream: BufReader<TcpStream>,
+}
+
+impl<'d> OverHttp<'d> {
+    pub(crate) fn new(fixture: &'d Fixture) -> OverHttp<'d> {
+        let stream = TcpStream::connect(fixture.http).unwrap();
+        stream.set_nodelay(true).unwrap();
+        OverHttp { fixture, names: Names::unused(), stream: BufReader::new(stream) }
+    }
+}
+
+/// Posts a body to `/v1/check`. Returns the status, the headers by name and the body of the response.
+pub(crate) fn post_check(stream: &mut BufReader<TcpStream>, body: &str) -> (u16, BTreeMap<String, String>, Value) {
+    let request = format!("POST /v1/check HTTP/1.1\r\nhost: tidegate\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let (status, headers, body) = exchange(stream, &request);
+    (status, headers, serde_json::from_slice(&body).unwrap())
+}
+
+/// Sends a request. Returns the status, the headers by name and the body of the response.
+pub(crate) fn exchange(stream: &mut BufReader<TcpStream>, request: &str) -> (u16, BTreeMap<String, String>, Vec<u8>) {
+    stream.get_mut().write_all(request.as_bytes()).unwrap();
+    let mut lines = stream.by_ref().lines().map(Result::unwrap).take_while(|line| !line.is_empty());
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a status line");
+    let header = |line: String| line.split_once(": ").map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let headers: BTreeMap<String, String> = lines.map(|line| header(line).expect("a header")).collect();
+    let mut body = vec![0; headers["content-length"].parse().unwrap()];
+    stream.read_exact(&mut body).unwrap();
+    (status, headers, body)
+}
+
+/// Returns the body of a check: the short form for one demand, the list for several.
+fn check_body(demands: &[Demand<'_>]) -> String {
+    let entry = |demand: &Demand<'_>| {
+        let key = std::str::from_utf8(demand.key.subject()).unwrap();
+        json!({ "key": key, "limit": demand.limit.to_string(), "cost": demand.cost.units() })
+    };
+    match demands {
+        [demand] => entry(demand).to_string(),
+        demands => json!({ "checks": demands.iter().map(entry).collect::<Vec<_>>() }).to_string(),
+    }
+}
+
+/// Parses an entry of `limits`.
+fn limit_status(entry: &Value, demand: &Demand<'_>) -> LimitStatus {
+    let number = |name: &str| entry[name].as_u64().unwrap_or_else(|| panic!("{name} in {entry}"));
+    let wait = |name: &str| match entry[name].is_null() {
+        true => Wait::NEVER,
+        false => Wait::from_micros(number(name) * 1_000),
+    };
+    assert_eq!(number("window_ms"), demand.limit.window_us().div_ceil(1_000), "{entry}");
+    LimitStatus {
+        allowed: entry["allowed"].as_bool().unwrap(),
+        cost: demand.cost.units(),
+        quota: number("quota") as u32,
+        remaining: number("remaining") as u32,
+        retry_after: wait("retry_after_ms"),
+        next_after: wait("next_after_ms"),
+        reset_after: wait("reset_after_ms"),
+        late_us: 0,
+    }
+}
+
+/// Returns a wait as a listener reports it: whole milliseconds, rounded up.
+pub(crate) fn in_whole_ms(wait: Wait) -> Wait {
+    wait.as_millis_ceil().map_or(Wait::NEVER, |ms| Wait::from_micros(ms * 1_000))
+}
+
+impl Subject for OverHttp<'_> {
+    fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
+        self.fixture.clock.set(now);
+        let names = self.names.clone();
+        names.with(check.demands(), |demands| {
+            let (status, _, body) = post_check(&mut self.stream, &check_body(demands));
+            let limits = body["limits"].as_array().unwrap_or_else(|| panic!("{status}: {body}"));
+            assert_eq!(limits.len(), demands.len(), "{body}");
+            let limits = limits.iter().zip(demands).map(|(entry, demand)| limit_status(entry, demand)).collect();
+            let decision = Decision { at: now, source: Source::Store, ban: None, limits };
+            assert_eq!(body["source"], "store", "{body}");
+            assert_eq!(body["allowed"], decision.allowed(), "{body}");
+            assert_eq!(status, if decision.allowed() { 200 } else { 429 }, "{body}");
+            decision
+        })
+    }
+
+    fn refund(&mut self, _: Timestamp, _: &Check<'_>, _: &Decision) {
+        unreachable!("this listener has no refunds");
+    }
+
+    /// Resets by the limiter, because this listener has no resets.
+    fn reset(&mut self, now: Timestamp, demand: &Demand<'_>) {
+        self.names.with(&[*demand], |demands| self.fixture.reset(now, &demands[0]));
+    }
+
+    fn as_seen(&self, mut decision: Decision) -> Decision {
+        for line in &mut decision.limits {
+            for wait in [&mut line.retry_after, &mut line.next_after, &mut line.reset_after] {
+                *wait = in_whole_ms(*wait);
+            }
+        }
+        decision
+    }
+
+    fn abilities(&self) -> Abilities {
+        let fills = self.fixture.is_in_memory();
+        Abilities { refunds: false, rules: false, microseconds: false, fills, ..Abilities::default() }
+    }
+
+    fn fill(&mut self, demand: &Demand<'_>, instants: &mut dyn Iterator<Item = Timestamp>) {
+        self.names.with(&[*demand], |demands| self.fixture.fill(&demands[0], instants));
+    }
+}

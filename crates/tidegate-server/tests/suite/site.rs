@@ -1,0 +1,173 @@
+//! A complete server with a configuration file: listeners on free ports, watched files, and a client for the admin API.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::Value;
+use tidegate::Limiter;
+use tidegate::config::Loader;
+use tidegate::engine::Engine;
+use tidegate_server::{Bounds, Listeners, Readiness, Reloader, ServerOptions, Token, WebOrigin, run};
+use tidegate_testkit::poll::eventually;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinHandle;
+
+/// The longest time that a test waits for anything.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TOKEN: &str = "a-token-for-tests-only";
+
+/// The options that a test can change.
+pub(crate) struct Setup {
+    pub(crate) limiter: Limiter,
+    pub(crate) loader: Loader,
+    pub(crate) bounds: Bounds,
+    pub(crate) origins: Vec<WebOrigin>,
+    pub(crate) admin_hosts: Vec<String>,
+}
+
+pub(crate) struct Site {
+    dir: tempfile::TempDir,
+    http: SocketAddr,
+    admin: SocketAddr,
+    watching: JoinHandle<()>,
+    _runtime: Runtime,
+}
+
+/// A response.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("{self:?}"))
+    }
+}
+
+impl Site {
+    pub(crate) fn start(rules: &str) -> Site {
+        Site::start_with(rules, |_| {})
+    }
+
+    /// Starts a server. `choose` changes its options, inside the runtime.
+    pub(crate) fn start_with(rules: &str, choose: impl FnOnce(&mut Setup)) -> Site {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("etc")).unwrap();
+        let file = dir.path().join("etc/tidegate.toml");
+        std::fs::write(&file, rules).unwrap();
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let context = runtime.enter();
+        let mut setup = Setup {
+            limiter: Limiter::memory(),
+            loader: Loader::new(),
+            bounds: Bounds::default(),
+            origins: Vec::new(),
+            admin_hosts: Vec::new(),
+        };
+        choose(&mut setup);
+        let Setup { limiter, loader, bounds, origins, admin_hosts } = setup;
+        let loaded = loader.load(&file).unwrap();
+        let engine = Engine::new(limiter.clone(), loaded.rules.clone());
+        let reloader = Reloader::rules(&file, loader, loaded, engine.clone());
+        let ((http, http_at), (admin, admin_at)) = (listen(), listen());
+        let options = ServerOptions::new(limiter.clone())
+            .rules(engine)
+            .bounds(bounds)
+            .allowed_origins(origins)
+            .admin_hosts(admin_hosts)
+            .readiness(Readiness::new(limiter, None, reloader.clone()))
+            .token(Token::given(TOKEN).unwrap())
+            .reloader(reloader.clone());
+        let watching = tokio::spawn(reloader.watch());
+        let listeners = Listeners::default().http(http).admin(admin);
+        tokio::spawn(run(listeners, options, std::future::pending()));
+        drop(context);
+        Site { dir, http: http_at, admin: admin_at, watching, _runtime: runtime }
+    }
+
+    /// Returns the path of a file of the server.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.file(name), text).unwrap();
+    }
+
+    /// Ends the task that watches the files.
+    pub(crate) fn end_watching(&self) {
+        self.watching.abort();
+    }
+
+    /// Sends `POST /v1/check`.
+    pub(crate) fn check(&self, body: &Value) -> Answer {
+        send(self.http, "POST", "/v1/check", &body.to_string())
+    }
+
+    /// Sends a request without a body to the HTTP listener.
+    pub(crate) fn ask_http(&self, method: &str, path: &str) -> Answer {
+        send(self.http, method, path, "")
+    }
+
+    /// Sends a request with the token to the admin listener.
+    pub(crate) fn operate(&self, method: &str, path: &str, body: &str) -> Answer {
+        send(self.admin, method, path, body)
+    }
+
+    /// Sends a request with these header lines and no others to the admin listener.
+    pub(crate) fn ask_admin(&self, method: &str, path: &str, headers: &str) -> Answer {
+        exchange(self.admin, &format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n{headers}\r\n"))
+    }
+
+    /// Sends `POST /v1/reload`, without waiting for the response.
+    pub(crate) fn start_reload(&self) -> TcpStream {
+        let mut stream = TcpStream::connect(self.admin).unwrap();
+        stream.write_all(request("POST", "/v1/reload", "").as_bytes()).unwrap();
+        stream
+    }
+
+    /// Waits until the response of the admin listener is as expected.
+    pub(crate) fn until(&self, path: &str, holds: impl Fn(&Answer) -> bool) -> Answer {
+        eventually(path, || self.operate("GET", path, ""), holds)
+    }
+
+    /// Waits until this many reloads have had this result.
+    pub(crate) fn until_reloaded(&self, result: &str, times: u64) {
+        let line = format!("tidegate_reloads_total{{result=\"{result}\"}} {times}\n");
+        self.until("/metrics", |answer| answer.body.contains(&line));
+    }
+}
+
+/// Binds a free port, inside a runtime.
+pub(crate) fn listen() -> (tokio::net::TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    (tokio::net::TcpListener::from_std(listener).unwrap(), address)
+}
+
+fn request(method: &str, path: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {TOKEN}\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+}
+
+fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> Answer {
+    exchange(address, &request(method, path, body))
+}
+
+fn exchange(address: SocketAddr, request: &str) -> Answer {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut received = String::new();
+    stream.read_to_string(&mut received).unwrap();
+    let (head, body) = received.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no response: {received:?}"));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status line");
+    Answer { status, body: body.to_owned() }
+}

@@ -1,0 +1,87 @@
+//! Configuration files: TOML or YAML, checked as a whole, with the place of every error.
+//!
+//! ```text
+//!   file ─▶ tree ─▶ Config ─▶ RuleSet + Settings + findings         or a Report
+//!           toml.rs  read.rs   compile/, lint.rs                     finding.rs, source.rs, mask.rs
+//!           yaml.rs  types.rs
+//! ```
+//!
+//! The layer and the server use the same files. `docs/configuration.toml` is an example with every field,
+//! `docs/findings.md` explains every finding. To build rules in code, see [`Rules`](crate::rules::Rules).
+//!
+//! ```
+//! use tidegate::config::{Code, Config, Format};
+//!
+//! let loaded = Config::from_text(
+//!     r#"
+//!     [[rules]]
+//!     name = "shorten"
+//!     match = { methods = ["POST"], path = "/shorten" }
+//!     by = ["ip"]
+//!     limits = ["10/min", "100/day"]
+//!     "#,
+//!     Format::Toml,
+//! )?;
+//! assert_eq!(&**loaded.rules.rules()[0].name(), "shorten");
+//! assert!(loaded.findings.is_empty());
+//!
+//! let report = Config::from_text("[[rules]]\nname = 'a'\nlimitz = ['10/min']", Format::Toml).unwrap_err();
+//! let finding = &report.findings()[0];
+//! assert_eq!(finding.code(), Code::UnknownField);
+//! assert_eq!(finding.help_text(), Some("did you mean `limits`?"));
+//! assert_eq!(finding.place(), Some(("configuration", 3, 1)));
+//! # Ok::<(), tidegate::config::Report>(())
+//! ```
+//!
+//! **All or nothing.** A file with an error is not used at all, and all of its errors are reported at once. An invalid
+//! reload changes nothing.
+//!
+//! **Strict.** 0 is an error and never means *no limit*; an unknown field is an error and never ignored.
+//!
+//! **No secrets in reports.** Reports quote lines of the file with all secrets masked. A file that cannot be parsed is
+//! not quoted.
+
+mod changes;
+mod compile;
+mod conditions;
+#[doc(hidden)] // for the server's and the command's own files
+pub mod file;
+mod finding;
+mod forms;
+mod lint;
+mod load;
+mod mask;
+mod read;
+mod reload;
+#[cfg(feature = "schema")]
+mod schema;
+mod source;
+mod span;
+mod toml;
+mod tree;
+mod types;
+#[doc(hidden)] // for the server's own files
+pub mod watch;
+#[cfg(feature = "yaml")]
+mod yaml;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use changes::{Changes, Part, PartKind};
+pub use compile::Settings;
+pub use conditions::RuleConditions;
+pub use finding::{Code, CodeError, Finding, Report, Severity};
+pub use forms::Secret;
+pub use load::{Format, Loaded, Loader};
+pub use span::Span;
+pub use types::Config;
+pub use watch::RulesWatcher;
+pub(crate) use {
+    forms::{AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreEntry, StoreUrl},
+    span::Spanned,
+    types::{
+        AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Exempt, Jwt, JwtAlgorithm, KeySources, LimitTable,
+        MatchTable, PlanSources, PlanTable, RuleStore, RuleTable,
+    },
+};

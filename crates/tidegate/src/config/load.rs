@@ -1,0 +1,494 @@
+//! Loads configuration files.
+
+use std::fs::Metadata;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::changes::Changes;
+use super::compile::{self, KeysFile, Settings};
+use super::file;
+use super::finding::{Code, Finding, Report};
+use super::forms::{AnonymizeEntry, Secret};
+use super::mask::mask;
+use super::read::{FromNode, ReadResult, Reader};
+use super::source::Source;
+use super::span::Spanned;
+use super::toml;
+use super::tree::SyntaxError;
+use super::types::{Config, Exempt};
+#[cfg(feature = "yaml")]
+use super::yaml;
+use crate::__io_reason;
+#[cfg(feature = "redis")]
+use crate::engine::Engine;
+use crate::gateway::GatewaySettings;
+use crate::identity::{Identity, Networks};
+#[cfg(feature = "redis")]
+use crate::limiter::StoreUrlError;
+use crate::rules::{LimitSetId, RuleSet};
+
+/// The format of a configuration file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Format {
+    /// TOML, for files that end in `.toml`.
+    Toml,
+    /// YAML, for files that end in `.yaml` or `.yml`.
+    Yaml,
+}
+
+impl Format {
+    /// Returns the format for the extension of a file name (`toml`, `yaml` or `yml`, in any case), or `None` for
+    /// another extension or none. The file is not read.
+    pub fn of(path: &Path) -> Option<Format> {
+        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "toml" => Some(Format::Toml),
+            "yaml" | "yml" => Some(Format::Yaml),
+            _ => None,
+        }
+    }
+}
+
+/// A configuration without errors, compiled and ready for use.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Loaded {
+    /// The compiled rules.
+    pub rules: RuleSet,
+    /// The settings of the store and the limiter. `Loaded::engine` uses them;
+    /// [`Engine::reload`](crate::engine::Engine::reload) does not apply those of another file.
+    pub settings: Settings,
+    /// The settings of the gateway, which only `tidegate gateway` and `tidegate serve` use.
+    pub gateway: GatewaySettings,
+    /// Warnings and advice. Never an error.
+    pub findings: Vec<Finding>,
+    /// The tables of the file before they were compiled.
+    pub(crate) config: Config,
+    /// The differences from the configuration that this one replaces. Empty unless it was loaded by [`Loader::reload`].
+    pub changes: Changes,
+    /// The files that were read, each with its metadata from before the read: the configuration file first, unless a
+    /// text was loaded; then the files with secrets and keys.
+    pub files: Vec<(PathBuf, Metadata)>,
+    /// The paths of the files that the configuration names: the keys file, and the files with secrets.
+    pub referenced_files: Vec<PathBuf>,
+    pub(crate) keys_file: KeysFile,
+    /// The secrets that were read from files, each with the name of its file as written in the configuration.
+    pub(crate) secret_files: Vec<(String, Secret)>,
+    pub(crate) source: Arc<Source>,
+}
+
+impl Loaded {
+    /// Returns the reason why a caller has its limit set, as a phrase for an explanation.
+    ///
+    /// `limit_set` is what [`RuleSet::limit_set`] returned for this caller. The phrase is one of `the API key's own
+    /// limits`, `the API key`, `the address`, `the trusted proxy's header` and `the token's claim`. The last one is
+    /// returned if none of the others applies.
+    pub fn plan_source(&self, identity: &Identity<'_>, limit_set: LimitSetId) -> &'static str {
+        let rules = &self.rules;
+        let is_own = !rules.plans().iter().any(|plan| rules.limit_set_named(plan.name()) == Some(limit_set));
+        if is_own {
+            return "the API key's own limits";
+        }
+        let of_key = identity.api_key().and_then(|(_, known)| rules.limit_set_named(known.plan.as_deref()?));
+        if of_key.is_some() {
+            return "the API key";
+        }
+        let sources = &self.config.plan_sources;
+        let holds = |networks: &[Spanned<String>]| {
+            let networks = Networks::parse(networks.iter().map(|text| text.as_str()));
+            networks.is_ok_and(|networks| networks.contains(identity.address()))
+        };
+        if sources.addresses.iter().any(|entry| holds(&entry.networks)) {
+            return "the address";
+        }
+        let header = sources.header.as_ref().and_then(|name| name.parse::<http::HeaderName>().ok());
+        let value = header.and_then(|name| identity.trusted_header(&name));
+        if value.and_then(|plan| rules.limit_set_named(std::str::from_utf8(plan).ok()?)).is_some() {
+            return "the trusted proxy's header";
+        }
+        "the token's claim"
+    }
+
+    /// Returns the names of the settings of the file that are set, but have no effect on a check that names its key and
+    /// limit, in alphabetical order.
+    ///
+    /// Such a check has no address, API key or path that could be exempt, banned by the file, replaced by a pseudonym
+    /// or too long. Its response body is the decision. No rule decides it, so shadow mode has no effect. Settings that
+    /// identify callers, such as `plans` and `trusted_proxies`, are not listed, since such a check has no caller.
+    pub fn settings_for_requests_only(&self) -> Vec<&'static str> {
+        let Config { anonymize, bans, body, exempt, path_bytes_max, shadow, .. } = &self.config;
+        let Exempt { addresses, keys, paths } = exempt;
+        let settings = [
+            ("anonymize", matches!(**anonymize, AnonymizeEntry::On(_))),
+            ("bans", !bans.is_empty()),
+            ("body", body.is_some()),
+            ("exempt", !(addresses.is_empty() && keys.is_empty() && paths.is_empty())),
+            ("path_bytes_max", path_bytes_max.is_some()),
+            ("shadow", **shadow),
+        ];
+        settings.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Loaded {
+    /// Creates an engine with these rules, on the store of [`settings`](Loaded::settings).
+    ///
+    /// A shared store starts a task on the current tokio runtime, which connects in the background.
+    ///
+    /// If the store is Redis, the engine also looks up plans in the hash `plan_sources.redis_hash` and API keys in the
+    /// hash `key_sources.redis_hash`, if these are configured.
+    ///
+    /// ```
+    /// use tidegate::config::{Config, Format};
+    ///
+    /// let file = "store = 'memory'\n[[rules]]\nname = 'all'\nlimits = ['100/min']";
+    /// let engine = Config::from_text(file, Format::Toml)?.engine()?;
+    /// # drop(engine);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the store is shared and [`Settings::redis`] fails. Counters in memory never fail.
+    pub fn engine(self) -> Result<Engine, StoreUrlError> {
+        let (limiter, lookups) = self.settings.limiter_on(self.settings.redis()?);
+        Ok(Engine::with_lookups(limiter.build(), self.rules, lookups))
+    }
+}
+
+/// A function that returns the value of the environment variable with a name, or `None` if it is not set.
+type Environment = dyn Fn(&str) -> Option<String> + Send + Sync;
+
+/// Loads configuration files and texts. Its own settings override those of the file.
+///
+/// ```no_run
+/// use tidegate::config::Loader;
+///
+/// let loaded = Loader::new().store("redis://localhost").load("tidegate.toml")?;
+/// # Ok::<(), tidegate::config::Report>(())
+/// ```
+#[derive(Clone)]
+pub struct Loader {
+    store: Option<Secret>,
+    /// The names of the environment variables with the user and the password of the store.
+    store_credentials: Option<(String, String)>,
+    instances: Option<u32>,
+    directory: PathBuf,
+    environment: Arc<Environment>,
+    checks_store_access: bool,
+    is_reload: bool,
+}
+
+impl Default for Loader {
+    fn default() -> Self {
+        Loader {
+            store: None,
+            store_credentials: None,
+            instances: None,
+            directory: PathBuf::new(),
+            environment: Arc::new(|name| std::env::var(name).ok().filter(|value| !value.is_empty())),
+            checks_store_access: true,
+            is_reload: false,
+        }
+    }
+}
+
+impl Loader {
+    /// Creates a loader without overrides, which reads environment variables of the process.
+    pub fn new() -> Loader {
+        Loader::default()
+    }
+
+    /// Sets the store: `memory`, or a `redis://`, `redis+cluster://` or `redis+sentinel://` URL, with `rediss` for TLS.
+    /// Overrides the `store` of the file.
+    ///
+    /// If `store` is a table in the file, only its `urls`, `kind` and `master` are overridden, and its user and
+    /// password if the URL has a password.
+    ///
+    /// The URL is not checked here: an invalid one is an error of `Loaded::engine`, `Settings::limiter` and
+    /// `Settings::redis`.
+    #[must_use]
+    pub fn store(self, url: impl Into<String>) -> Loader {
+        Loader { store: Some(Secret::new(url)), ..self }
+    }
+
+    /// Sets the names of the environment variables with the user and the password of the store. Defaults to none.
+    ///
+    /// They are used if neither the URL nor the file has a password. A variable that is not set is ignored. The store
+    /// reads the variables again at each connect.
+    #[must_use]
+    pub fn store_credentials_env(self, username: impl Into<String>, password: impl Into<String>) -> Loader {
+        Loader { store_credentials: Some((username.into(), password.into())), ..self }
+    }
+
+    /// Sets whether the user, the password and the certificates of the store must exist. Defaults to `true`.
+    ///
+    /// With `false`, their files and environment variables are not checked, and a missing password is no error. Intended
+    /// for programs that do not connect to the store: building the store still fails if one of them is missing.
+    #[must_use]
+    pub fn check_store_access(self, is_required: bool) -> Loader {
+        Loader { checks_store_access: is_required, ..self }
+    }
+
+    /// Sets the number of instances that share the quotas while the store is unavailable.
+    ///
+    /// Overrides the `instances` of the file. Without either, there is one instance; 0 counts as 1.
+    #[must_use]
+    pub fn instances(self, instances: u32) -> Loader {
+        Loader { instances: Some(instances), ..self }
+    }
+
+    /// Sets the function that returns the value of an environment variable by its name, or `None` if it is not set.
+    ///
+    /// It is called for secrets whose variable the file names (`secret_env`, `key_env`). Defaults to the environment of
+    /// the process, where an empty variable counts as not set.
+    #[must_use]
+    pub fn environment(self, environment: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Loader {
+        Loader { environment: Arc::new(environment), ..self }
+    }
+
+    /// Sets the directory of the keys and secret files that a text names by a relative path. Defaults to the current
+    /// directory.
+    ///
+    /// Used by [`load_text`](Loader::load_text) and [`Rules::compile_with`](crate::rules::Rules::compile_with).
+    /// [`load`](Loader::load) and [`reload`](Loader::reload) use the directory of the configuration file instead.
+    #[must_use]
+    pub fn directory(self, directory: impl Into<PathBuf>) -> Loader {
+        Loader { directory: directory.into(), ..self }
+    }
+
+    /// Reads, checks and compiles a configuration file: TOML or YAML, by the extension of its name.
+    ///
+    /// Also reads the keys file, the secret files and the environment variables that it names.
+    ///
+    /// # Errors
+    /// If a file or variable cannot be read, or the configuration has an error. The report has all errors, with file,
+    /// line and column where they have a place.
+    pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded, Report> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        let (text, format, metadata) = self.read_file(path).map_err(|finding| Report::new(&name, vec![*finding]))?;
+        let directory = path.parent().unwrap_or(Path::new("")).to_path_buf();
+        let mut loaded = Loader { directory, ..self.clone() }.load_text(&name, &text, format)?;
+        loaded.files.insert(0, (path.to_owned(), metadata));
+        Ok(loaded)
+    }
+
+    /// Loads a configuration file that is to replace the active configuration `running`.
+    ///
+    /// The new configuration is not put into use yet: pass its rules to
+    /// [`Engine::reload`](crate::engine::Engine::reload). [`Loaded::changes`] has the differences. [`Loaded::findings`]
+    /// begins with one warning for each kind of part that is removed, and one if there are changes and the file or its
+    /// keys file no longer ends with a newline.
+    ///
+    /// ```no_run
+    /// # use tidegate::config::{Loaded, Loader, Report};
+    /// # use tidegate::engine::Engine;
+    /// # fn example(engine: &Engine, running: &mut Loaded) -> Result<(), Report> {
+    /// let loaded = Loader::new().reload("tidegate.toml", running)?;
+    /// engine.reload(loaded.rules.clone());
+    /// *running = loaded;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If [`Loader::load`] fails, if one of the files is not a regular file, or if one may be truncated. A file may be
+    /// truncated if
+    /// - it has nothing but white space, and the one of `running` has more;
+    /// - it has no rules although `running` has some, and does not contain `rules = []`;
+    /// - it has no keys and names no keys file although `running` has keys, and does not contain `keys = []`;
+    /// - it has no `expect.rules` (or `expect.keys`), and `running` has;
+    /// - `running` has `expect`, there are changes, and the file, or its keys file, is only the beginning of the one of
+    ///   `running`; or
+    /// - a secret that is read from a file is only the beginning of the one of `running`.
+    pub fn reload(&self, path: impl AsRef<Path>, running: &Loaded) -> Result<Loaded, Report> {
+        Loader { is_reload: true, ..self.clone() }.load(path)?.into_replacement_of(running)
+    }
+
+    /// Returns the paths of the files that a configuration file names: its keys file, and the files with secrets.
+    ///
+    /// Reads only the configuration file, whose directory is that of relative names. Values that cannot be read are
+    /// ignored. Returns an empty list if the file cannot be read or parsed.
+    pub fn referenced_files(&self, path: impl AsRef<Path>) -> Vec<PathBuf> {
+        let path = path.as_ref();
+        let Ok((text, format, _)) = self.read_file(path) else { return Vec::new() };
+        let directory = path.parent().unwrap_or(Path::new(""));
+        let (config, ..) = read::<Config>("", &text, format);
+        config.iter().flat_map(Config::named_files).map(|name| directory.join(name)).collect()
+    }
+
+    /// Checks and compiles the text of a configuration. Reports use `name` as the name of its file.
+    ///
+    /// Reads the keys file, the secret files and the environment variables that the text names.
+    ///
+    /// # Errors
+    /// If the configuration has an error, or a file or variable that it names cannot be read. The report has all
+    /// errors, with line and column where they have a place.
+    pub fn load_text(&self, name: &str, text: &str, format: Format) -> Result<Loaded, Report> {
+        let (config, source, mut errors) = read::<Config>(name, text, format);
+        let Some(config) = config else { return Err(Report::new(name, errors)) };
+        let compiled = compile::compile(config, source, self);
+        if errors.is_empty() {
+            return compiled;
+        }
+        // The values that were read are checked too, so that one attempt reports all errors.
+        let others = compiled.map_or_else(Report::into_findings, |loaded| loaded.findings);
+        errors.extend(others.into_iter().filter(|finding| finding.code().holds_in_partly_read_file()));
+        errors.sort_by_key(|finding| finding.span().unwrap_or_default());
+        Err(Report::new(name, errors))
+    }
+
+    /// Checks and compiles a configuration that was built in code.
+    ///
+    /// `values` are the names of its values. The span of a value starts at the index of its name.
+    ///
+    /// # Errors
+    /// If the configuration has an error. The report has all findings, each with the name of its value in the message.
+    pub(crate) fn compile(&self, config: Config, values: Vec<String>) -> Result<Loaded, Report> {
+        compile::compile(config, Arc::new(Source::of_values("the rules", values)), self)
+    }
+
+    /// Returns the store that overrides the one of the file, or `None` if [`Loader::store`] was not called.
+    pub(crate) fn store_override(&self) -> Option<&Secret> {
+        self.store.as_ref()
+    }
+
+    /// Returns the names of the environment variables with the user and the password of the store.
+    pub(crate) fn store_credentials(&self) -> Option<&(String, String)> {
+        self.store_credentials.as_ref()
+    }
+
+    /// Returns whether the user and the password of the store must exist.
+    pub(crate) fn checks_store_access(&self) -> bool {
+        self.checks_store_access
+    }
+
+    /// Returns whether the files with the user, the password and the certificates of the store must exist.
+    ///
+    /// A reload does not depend on them, because the store reads them again at each connect.
+    pub(crate) fn checks_store_files(&self) -> bool {
+        self.checks_store_access && !self.is_reload
+    }
+
+    /// Returns the number of instances that overrides the one of the file, or `None` if [`Loader::instances`] was not
+    /// called.
+    pub(crate) fn instances_override(&self) -> Option<u32> {
+        self.instances
+    }
+
+    /// Returns the value of an environment variable, or `None` if it is not set.
+    pub(crate) fn variable(&self, name: &str) -> Option<String> {
+        (self.environment)(name)
+    }
+
+    /// Reads a configuration file or a keys file. Returns its text, its format, and its metadata from before the read.
+    ///
+    /// # Errors
+    /// If the extension of the name is unknown, or [`Loader::read_text`] fails. The finding has no span.
+    pub(crate) fn read_file(&self, path: &Path) -> Result<(String, Format, Metadata), Box<Finding>> {
+        let Some(format) = Format::of(path) else {
+            let message = format!("{}: expected a file whose name ends in .toml, .yaml or .yml", path.display());
+            return Err(Box::new(Finding::new(Code::UnknownFormat, message)));
+        };
+        self.read_text(path).map(|(text, metadata)| (text, format, metadata))
+    }
+
+    /// Reads the text of a file. Returns it with the file's metadata from before the read.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is too large or is not UTF-8; or, in a reload, if it is not a regular file. The
+    /// finding has no span.
+    pub(crate) fn read_text(&self, path: &Path) -> Result<(String, Metadata), Box<Finding>> {
+        let fail = |what: String| {
+            let message = format!("cannot read {}: {what}", path.display());
+            Box::new(Finding::new(Code::FileUnreadable, message).help("check the file's name and permissions"))
+        };
+        // A pipe was emptied by the first read, and opening it again waits for a writer.
+        if self.is_reload && std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+            return Err(fail("it is not a regular file, so it cannot be read again".to_owned()));
+        }
+        let (bytes, metadata) = file::read(path, file::BYTES_MAX).map_err(|error| fail(__io_reason(&error)))?;
+        let text = String::from_utf8(bytes).map_err(|_| fail("it is not UTF-8 text".to_owned()))?;
+        Ok((text, metadata))
+    }
+
+    /// Returns the path of a file that the configuration names. A relative name is relative to the loader's directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+}
+
+impl Config {
+    /// Returns the names of the keys file, of the files with secrets and of those with certificate authorities, as
+    /// written in the configuration.
+    pub(crate) fn named_files(&self) -> impl Iterator<Item = &str> {
+        let jwt = self.jwt.as_ref().and_then(|jwt| jwt.key_file.as_ref());
+        let secret = match &*self.anonymize {
+            AnonymizeEntry::On(anonymize) => anonymize.secret_file.as_ref(),
+            AnonymizeEntry::Off => None,
+        };
+        let authorities = self.upstreams.iter().filter_map(|upstream| upstream.ca_file.as_ref());
+        self.keys_file.iter().chain(jwt).chain(secret).chain(authorities).map(|name| name.as_str())
+    }
+
+    /// Reads, checks and compiles a configuration file: TOML or YAML, by the extension of its name.
+    ///
+    /// Also reads the keys file, the secret files and the environment variables that it names.
+    ///
+    /// # Errors
+    /// If a file or variable cannot be read, or the configuration has an error. The report has all errors, with file,
+    /// line and column where they have a place.
+    pub fn load(path: impl AsRef<Path>) -> Result<Loaded, Report> {
+        Loader::new().load(path)
+    }
+
+    /// Checks and compiles the text of a configuration. Reports name its file `configuration`.
+    ///
+    /// Reads the keys file, the secret files and the environment variables that the text names. Relative paths are
+    /// relative to the current directory.
+    ///
+    /// # Errors
+    /// If the configuration has an error, or a file or variable that it names cannot be read. The report has all
+    /// errors, with line and column where they have a place.
+    pub fn from_text(text: &str, format: Format) -> Result<Loaded, Report> {
+        Loader::new().load_text("configuration", text, format)
+    }
+}
+
+/// Parses a text and reads a value of type `T` from it. Returns the value, the source for findings, and all errors in
+/// the order of the text.
+///
+/// If there are errors, the value may still be `Some`: it has the parts that could be read, so that they can be checked
+/// too. It is `None` if the text cannot be parsed, or if a required part is missing. `name` is the name of the file in
+/// reports.
+pub(crate) fn read<T: FromNode>(name: &str, text: &str, format: Format) -> (Option<T>, Arc<Source>, Vec<Finding>) {
+    let parsed = match format {
+        Format::Toml => toml::parse(text),
+        #[cfg(feature = "yaml")]
+        Format::Yaml => yaml::parse(text),
+        #[cfg(not(feature = "yaml"))]
+        Format::Yaml => {
+            let finding =
+                Finding::new(Code::UnknownFormat, format!("{name}: this program was built without YAML support"));
+            let finding = finding.help("write it as TOML, or build with the feature `yaml`");
+            return (None, Arc::new(Source::unquoted(name, text)), vec![finding]);
+        }
+    };
+    let (value, source, mut errors) = match parsed {
+        Ok(root) => {
+            let mut reader = Reader::new(text);
+            let value = T::from_node(&root, &mut reader);
+            let ReadResult { errors, shown, partly_read } = reader.finish();
+            (value, Source::masked(name, text, mask(text, &root, &shown), partly_read), errors)
+        }
+        Err(errors) => {
+            let finding = |error: SyntaxError| Finding::new(Code::Syntax, error.message).at(error.span);
+            (None, Source::unquoted(name, text), errors.into_iter().map(finding).collect())
+        }
+    };
+    let source = Arc::new(source);
+    errors = errors.into_iter().map(|finding| finding.located(&source)).collect();
+    errors.sort_by_key(|finding| finding.span().unwrap_or_default());
+    (value, source, errors)
+}

@@ -1,0 +1,159 @@
+//! The settings of the gateway, `tidegate gateway`: its upstreams, and which requests go to which of them.
+//!
+//! A configuration file sets them in `[gateway]` and `[[upstreams]]`. This crate only parses and checks them, together
+//! with the rules; `tidegate-server` applies them. So a file is always checked as a whole, wherever it is used.
+
+mod routes;
+mod server_url;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use routes::Routes;
+pub(crate) use routes::{PathPrefix, Route};
+pub use server_url::{ServerUrl, ServerUrlError};
+
+/// The settings of a gateway: its listener, its upstreams and the routes to them.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[non_exhaustive]
+pub struct GatewaySettings {
+    /// The address on which the gateway listens, `HOST:PORT`. `None` if the configuration has none.
+    pub listen: Option<String>,
+    /// Whether connections from trusted proxies begin with a PROXY protocol header, which contains the client's
+    /// address.
+    pub proxy_protocol: bool,
+    /// The format of the access log, or `None` if there is no access log.
+    pub access_log: Option<AccessLogFormat>,
+    /// The limits on connections and requests of clients.
+    pub bounds: GatewayBounds,
+    /// The upstreams, in the order of the configuration.
+    pub upstreams: Vec<UpstreamSettings>,
+    /// The routes from requests to upstreams.
+    pub routes: Routes,
+}
+
+impl GatewaySettings {
+    /// Replaces all upstreams with one, named `upstream`, that gets all requests and distributes them over `servers`.
+    #[must_use]
+    pub fn with_servers(self, servers: Vec<ServerUrl>) -> GatewaySettings {
+        let upstreams = vec![UpstreamSettings::new(ONLY_UPSTREAM, servers)];
+        GatewaySettings { upstreams, routes: Routes::to_one(), ..self }
+    }
+}
+
+/// The name of the upstream that `--upstream` defines.
+const ONLY_UPSTREAM: &str = "upstream";
+
+/// The format of an access log. Each request is one line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum AccessLogFormat {
+    /// A JSON object.
+    Json,
+    /// The combined log format of Apache and nginx, followed by the fields of the decision and the upstream.
+    Combined,
+}
+
+/// The limits of a gateway on what one client may send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct GatewayBounds {
+    /// The maximum size of the request line and all headers together, in bytes. A larger request is answered with 431.
+    /// Defaults to 32 KiB.
+    pub header_bytes_max: usize,
+    /// The maximum number of headers of a request. A request with more is answered with 431. Defaults to 100.
+    pub headers_max: usize,
+    /// The maximum length of a URI with its query, in bytes. A request with a longer one is answered with 414. Defaults
+    /// to 16 KiB.
+    pub uri_bytes_max: usize,
+    /// The maximum number of concurrent requests on an HTTP/2 connection. Defaults to 100.
+    pub streams_max: u32,
+    /// The maximum number of connections from one client address. Further ones are rejected. Does not apply to trusted
+    /// proxies. An IPv6 address is counted by its /64 network. Defaults to 1,000.
+    pub connections_per_address: usize,
+    /// How long to wait for the next bytes of a request body before the request is answered with 408. Defaults to 30 s.
+    pub body_timeout: Duration,
+}
+
+impl Default for GatewayBounds {
+    fn default() -> Self {
+        GatewayBounds {
+            header_bytes_max: 32 * 1024,
+            headers_max: 100,
+            uri_bytes_max: 16 * 1024,
+            streams_max: 100,
+            connections_per_address: 1_000,
+            body_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// The settings of an upstream: a service behind the gateway, with one or more servers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct UpstreamSettings {
+    /// The name, for metrics and logs.
+    pub name: Arc<str>,
+    /// The servers, over which requests are distributed in turn. At least one.
+    pub servers: Vec<ServerUrl>,
+    /// The maximum number of concurrent requests to the upstream. Defaults to 1,000.
+    pub max_concurrent: usize,
+    /// The maximum number of requests that wait while the upstream has `max_concurrent` requests. Further ones are
+    /// answered with 503. Defaults to 100.
+    pub queue: usize,
+    /// The maximum number of idle connections that are kept open to each server. Defaults to 64.
+    pub idle_connections: usize,
+    /// Whether the client's `Host` header is forwarded. If false, the host of the server's URL is sent. Defaults to
+    /// true.
+    pub preserve_host: bool,
+    /// The PEM text of the certificate authorities that servers with `https://` are checked against. `None` means those
+    /// of the operating system.
+    pub authorities: Option<Arc<str>>,
+    /// The timeouts of requests to the upstream.
+    pub timeouts: UpstreamTimeouts,
+}
+
+impl UpstreamSettings {
+    /// Creates settings with defaults for everything but the name and the servers.
+    pub fn new(name: impl Into<Arc<str>>, servers: Vec<ServerUrl>) -> UpstreamSettings {
+        UpstreamSettings {
+            name: name.into(),
+            servers,
+            max_concurrent: 1_000,
+            queue: 100,
+            idle_connections: 64,
+            preserve_host: true,
+            authorities: None,
+            timeouts: UpstreamTimeouts::default(),
+        }
+    }
+}
+
+/// The timeouts of requests to an upstream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct UpstreamTimeouts {
+    /// The time to connect to a server, TLS handshake included. Defaults to 3 s.
+    pub connect: Duration,
+    /// The time from sending a request to the head of its response. Defaults to 60 s.
+    pub header: Duration,
+    /// The time without a byte in either direction after which a response body or a tunnel is aborted. Defaults to
+    /// 60 s.
+    pub idle: Duration,
+    /// The time from a request's arrival to the end of its response. Defaults to `None`: no timeout.
+    pub total: Option<Duration>,
+    /// The time that a request may wait in the queue. Defaults to 1 s.
+    pub queue: Duration,
+}
+
+impl Default for UpstreamTimeouts {
+    fn default() -> Self {
+        UpstreamTimeouts {
+            connect: Duration::from_secs(3),
+            header: Duration::from_secs(60),
+            idle: Duration::from_secs(60),
+            total: None,
+            queue: Duration::from_secs(1),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The handling of one request by the layer.
+//!
+//! ```text
+//!   Engine::check ─▶ refused ─────────────────────────────────────────────▶ response
+//!        └─────────▶ admitted ─▶ wait (leaky bucket) ─▶ inner service ─▶ finish ▶ response
+//! ```
+//!
+//! If this future is dropped, its permit is dropped with it, and every charge is kept. The head of the response
+//! determines the refunds; an error from the inner service is a failure.
+
+use std::future::{Future, poll_fn};
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use tidegate_core::Cost;
+use tokio::time::Instant;
+use tower_service::Service;
+
+use super::body::MakeBody;
+use super::{LayerSettings, refuse};
+use crate::engine::{Ending, Outcome, RequestOptions};
+use crate::rules::RequestView;
+
+/// The future of a [`RateLimit`](super::RateLimit) service. Resolves to a refusal, or to the result of the inner
+/// service.
+///
+/// Resolves to a response with status 500 if the remote address of the request is unknown. If the future is dropped,
+/// the charge is kept.
+pub struct ResponseFuture<B, E>(Pin<Box<dyn Future<Output = Result<Response<B>, E>> + Send>>);
+
+impl<B, E> ResponseFuture<B, E> {
+    pub(super) fn new(future: impl Future<Output = Result<Response<B>, E>> + Send + 'static) -> Self {
+        ResponseFuture(Box::pin(future))
+    }
+}
+
+impl<B, E> Future for ResponseFuture<B, E> {
+    type Output = Result<Response<B>, E>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.as_mut().poll(context)
+    }
+}
+
+impl<B, E> std::fmt::Debug for ResponseFuture<B, E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
+    }
+}
+
+/// Decides a request and, if it is admitted, calls `inner`, which must have been polled ready.
+///
+/// Returns the response or error of `inner`, or the refusal as a response. Inserts the decision, if there is one, into
+/// the request's extensions. Waits before the call if a leaky bucket delays the request. Writes the rate-limit headers
+/// of the response, and refunds units by it.
+///
+/// `cost` and `caller` are those that the functions of the layer returned. A `cost` overrides that of every rule.
+#[expect(clippy::manual_async_fn, reason = "an `async fn` would hold its arguments twice, in a future that is moved")]
+pub(super) fn respond<S, ReqBody, ResBody, M>(
+    mut inner: S,
+    mut request: Request<ReqBody>,
+    peer: IpAddr,
+    cost: Option<Cost>,
+    caller: Option<String>,
+    settings: Arc<LayerSettings>,
+    make_body: M,
+) -> impl Future<Output = Result<Response<ResBody>, S::Error>>
+where
+    S: Service<Request<ReqBody>, Response = Response<ResBody>> + Clone,
+    M: MakeBody<ResBody>,
+{
+    async move {
+        let options = RequestOptions { cost, max_wait: Some(settings.wait_max) };
+        let view = RequestView::of_rewritten(&request, settings.find_sent).with_caller(caller.as_deref());
+        let began = settings.on_outcome.as_ref().map(|_| Instant::now());
+        let outcome = settings.engine.check(&view, peer, options).await;
+        if let Some((on_outcome, began)) = settings.on_outcome.as_ref().zip(began) {
+            on_outcome(request.extensions(), &outcome, began.elapsed());
+        }
+        let permit = match outcome {
+            Outcome::Admitted(permit) => permit,
+            Outcome::Refused(refusal) => {
+                return Ok(refuse(&refusal, request.headers(), settings.write_body.as_ref(), &make_body));
+            }
+        };
+        if let Some(decision) = permit.decision() {
+            request.extensions_mut().insert(decision.clone());
+        }
+        if !permit.wait().is_zero() {
+            // A ready service may hold a slot for which other requests wait, so it is replaced by one that is not ready.
+            inner = inner.clone();
+            tokio::time::sleep(permit.wait()).await;
+            if let Err(error) = poll_fn(|context| inner.poll_ready(context)).await {
+                permit.finish(Ending::Failure).await;
+                return Err(error);
+            }
+        }
+        match inner.call(request).await {
+            Ok(mut response) => {
+                permit.write_headers_of(&mut response);
+                permit.finish(Ending::of_response(&response)).await;
+                Ok(response)
+            }
+            Err(error) => {
+                permit.finish(Ending::Failure).await;
+                Err(error)
+            }
+        }
+    }
+}

@@ -1,0 +1,685 @@
+//! The limiter: a store, with a deadline, a circuit breaker, a deny cache and a fallback for when the store does not
+//! answer.
+//!
+//! ```text
+//!   check ─▶ deny cache ─▶ breaker ─▶ store, within the deadline ─▶ decision
+//!               │ hit         │ open        │ failed
+//!               ▼             └─────────────┴──▶ local share / allow / deny
+//!            denial
+//! ```
+//!
+//! With counters in process memory there is none of this: the decision is a function call, and a future that is ready
+//! at its first poll.
+//!
+//! **One deadline for the whole decision**, including the connection. A reply that arrives later is dropped. It can
+//! never be taken for the reply to another request, because each call owns its own future. Whether a call that timed
+//! out was executed is unknown, so it is never repeated.
+//!
+//! **Panics do not propagate.** A panic in a store, shared or in process, is handled like any other failure. So is a
+//! call outside a tokio runtime: without a timer there is no deadline, so the store is not called.
+
+mod each_decision;
+mod fair_queue;
+mod health;
+mod parts;
+mod probing;
+mod ready;
+mod settle;
+mod shared;
+mod stats;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::{
+    Atomicity, Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Shard, ShardId, Source, Store,
+    StoreError, StoreErrorKind, SystemClock, Wait,
+};
+
+pub use self::each_decision::{EachDecision, PartialDecision};
+use self::fair_queue::FairQueues;
+#[cfg(feature = "rules")]
+pub(crate) use self::parts::refund_status;
+pub use self::ready::NotReady;
+pub(crate) use self::settle::redeem_in_memory;
+use self::shared::{Deadlines, Shared, SharedParts, TimeBudget};
+use self::stats::Counters;
+pub use self::stats::LimiterStats;
+use crate::failure::{CheckKeyError, FailurePolicy, OnFailure, Unavailable};
+use crate::observe::{Observer, Observers};
+
+/// The default deadline for an answer from the shared store.
+const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
+
+/// Decides checks, in process memory or on a shared store.
+///
+/// Clones are cheap and share everything.
+///
+/// ```
+/// use tidegate::{Check, Demand, Key, Limit, Limiter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = Limiter::memory();
+/// let limit: Limit = "2/min".parse()?;
+/// let demand = Demand::new(limit, Key::new("user:42")?);
+///
+/// assert!(limiter.check(&Check::one(&demand)).await?.allowed());
+/// assert!(limiter.check(&Check::one(&demand)).await?.allowed());
+/// assert!(!limiter.check(&Check::one(&demand)).await?.allowed());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Limiter(Arc<Inner>);
+
+struct Inner {
+    backend: Backend,
+    clock: Arc<dyn Clock>,
+    counters: Counters,
+    observers: Observers,
+    /// The deadline of a check. Counters in process memory need none, but the lookups of an engine do.
+    #[cfg(feature = "rules")]
+    deadline: Duration,
+    /// The queues of [`Limiter::until_ready`].
+    queues: FairQueues,
+    on_failure: OnFailure,
+}
+
+#[allow(clippy::large_enum_variant)] // one per limiter, in an Arc
+enum Backend {
+    Memory(MemoryStore),
+    Shared(Arc<Shared>),
+}
+
+/// Options of [`Limiter::check_with`] and [`Limiter::check_batch`]: the failure policy, and whether units may be
+/// refunded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CheckOptions {
+    /// How the check is decided if the store does not answer. Defaults to the limiter's own policy.
+    pub on_failure: Option<OnFailure>,
+    /// Whether units of the check, or of other checks on its counters, may be refunded later. Defaults to `false`.
+    ///
+    /// Denials of such checks are neither cached nor answered from the deny cache, since a refund ends them early.
+    pub refundable: bool,
+}
+
+/// A server of the shared store, as [`Limiter::servers`] returns it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct StoreServer {
+    /// The id of the server, unique while the store lives. 0 for the only server of a store.
+    pub id: ShardId,
+    /// The address for operators, such as `redis://127.0.0.1:6379`, without user and password. `None` if it has none.
+    pub address: Option<String>,
+    /// Whether the circuit breaker of the server is open, so that decisions on its counters do not call it.
+    pub breaker_open: bool,
+}
+
+/// Where a cluster holds the counters of a subject, as [`Limiter::locate`] returns it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct ClusterLocation {
+    /// The address of the node, such as `redis://127.0.0.1:6379`, without user and password. `None` if no node is known
+    /// to own the slot.
+    pub node: Option<String>,
+    /// The hash slot.
+    pub slot: u32,
+}
+
+/// The error returned if a URL names no store, or if a Redis store cannot be built.
+#[cfg(feature = "redis")]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}{or_memory}", or_memory = if matches!(.0, tidegate_redis::BuildError::Url(_)) { ", or `memory`" } else { "" })]
+pub struct StoreUrlError(tidegate_redis::BuildError);
+
+#[cfg(feature = "redis")]
+impl From<tidegate_redis::BuildError> for StoreUrlError {
+    fn from(error: tidegate_redis::BuildError) -> StoreUrlError {
+        StoreUrlError(error)
+    }
+}
+
+/// Builds a [`Limiter`]. See [`Limiter::builder`].
+pub struct LimiterBuilder {
+    store: Option<Arc<dyn Store>>,
+    memory: Option<MemoryStore>,
+    clock: Arc<dyn Clock>,
+    deadline: Duration,
+    ready_deadline: Option<Duration>,
+    instances: u32,
+    on_failure: OnFailure,
+    deny_cache: bool,
+    observers: Vec<Box<dyn Observer>>,
+}
+
+impl LimiterBuilder {
+    /// Sets a shared store, such as Redis, which then holds all counters. Defaults to counters in process memory.
+    #[must_use]
+    pub fn store(self, store: Arc<dyn Store>) -> Self {
+        LimiterBuilder { store: Some(store), ..self }
+    }
+
+    /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` for one server,
+    /// `redis+cluster://[user:password@]host[:port],…` for a cluster, or
+    /// `redis+sentinel://[user:password@]host[:port],…/NAME[/database]` for the master that Sentinels name; with
+    /// `rediss` for TLS.
+    ///
+    /// A Redis store connects in a background task on the current tokio runtime. This does not wait for it, and the
+    /// server may be down. Checks read the bans on their subjects. `memory` removes a shared store that was set before.
+    ///
+    /// # Errors
+    /// Returns an error if the URL names no store, or if it names Redis and no tokio runtime is running.
+    #[cfg(feature = "redis")]
+    pub fn url(self, url: &str) -> Result<Self, StoreUrlError> {
+        if url == "memory" {
+            return Ok(LimiterBuilder { store: None, ..self });
+        }
+        let store = tidegate_redis::RedisStore::builder(url).bans(true).build()?;
+        Ok(self.store(Arc::new(store)))
+    }
+
+    /// Sets the memory store. It holds all counters or, with a shared store, only those of this instance's shares,
+    /// which are used while the shared store does not answer.
+    ///
+    /// Defaults to a store with the default cap that runs on the limiter's clock.
+    #[must_use]
+    pub fn memory(self, memory: MemoryStore) -> Self {
+        LimiterBuilder { memory: Some(memory), ..self }
+    }
+
+    /// Sets the clock. Defaults to [`SystemClock`].
+    ///
+    /// It times the deny cache, the circuit breaker and the observers, and drives the default memory store. It does not
+    /// affect a store passed to [`memory`](Self::memory) or [`store`](Self::store).
+    #[must_use]
+    pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
+        LimiterBuilder { clock, ..self }
+    }
+
+    /// Sets the deadline for an answer from the shared store, including connecting. Defaults to 25 ms. It has no effect
+    /// on counters in process memory.
+    ///
+    /// It is also the default deadline for the lookups of an engine that uses this limiter (`Lookups::deadline`).
+    ///
+    /// If this process is short of CPU when the deadline passes, an answer that has already arrived is still used.
+    #[must_use]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        LimiterBuilder { deadline, ..self }
+    }
+
+    /// Sets the deadline for an answer from the shared store to [`Limiter::until_ready`]. Defaults to
+    /// [`deadline`](Self::deadline), which still applies to all other calls.
+    ///
+    /// An incoming request must not wait long for the store, but outgoing work can. With a longer deadline here, a slow
+    /// store can still make the decision, and the failure policy does not apply. The deadline is for one answer from
+    /// the store; `wait_max` of `until_ready` bounds the time that it waits for units.
+    #[must_use]
+    pub fn ready_deadline(self, deadline: Duration) -> Self {
+        LimiterBuilder { ready_deadline: Some(deadline), ..self }
+    }
+
+    /// Sets the number of instances that share the quota while the store does not answer. Defaults to 1; 0 counts as 1.
+    #[must_use]
+    pub fn instances(self, instances: u32) -> Self {
+        LimiterBuilder { instances: instances.max(1), ..self }
+    }
+
+    /// Sets how checks without a failure policy of their own are decided if the store does not answer. Defaults to
+    /// [`OnFailure::Local`].
+    #[must_use]
+    pub fn on_failure(self, on_failure: OnFailure) -> Self {
+        LimiterBuilder { on_failure, ..self }
+    }
+
+    /// Sets whether denials from a shared store are cached while they are certain to hold, for at most one second.
+    /// Defaults to `true`.
+    #[must_use]
+    pub fn deny_cache(self, deny_cache: bool) -> Self {
+        LimiterBuilder { deny_cache, ..self }
+    }
+
+    /// Adds an observer, which is called after every decision, among other events. See [`observe`](crate::observe).
+    #[must_use]
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.observers.push(Box::new(observer));
+        self
+    }
+
+    /// Creates the limiter. Nothing is connected or spawned here.
+    pub fn build(self) -> Limiter {
+        let LimiterBuilder { clock, deadline, instances, on_failure, .. } = self;
+        let deadlines = Deadlines { check: deadline, ready: self.ready_deadline.unwrap_or(deadline) };
+        let local = self.memory.unwrap_or_else(|| MemoryStore::builder().clock(clock.clone()).build());
+        let observers = Observers::new(self.observers);
+        let backend = match self.store {
+            None => Backend::Memory(local),
+            Some(store) => {
+                let (clock, observers, has_deny_cache) = (clock.clone(), observers.clone(), self.deny_cache);
+                let parts = SharedParts { store, local, clock, observers, deadlines, instances, has_deny_cache };
+                Backend::Shared(Arc::new(Shared::new(parts)))
+            }
+        };
+        let (counters, queues) = (Counters::default(), FairQueues::default());
+        let inner = Inner {
+            backend,
+            clock,
+            counters,
+            observers,
+            #[cfg(feature = "rules")]
+            deadline,
+            queues,
+            on_failure,
+        };
+        Limiter(Arc::new(inner))
+    }
+}
+
+impl Limiter {
+    /// Creates a limiter with counters in process memory and the default settings.
+    pub fn memory() -> Limiter {
+        Limiter::builder().build()
+    }
+
+    /// Returns a builder with the default settings.
+    pub fn builder() -> LimiterBuilder {
+        LimiterBuilder {
+            store: None,
+            memory: None,
+            clock: Arc::new(SystemClock::new()),
+            deadline: DEADLINE_DEFAULT,
+            ready_deadline: None,
+            instances: 1,
+            on_failure: OnFailure::default(),
+            deny_cache: true,
+            observers: Vec::new(),
+        }
+    }
+
+    /// Decides a check, and charges all its limits if each of them allows it. A denial is an `Ok`, even if a ban caused
+    /// it.
+    ///
+    /// If the store does not answer, the limiter's failure policy decides. If the future is dropped while it waits for
+    /// a shared store, the units may still be charged, but the decision is neither counted nor reported to the
+    /// observers.
+    ///
+    /// # Errors
+    /// Returns an error only if the store does not answer and the failure policy is [`OnFailure::Deny`].
+    pub async fn check(&self, check: &Check<'_>) -> Result<Decision, Unavailable> {
+        self.check_with(check, CheckOptions::default()).await
+    }
+
+    /// Decides a check like [`Limiter::check`], with another failure policy, or for units that may be refunded.
+    ///
+    /// If the future is dropped while it waits for a shared store, the units may still be charged.
+    ///
+    /// # Errors
+    /// Returns an error only if the store does not answer and the failure policy is [`OnFailure::Deny`].
+    pub async fn check_with(&self, check: &Check<'_>, options: CheckOptions) -> Result<Decision, Unavailable> {
+        self.check_in(TimeBudget::CHECK, check, options).await
+    }
+
+    /// Decides a check like [`Limiter::check_with`], but within `budget`.
+    async fn check_in(
+        &self,
+        budget: TimeBudget,
+        check: &Check<'_>,
+        options: CheckOptions,
+    ) -> Result<Decision, Unavailable> {
+        let decided = self.check_by(check, self.failure_policy(options), options.refundable, budget).await;
+        decided.map(EachDecision::into_decision)
+    }
+
+    /// Decides a check whose limits each have their own failure policy.
+    ///
+    /// `on_failure` holds the policies in the order of the check. Limits beyond its end have the limiter's own policy.
+    /// If the store does not answer, one limit with [`OnFailure::Deny`] refuses the check as unavailable. Otherwise the
+    /// limits with [`OnFailure::Local`] are decided together by this instance's share, and those with
+    /// [`OnFailure::Allow`] are left out; the result is [`EachDecision::Partial`] if any is left out.
+    ///
+    /// `refundable` says whether units may be refunded later, as in [`CheckOptions`].
+    ///
+    /// # Errors
+    /// Returns an error only if the store does not answer and one of the limits has [`OnFailure::Deny`].
+    pub async fn check_each(
+        &self,
+        check: &Check<'_>,
+        on_failure: &[OnFailure],
+        refundable: bool,
+    ) -> Result<EachDecision, Unavailable> {
+        self.check_each_after(Duration::ZERO, check, on_failure, refundable).await
+    }
+
+    /// Decides like [`Limiter::check_each`], for a caller that has already used the time `spent` of the decision's
+    /// deadline.
+    ///
+    /// The store gets the rest of the deadline; if nothing is left, it is not called. If it does not answer in a
+    /// shortened time, the failure policies decide, but the circuit breaker does not count a failure.
+    pub(crate) async fn check_each_after(
+        &self,
+        spent: Duration,
+        check: &Check<'_>,
+        on_failure: &[OnFailure],
+        refundable: bool,
+    ) -> Result<EachDecision, Unavailable> {
+        let policy = FailurePolicy { each: on_failure, rest: self.0.on_failure };
+        self.check_by(check, policy, refundable, TimeBudget::Check { spent }).await
+    }
+
+    /// Decides many checks, one after the other, with at most one call to the store. Returns one result per check, in
+    /// order.
+    ///
+    /// Each result is as from [`Limiter::check_with`]. Checks in the deny cache are not sent to the store.
+    pub async fn check_batch(&self, checks: &[Check<'_>], options: CheckOptions) -> Vec<Result<Decision, Unavailable>> {
+        let decided = self.check_all(checks, self.failure_policy(options), options.refundable, TimeBudget::CHECK).await;
+        decided.into_iter().map(|decided| decided.map(EachDecision::into_decision)).collect()
+    }
+
+    /// Decides one check, counts the decision and calls the observers.
+    ///
+    /// `policy` decides if the store does not answer within `budget`. `refundable` is as in [`CheckOptions`].
+    async fn check_by(
+        &self,
+        check: &Check<'_>,
+        policy: FailurePolicy<'_>,
+        refundable: bool,
+        budget: TimeBudget,
+    ) -> Result<EachDecision, Unavailable> {
+        match &self.0.backend {
+            Backend::Memory(store) => self.check_in_memory(store, check, policy),
+            Backend::Shared(_) => {
+                // Boxed, so that the futures of callers with counters in memory stay small enough to be moved.
+                let decided = Box::pin(self.check_all(std::slice::from_ref(check), policy, refundable, budget));
+                let mut decided = decided.await;
+                decided.pop().unwrap_or_else(|| Err(Unavailable::from(&panicked())))
+            }
+        }
+    }
+
+    async fn check_all(
+        &self,
+        checks: &[Check<'_>],
+        policy: FailurePolicy<'_>,
+        refundable: bool,
+        budget: TimeBudget,
+    ) -> Vec<Result<EachDecision, Unavailable>> {
+        let Inner { clock, counters, observers, .. } = &*self.0;
+        let begun = observers.begin(&**clock);
+        let decided: Vec<Result<EachDecision, Unavailable>> = match &self.0.backend {
+            Backend::Memory(store) => match catch_panic(|| store.check_batch(checks)) {
+                Some(decisions) => decisions.into_iter().map(|decision| Ok(EachDecision::Complete(decision))).collect(),
+                None => checks.iter().map(|check| self.undecided(check, policy)).collect(),
+            },
+            Backend::Shared(shared) => shared.check_batch(checks, policy, refundable, budget, counters).await,
+        };
+        let decisions = || decided.iter().map(|decided| decided.as_ref().map(EachDecision::decision));
+        decisions().for_each(|decision| counters.count(decision));
+        observers.decided(begun, &**clock, checks, decisions().map(|decision| decision.map_err(Unavailable::kind)));
+        decided
+    }
+
+    fn check_in_memory(
+        &self,
+        store: &MemoryStore,
+        check: &Check<'_>,
+        policy: FailurePolicy<'_>,
+    ) -> Result<EachDecision, Unavailable> {
+        let Inner { clock, counters, observers, .. } = &*self.0;
+        let begun = observers.begin(&**clock);
+        let decided = match catch_panic(|| store.check(check)) {
+            Some(decision) => Ok(EachDecision::Complete(decision)),
+            None => self.undecided(check, policy),
+        };
+        let decision = decided.as_ref().map(EachDecision::decision);
+        counters.count(decision);
+        observers.decided(begun, &**clock, std::slice::from_ref(check), [decision.map_err(Unavailable::kind)]);
+        decided
+    }
+
+    /// Returns the result of a check if the in-process store panicked: an error if the policy of a limit is
+    /// [`OnFailure::Deny`], else an uncounted admission.
+    fn undecided(&self, check: &Check<'_>, policy: FailurePolicy<'_>) -> Result<EachDecision, Unavailable> {
+        match policy.denies(check) {
+            true => Err(Unavailable::from(&panicked())),
+            false => Ok(EachDecision::uncounted(self.0.clock.now())),
+        }
+    }
+
+    fn failure_policy(&self, options: CheckOptions) -> FailurePolicy<'static> {
+        FailurePolicy::uniform(options.on_failure.unwrap_or(self.0.on_failure))
+    }
+
+    /// Decides a check by this instance's share of its limits, in process memory, without calling a shared store. For
+    /// callers with a failure policy of their own.
+    ///
+    /// Charges the counters of the local shares. Without a shared store, it charges the limiter's only counters, with
+    /// the whole limits. The decision has [`Source::Local`]. If the memory store panics, it is an uncounted admission
+    /// ([`Source::None`]).
+    pub fn check_local(&self, check: &Check<'_>) -> Decision {
+        let Inner { clock, counters, observers, .. } = &*self.0;
+        let begun = observers.begin(&**clock);
+        let decision = match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| Decision { source: Source::Local, ..store.check(check) }),
+            Backend::Shared(shared) => Some(shared.check_local(check)),
+        };
+        let decision = decision.unwrap_or_else(|| Decision::uncounted(clock.now()));
+        counters.count(Ok(&decision));
+        observers.decided(begun, &**clock, std::slice::from_ref(check), [Ok(&decision)]);
+        decision
+    }
+
+    /// Refunds the units that an admitted decision charged. Call it at most once per decision.
+    ///
+    /// `check` must be the check of the decision; if their numbers of limits differ, nothing is refunded. Units are
+    /// refunded where they were charged: in the store, or in this instance's share for [`Source::Local`]. For a denial
+    /// or an uncounted admission, nothing is refunded, and the result is `Ok`. If the future is dropped before it
+    /// completes, the units may or may not be refunded.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer, or at once while the circuit breaker is open. The refund is then
+    /// lost; it is not repeated. A refund in this instance's share fails only if the memory store panics.
+    pub async fn refund(&self, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
+        if !has_status_per_limit(decision, check) {
+            return Ok(());
+        }
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.refund(check, decision)).ok_or_else(panicked),
+            Backend::Shared(shared) => Box::pin(shared.refund(check, decision)).await,
+        }
+    }
+
+    /// Deletes the counter of `demand`, as if its key had never been used. The cost is ignored.
+    ///
+    /// With a shared store, also deletes the counter of this instance's share and removes the counter from this
+    /// instance's deny cache, even if the store fails. Other instances may repeat a cached denial for up to a second.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer within the deadline. The store is called even while the circuit
+    /// breaker is open.
+    pub async fn reset(&self, demand: &Demand<'_>) -> Result<(), StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.reset(demand)).ok_or_else(panicked),
+            Backend::Shared(shared) => shared.reset(demand).await,
+        }
+    }
+
+    /// Returns the status of the counter of `demand` without changing it. The cost is ignored: the status is that of a
+    /// peek, which is always allowed.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer within the deadline. The store is called even while the circuit
+    /// breaker is open, and the local share is not consulted.
+    pub async fn inspect(&self, demand: &Demand<'_>) -> Result<LimitStatus, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.inspect(demand)).ok_or_else(panicked),
+            Backend::Shared(shared) => shared.inspect(demand).await,
+        }
+    }
+
+    /// Bans `subject` for `duration`, or permanently if `None`. A new ban replaces an earlier one of the subject.
+    ///
+    /// Until the ban ends, every check that counts the subject and takes units is refused with [`Decision::ban`] set,
+    /// and nothing is charged. With a shared store, the ban applies on all instances that read bans, within a
+    /// second. While the store does not answer, its bans do not apply.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer, does not support bans, or has no room for another one. The store
+    /// is called even while the circuit breaker is open.
+    pub async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.ban(subject, duration)).ok_or_else(panicked)?,
+            Backend::Shared(shared) => shared.ban(subject, duration).await,
+        }
+    }
+
+    /// Lifts the ban on `subject`. Returns whether it was banned. Other instances apply this within a second.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer or does not support bans. The store is called even while the
+    /// circuit breaker is open.
+    pub async fn unban(&self, subject: &[u8]) -> Result<bool, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.unban(subject)).ok_or_else(panicked),
+            Backend::Shared(shared) => shared.unban(subject).await,
+        }
+    }
+
+    /// Returns the time until the ban on `subject` ends, [`Wait::NEVER`] if it is permanent, or `None` if there is
+    /// none.
+    ///
+    /// Asks the store: cached bans are not used. Bans in a configuration are not considered.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer or does not support bans. The store is called even while the
+    /// circuit breaker is open.
+    pub async fn ban_of(&self, subject: &[u8]) -> Result<Option<Wait>, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.ban_of(subject)).ok_or_else(panicked),
+            Backend::Shared(shared) => shared.ban_of(subject).await,
+        }
+    }
+
+    /// Returns the limiter's statistics since it was created.
+    pub fn stats(&self) -> LimiterStats {
+        match &self.0.backend {
+            Backend::Memory(store) => self.0.counters.stats(store, None),
+            Backend::Shared(shared) => self.0.counters.stats(shared.local(), Some(shared.health())),
+        }
+    }
+
+    /// Returns the servers that hold the counters of the shared store: one, the masters of a cluster, or the master
+    /// that Sentinels name.
+    ///
+    /// Empty without a shared store, and while the nodes of a cluster, or the master, are not known.
+    pub fn servers(&self) -> Vec<StoreServer> {
+        match &self.0.backend {
+            Backend::Memory(_) => Vec::new(),
+            Backend::Shared(shared) => {
+                let open = shared.health().open_shards();
+                let server = |Shard { id, address, .. }| StoreServer { id, address, breaker_open: open.contains(&id) };
+                shared.store().shards().into_iter().map(server).collect()
+            }
+        }
+    }
+
+    /// Returns where the shared store holds the counters of a subject. `None` if the store is not a cluster.
+    ///
+    /// Does no I/O. The node is not known before the first call to the store.
+    pub fn locate(&self, subject: &[u8]) -> Option<ClusterLocation> {
+        let Backend::Shared(shared) = &self.0.backend else { return None };
+        let store = shared.store();
+        let location = store.locate(subject);
+        let servers = store.shards();
+        // The only server of a store has the id 0.
+        if store.atomicity() == Atomicity::Check || servers.iter().any(|server| server.id == ShardId::default()) {
+            return None;
+        }
+        let node = servers.into_iter().find(|server| server.id == location.shard).and_then(|server| server.address);
+        Some(ClusterLocation { node, slot: location.partition })
+    }
+
+    /// Returns whether all counters are in this process, so that every decision is ready at its first poll.
+    #[cfg(feature = "rules")]
+    pub(crate) fn is_in_process(&self) -> bool {
+        matches!(self.0.backend, Backend::Memory(_))
+    }
+}
+
+/// Returns the result of `call`, a call to the in-process store. Returns `None`, and logs an error, if it panicked.
+pub(crate) fn catch_panic<T>(call: impl FnOnce() -> T) -> Option<T> {
+    let result = catch_unwind(AssertUnwindSafe(call)).ok();
+    if result.is_none() {
+        tracing::error!("the in-process store panicked; the failure policy applies");
+    }
+    result
+}
+
+/// Creates the error of a panic in the in-process store.
+pub(crate) fn panicked() -> StoreError {
+    StoreError::new(StoreErrorKind::Protocol, "the in-process store panicked")
+}
+
+/// Returns whether a decision has as many statuses as a check has limits. `false` for an uncounted admission.
+fn has_status_per_limit(decision: &Decision, check: &Check<'_>) -> bool {
+    decision.limits.len() == check.demands().len()
+}
+
+/// For the engine.
+#[cfg(feature = "rules")]
+impl Limiter {
+    /// Returns the deadline of a check.
+    pub(crate) fn deadline(&self) -> Duration {
+        self.0.deadline
+    }
+
+    /// Returns the observers.
+    pub(crate) fn observers(&self) -> &Observers {
+        &self.0.observers
+    }
+}
+
+/// The shortest way to a decision: one limit, one key, one unit.
+impl Limiter {
+    /// Charges `key` one unit of `limit`, if the limit has one left, and returns the decision.
+    ///
+    /// Two keys with the same bytes and limits with the same algorithm and window share a counter. For other costs, or
+    /// several limits at once, use [`Limiter::check`].
+    ///
+    /// ```
+    /// use tidegate::{Limit, Limiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::memory();
+    /// let limit: Limit = "2/min".parse()?;
+    ///
+    /// let decision = limiter.check_key(&limit, "user:42").await?;
+    /// assert!(decision.allowed());
+    /// assert_eq!(decision.remaining(), Some(1));
+    ///
+    /// assert!(limiter.check_key(&limit, "user:42").await?.allowed());
+    /// let denied = limiter.check_key(&limit, "user:42").await?;
+    /// assert!(!denied.allowed());
+    /// println!("try again in {:?}", denied.retry_after());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - If the key is longer than 64 KiB. Nothing is charged.
+    /// - If the store does not answer and the limiter's failure policy is [`OnFailure::Deny`].
+    pub async fn check_key<K: AsRef<[u8]> + ?Sized>(&self, limit: &Limit, key: &K) -> Result<Decision, CheckKeyError> {
+        let demand = Demand::new(*limit, Key::new(key)?);
+        Ok(self.check(&Check::one(&demand)).await?)
+    }
+}
+
+impl std::fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Limiter").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! Probes: a task that calls a server which failed, with the same script as a decision, until it answers again.
+//!
+//! **Only an answer in time counts.** Decisions cannot use a store that answers after their deadline. If a late answer
+//! closed the breaker, three requests would wait in vain and open it again, several times a second. So only an answer
+//! within the limiter's deadline closes it. A probe may take longer, because the first one may have to connect. A late
+//! probe is repeated at once, on the connection that it opened.
+//!
+//! **Foreign data under the probe's key** is an answer of a store that works, so it counts as a success.
+
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tidegate_core::ShardId;
+use tokio::runtime::Handle;
+use tokio::time::sleep;
+
+use super::health::ShardHealth;
+use super::shared::{Shared, is_of_its_counters};
+use crate::breaker::{Phase, probe_after};
+use crate::deadline::answer_by;
+use crate::observe::StoreCallKind as Call;
+
+/// The bounds of a probe's deadline: long enough to connect, short enough that a store which hangs is probed again.
+const DEADLINE_MIN: Duration = Duration::from_millis(250);
+const DEADLINE_MAX: Duration = Duration::from_secs(1);
+
+/// Returns the deadline of a probe, given the deadline of decisions: the same, but at least 250 ms and at most 1 s.
+pub(super) fn deadline(of_decisions: Duration) -> Duration {
+    of_decisions.clamp(DEADLINE_MIN, DEADLINE_MAX)
+}
+
+/// Spawns a task on the caller's tokio runtime that probes a server until it answers in time. Its breaker must be open.
+///
+/// Without a runtime, no task is spawned, and the breaker closes at once, as if the task had ended without success.
+pub(super) fn start(shared: &Arc<Shared>, shard: &Arc<ShardHealth>) {
+    let probing = Probing { shared: Arc::downgrade(shared), shard: shard.clone(), phase: shard.breaker.phase() };
+    if let Ok(runtime) = Handle::try_current() {
+        drop(runtime.spawn(probe_until_recovered(probing)));
+    }
+}
+
+/// A running probe task. When it is dropped while its phase of the breaker lasts, because its runtime has ended, it
+/// closes the breaker, logs that and reports it to the observers. The next checks then call the store.
+struct Probing {
+    shared: Weak<Shared>,
+    shard: Arc<ShardHealth>,
+    phase: Phase,
+}
+
+impl Drop for Probing {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade()
+            && self.shard.breaker.close_without_probe(self.phase)
+        {
+            tracing::warn!("the task that probes the store has ended; the next checks call the store");
+            shared.observers.breaker_changed(shared.health().is_any_open());
+        }
+    }
+}
+
+/// Probes the store at intervals until it answers in time, then closes the breaker.
+///
+/// Also ends when the limiter is dropped or the breaker has changed its phase.
+async fn probe_until_recovered(probing: Probing) {
+    for attempt in 0_u32.. {
+        let pause = probe_after(attempt, fastrand::f64());
+        {
+            let Some(shared) = probing.shared.upgrade() else { return };
+            let done_after_us = (pause + 2 * deadline(shared.deadlines.check)).as_micros() as u64;
+            probing.shard.breaker.set_probe_due(shared.clock.now().plus_micros(done_after_us));
+        }
+        sleep(pause).await;
+        let Some(shared) = probing.shared.upgrade() else { return };
+        if probing.shard.breaker.phase() != probing.phase {
+            return;
+        }
+        if has_recovered(&shared, probing.shard.id).await {
+            if probing.shard.breaker.close(probing.phase) {
+                shared.report_recovery(&probing.shard);
+            }
+            return;
+        }
+    }
+}
+
+/// The result of one probe: answered in time, answered late, or failed.
+#[derive(PartialEq, Eq)]
+enum Probed {
+    /// The store answered within the deadline of decisions.
+    InTime,
+    /// The store answered after that, within the deadline of probes.
+    Late,
+    /// The store failed, or did not answer within the deadline of probes.
+    Failed,
+}
+
+/// Probes the store, and once more if the answer is late. Returns whether the last answer was in time.
+async fn has_recovered(shared: &Shared, shard: ShardId) -> bool {
+    match probe(shared, shard).await {
+        Probed::Late => probe(shared, shard).await == Probed::InTime,
+        first => first == Probed::InTime,
+    }
+}
+
+/// Makes one call to a server, which charges the probe's counter, so that the server must write as for a decision.
+///
+/// The call is reported to the observers. Foreign data under the probe's key counts as an answer.
+async fn probe(shared: &Shared, shard: ShardId) -> Probed {
+    let mut call = pin!(shared.call(Call::Probe, 1, shared.store().probe(shard)));
+    // As for a decision, an answer that has arrived when the deadline is noticed is in time.
+    let (answered, probed) = match answer_by(sleep(shared.deadlines.check), shared.store(), call.as_mut()).await {
+        Some(answered) => (answered, Probed::InTime),
+        None => (call.await, Probed::Late),
+    };
+    match answered {
+        Err(error) if !is_of_its_counters(&error) => Probed::Failed,
+        _ => probed,
+    }
+}

@@ -1,0 +1,648 @@
+//! A shared store, which may not answer: deadline, circuit breaker, deny cache, local share.
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+use tidegate_core::{
+    Atomicity, Check, Clock, Cost, Decision, Demand, LimitStatus, MemoryStore, ReceiptId, Redeemed, ShardId, Source,
+    Store, StoreError, StoreErrorKind as Kind, Timestamp, Wait,
+};
+use tokio::time::{Instant, timeout};
+
+use super::health::{Health, ShardHealth};
+use super::parts::{self, Answer, Part, PartRefund};
+use super::settle::Difference;
+use super::stats::{Counters, add};
+use super::{EachDecision, catch_panic, has_status_per_limit, panicked, probing, redeem_in_memory};
+use crate::breaker::Phase;
+use crate::deadline::{LATENESS_MAX, answer_by, timer};
+use crate::deny_cache::{CallSpan, DenyCache};
+use crate::failure::{FailurePolicy, OnFailure, Unavailable, local_share, local_wait};
+use crate::observe::{Observers, StoreCallKind as Call};
+
+const NO_TIMER: &str = "the store can be used only inside a tokio runtime with time enabled";
+pub(super) const NOT_ASKED: &str = "the store is not called until a probe succeeds";
+
+/// A shared store with its deadline, circuit breaker and deny cache, and this instance's shares of the limits.
+pub(super) struct Shared {
+    store: Arc<dyn Store>,
+    local: MemoryStore,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) observers: Observers,
+    deny_cache: Option<DenyCache>,
+    health: Health,
+    pub(super) deadlines: Deadlines,
+    instances: u32,
+}
+
+/// The parts from which [`Shared::new`] builds a [`Shared`].
+pub(super) struct SharedParts {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) local: MemoryStore,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) observers: Observers,
+    pub(super) deadlines: Deadlines,
+    pub(super) instances: u32,
+    pub(super) has_deny_cache: bool,
+}
+
+/// The deadlines for an answer from the store.
+#[derive(Clone, Copy)]
+pub(super) struct Deadlines {
+    /// For checks, and for all calls that are not decisions.
+    pub(super) check: Duration,
+    /// For the checks of [`Limiter::until_ready`](super::Limiter::until_ready).
+    pub(super) ready: Duration,
+}
+
+/// The time in which the store has to decide checks.
+#[derive(Clone, Copy)]
+pub(super) enum TimeBudget {
+    /// The deadline of checks, less the time `spent` that the caller has already used.
+    Check { spent: Duration },
+    /// The deadline of [`Limiter::until_ready`](super::Limiter::until_ready).
+    Ready,
+}
+
+impl TimeBudget {
+    /// The whole deadline of checks.
+    pub(super) const CHECK: TimeBudget = TimeBudget::Check { spent: Duration::ZERO };
+
+    /// Returns the time that is left for the call to the store, or `None` if the caller has used all of it.
+    fn left(self, deadlines: &Deadlines) -> Option<Duration> {
+        match self {
+            TimeBudget::Check { spent: Duration::ZERO } => Some(deadlines.check),
+            TimeBudget::Check { spent } => deadlines.check.checked_sub(spent).filter(|left| !left.is_zero()),
+            TimeBudget::Ready => Some(deadlines.ready),
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn new(parts: SharedParts) -> Shared {
+        let SharedParts { store, local, clock, observers, deadlines, instances, has_deny_cache } = parts;
+        let deny_cache = has_deny_cache.then(DenyCache::default);
+        Shared { store, local, clock, observers, deny_cache, health: Health::default(), deadlines, instances }
+    }
+
+    /// Returns the memory store that holds this instance's shares.
+    pub(super) fn local(&self) -> &MemoryStore {
+        &self.local
+    }
+
+    pub(super) fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    pub(super) fn health(&self) -> &Health {
+        &self.health
+    }
+
+    /// Decides the checks by the deny cache, else by one call to the store, else by the failure policy. Returns one
+    /// result per check, in order.
+    ///
+    /// `refundable` checks, and those with `count_denied`, do not use the deny cache. `budget` is the time
+    /// that a call to the store may take. Calls to the store are counted in `counters`, decisions are not.
+    pub(super) async fn check_batch(
+        self: &Arc<Self>,
+        checks: &[Check<'_>],
+        policy: FailurePolicy<'_>,
+        refundable: bool,
+        budget: TimeBudget,
+        counters: &Counters,
+    ) -> Vec<Result<EachDecision, Unavailable>> {
+        let sent = self.clock.now();
+        let cache_for = |check: &Check<'_>| {
+            let lasts = !refundable && !check.demands().iter().any(|demand| demand.limit.count_denied());
+            self.deny_cache.as_ref().filter(|_| lasts)
+        };
+        let recall = |check: &Check<'_>| cache_for(check).and_then(|cache| cache.recall(check, sent));
+        let recalled = checks.iter().map(|check| recall(check).map(|decision| Ok(EachDecision::Complete(decision))));
+        let mut answers: Vec<Option<Result<EachDecision, Unavailable>>> = recalled.collect();
+        let unknown: SmallVec<[Check<'_>; 1]> =
+            checks.iter().zip(&answers).filter(|(_, answer)| answer.is_none()).map(|(check, _)| *check).collect();
+        if unknown.is_empty() {
+            return answers.into_iter().flatten().collect();
+        }
+
+        let asked = match self.store.atomicity() {
+            Atomicity::Check => {
+                let shard = self.health.of(parts::location_of(&unknown[0], &*self.store).shard, &*self.store);
+                let asked = self.ask_shard(&shard, &unknown, sent, budget, counters).await;
+                asked.into_iter().map(|asked| asked.map(Answer::Whole)).collect()
+            }
+            _ => self.ask_by_parts(&unknown, sent, budget, counters).await,
+        };
+        let call = CallSpan { sent, received: self.clock.now().max(sent) };
+        let mut fresh = unknown.iter().zip(asked).map(|(check, asked)| match asked {
+            Ok(Answer::Whole(decision)) => {
+                if let Some(cache) = cache_for(check) {
+                    cache.learn(check, &decision, call);
+                }
+                Ok(EachDecision::Complete(decision))
+            }
+            Ok(Answer::Combined(decision)) => Ok(EachDecision::Complete(decision)),
+            Err(failure) => self.degraded(check, policy, failure),
+        });
+        answers.iter_mut().filter(|answer| answer.is_none()).for_each(|answer| *answer = fresh.next());
+        answers.into_iter().flatten().collect()
+    }
+
+    /// Asks one server to decide checks, unless its breaker is open. Returns one result per check, in order.
+    ///
+    /// If the call fails as a whole, or is not made, the result of every check is that failure.
+    async fn ask_shard(
+        self: &Arc<Self>,
+        shard: &Arc<ShardHealth>,
+        checks: &[Check<'_>],
+        sent: Timestamp,
+        budget: TimeBudget,
+        counters: &Counters,
+    ) -> Vec<Result<Decision, Unavailable>> {
+        let asked = match shard.breaker.admit_call(sent) {
+            Some(phase) => self.ask_store(shard, checks, phase, sent, budget, counters).await,
+            None => Err(shard.last_failure()),
+        };
+        asked.unwrap_or_else(|failure| checks.iter().map(|_| Err(failure.clone())).collect())
+    }
+
+    /// Asks all servers that hold counters of the checks, at the same time. Returns one result per check, in order.
+    ///
+    /// A check with counters in several partitions is split, and is admitted only if all its parts are. Otherwise, the
+    /// charges of its admitted parts are refunded; see `parts.rs`. It is not sent at all if the breaker of one of its
+    /// servers is open.
+    async fn ask_by_parts(
+        self: &Arc<Self>,
+        checks: &[Check<'_>],
+        sent: Timestamp,
+        budget: TimeBudget,
+        counters: &Counters,
+    ) -> Vec<Result<Answer, Unavailable>> {
+        let begun = Instant::now();
+        let split: Vec<SmallVec<[Part<'_>; 1]>> =
+            checks.iter().map(|check| parts::split(check, &*self.store)).collect();
+        let health = |part: &Part<'_>| self.health.of(part.location.shard, &*self.store);
+        // If one part of a check cannot be sent, the others must not be charged.
+        let blocked_by = |parts: &SmallVec<[Part<'_>; 1]>| {
+            let several = parts.iter().filter(|_| parts.len() > 1);
+            several.map(health).find(|shard| shard.breaker.is_open()).map(|shard| shard.last_failure())
+        };
+        let blocked: Vec<Option<Unavailable>> = split.iter().map(blocked_by).collect();
+
+        // One call per server, with its parts of all checks, in order.
+        let mut calls: Vec<(Arc<ShardHealth>, Vec<Check<'_>>)> = Vec::new();
+        for part in split.iter().zip(&blocked).filter(|(_, blocked)| blocked.is_none()).flat_map(|(parts, _)| parts) {
+            match calls.iter_mut().find(|(shard, _)| shard.id == part.location.shard) {
+                Some((_, parts)) => parts.push(part.check()),
+                None => calls.push((health(part), vec![part.check()])),
+            }
+        }
+        let asked = calls.iter().map(|(shard, parts)| self.ask_shard(shard, parts, sent, budget, counters));
+        let asked = join_all(asked).await;
+        let mut asked: Vec<_> = asked.into_iter().map(Vec::into_iter).collect();
+
+        let mut to_refund: Vec<PartRefund<'_>> = Vec::new();
+        let mut answers = Vec::with_capacity(checks.len());
+        for ((check, parts), blocked) in checks.iter().zip(&split).zip(blocked) {
+            if let Some(failure) = blocked {
+                answers.push(Err(failure));
+                continue;
+            }
+            // Each call answers its parts in the order in which they were put into it.
+            let answer_to = |part: &Part<'_>| {
+                let call = calls.iter().position(|(shard, _)| shard.id == part.location.shard)?;
+                asked[call].next()
+            };
+            let (answer, refunds) = parts::conclude(check, parts, parts.iter().filter_map(answer_to).collect());
+            counters.split_checks_refunded.fetch_add(u64::from(!refunds.is_empty()), Ordering::Relaxed);
+            to_refund.extend(refunds);
+            answers.push(answer);
+        }
+        if !to_refund.is_empty() {
+            // Each refund is sent at its first poll. One that does not complete in time completes without this caller.
+            let left = budget.left(&self.deadlines).unwrap_or_default().saturating_sub(begun.elapsed());
+            let refunds = to_refund.iter().map(|(demands, decision)| async move {
+                let check = Check::of_distinct(demands);
+                let _ = self.call(Call::Refund, 1, async { self.store.refund(&check, decision).await }).await;
+            });
+            let _ = timeout(left, join_all(refunds)).await;
+        }
+        answers
+    }
+
+    /// Makes a call for each part of a check, at the same time, except to servers whose breaker is open.
+    ///
+    /// # Errors
+    /// Returns the first error. If another call may have been executed, it is [in part](StoreError::in_part).
+    async fn for_each_part<'a, F, Fut, T>(&self, check: &Check<'a>, call: F) -> Result<SmallVec<[T; 1]>, StoreError>
+    where
+        F: Fn(Part<'a>) -> Fut,
+        Fut: Future<Output = Result<T, StoreError>>,
+    {
+        let parts = match self.store.atomicity() {
+            Atomicity::Check => SmallVec::from_iter([Part::whole(check, &*self.store)]),
+            _ => parts::split(check, &*self.store),
+        };
+        let count = parts.len();
+        let calls = parts.into_iter().map(|part| async {
+            self.fail_if_open(part.location.shard)?;
+            call(part).await
+        });
+        let results = join_all(calls).await;
+        let is_in_part =
+            count > 1 && results.iter().any(|result| !result.as_ref().is_err_and(StoreError::is_unexecuted));
+        let results: Result<SmallVec<[T; 1]>, StoreError> = results.into_iter().collect();
+        results.map_err(|error| if is_in_part { error.in_part() } else { error })
+    }
+
+    /// Refunds a decision in the store or, for [`Source::Local`], in the local share. Other sources refund nothing.
+    ///
+    /// A refund in the store removes the counters of the check from the deny cache, and fails at once while the breaker
+    /// is open. One in the local share fails only if the memory store panics.
+    pub(super) async fn refund(self: &Arc<Self>, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
+        match decision.source {
+            Source::Store => {
+                self.forget(check);
+                let refunds = self.for_each_part(check, |part| async move {
+                    let decision = part.decision(decision);
+                    self.call(Call::Refund, 1, async { self.store.refund(&part.check(), &decision).await }).await
+                });
+                let refunded = refunds.await;
+                // Forgets a denial that was cached during the refund.
+                self.forget(check);
+                refunded.map(drop)
+            }
+            Source::Local => {
+                let demands = self.local_demands(check);
+                match Check::new(&demands) {
+                    Ok(check) => catch_panic(|| self.local.refund(&check, decision)).ok_or_else(panicked),
+                    Err(_) => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Charges `check`, which holds the units that were used beyond a decision of this source.
+    ///
+    /// Its limits must have `count_denied`, so that they are charged whether or not they fit. Does nothing for a source
+    /// other than the store and the local share. A charge in the store fails at once while the breaker is open.
+    pub(super) async fn charge(&self, check: &Check<'_>, source: Source) -> Result<(), StoreError> {
+        match source {
+            Source::Store => {
+                let charges = self.for_each_part(check, |part| async move {
+                    self.call(Call::Settle, 1, async { self.store.decide(&[part.check()]).await }).await
+                });
+                charges.await.map(drop)
+            }
+            Source::Local => match self.check_local(check).source {
+                Source::Local => Ok(()),
+                _ => Err(panicked()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// Corrects the charge of a decision in the store or, for [`Source::Local`], in the local share, once for all calls
+    /// with this `id`. Other sources charged nothing.
+    ///
+    /// The deny cache and the breaker are used as in [`Shared::refund`].
+    pub(super) async fn redeem(
+        self: &Arc<Self>,
+        id: ReceiptId,
+        check: &Check<'_>,
+        decision: &Decision,
+        actual: &[Cost],
+    ) -> Result<Redeemed, StoreError> {
+        match decision.source {
+            Source::Store => {
+                if Difference::between(check, decision, actual).is_none() {
+                    return Ok(Redeemed::Done);
+                }
+                self.forget(check);
+                // Each partition marks the id, also one without a difference, so that it takes effect once in each.
+                let redemptions = self.for_each_part(check, |part| async move {
+                    // Without a cost, the charge of a limit stays as it is.
+                    let kept = |index: usize| Cost::new(decision.limits.get(index).map_or(0, |status| status.cost));
+                    let cost = |&index: &usize| actual.get(index).copied().unwrap_or_else(|| kept(index));
+                    let actual: SmallVec<[Cost; 2]> = part.indices.iter().map(cost).collect();
+                    let (check, own) = (part.check(), part.decision(decision));
+                    let Some(difference) = Difference::between(&check, &own, &actual) else {
+                        return Ok(Redeemed::Done);
+                    };
+                    let difference = difference.redeemable_as(decision);
+                    let redemption = difference.redemption(id);
+                    self.call(Call::Settle, 1, async { self.store.redeem(&redemption).await }).await
+                });
+                let redeemed = redemptions.await;
+                // Forgets a denial that was cached during the redemption.
+                self.forget(check);
+                // The partition of the first limit decides which of several calls has used the id.
+                redeemed.map(|outcomes| outcomes.first().copied().unwrap_or(Redeemed::Done))
+            }
+            Source::Local => match Check::new(&self.local_demands(check)) {
+                Ok(check) => redeem_in_memory(&self.local, id, &check, decision, actual),
+                Err(_) => Ok(Redeemed::Done),
+            },
+            _ => Ok(Redeemed::Done),
+        }
+    }
+
+    pub(super) async fn reset(self: &Arc<Self>, demand: &Demand<'_>) -> Result<(), StoreError> {
+        let local = Demand { limit: local_share(&demand.limit, self.instances), ..*demand };
+        catch_panic(|| self.local.reset(&local));
+        let check = Check::one(demand);
+        self.forget(&check);
+        let reset = self.call(Call::Reset, 0, async { self.store.reset(demand).await }).await;
+        self.forget(&check);
+        reset
+    }
+
+    pub(super) async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
+        self.forget_ban(subject);
+        let banned = self.call(Call::Ban, 0, async { self.store.ban(subject, duration).await }).await;
+        self.forget_ban(subject);
+        banned
+    }
+
+    pub(super) async fn unban(&self, subject: &[u8]) -> Result<bool, StoreError> {
+        self.forget_ban(subject);
+        let was_banned = self.call(Call::Ban, 0, async { self.store.unban(subject).await }).await;
+        // Forgets a ban that was cached during the call.
+        self.forget_ban(subject);
+        was_banned
+    }
+
+    pub(super) async fn ban_of(&self, subject: &[u8]) -> Result<Option<Wait>, StoreError> {
+        self.call(Call::Ban, 0, async { self.store.ban_of(subject).await }).await
+    }
+
+    /// Removes the ban on a subject from the deny cache.
+    fn forget_ban(&self, subject: &[u8]) {
+        self.deny_cache.iter().for_each(|cache| cache.forget_ban(subject));
+    }
+
+    /// Removes the counters of a check from the deny cache.
+    fn forget(&self, check: &Check<'_>) {
+        if let Some(cache) = &self.deny_cache {
+            check.demands().iter().for_each(|demand| cache.forget(demand));
+        }
+    }
+
+    pub(super) async fn inspect(self: &Arc<Self>, demand: &Demand<'_>) -> Result<LimitStatus, StoreError> {
+        self.call(Call::Inspect, 1, async { self.store.inspect(demand).await }).await
+    }
+
+    /// Calls the store for decisions, within `budget`, and reports the result to the breaker.
+    ///
+    /// `phase` is the breaker's phase that admitted the call, `sent` the current time. Returns one result per check, in
+    /// order. A failure that opens the breaker is logged, and starts the probe. Timeouts of a shortened deadline, or of
+    /// a process that was short of CPU time, and foreign data under a key do not count against the store. If the future
+    /// is dropped before it completes, nothing is reported to the breaker.
+    ///
+    /// # Errors
+    /// Returns an error if the call failed for all checks, or was not made: nothing is left of the deadline, or there
+    /// is no tokio timer.
+    async fn ask_store(
+        self: &Arc<Self>,
+        shard: &Arc<ShardHealth>,
+        checks: &[Check<'_>],
+        phase: Phase,
+        sent: Timestamp,
+        budget: TimeBudget,
+        counters: &Counters,
+    ) -> Result<Vec<Result<Decision, Unavailable>>, Unavailable> {
+        let Some(deadline) = budget.left(&self.deadlines) else {
+            return Err(Unavailable::new(Kind::TimedOut, "the deadline passed before the store was called"));
+        };
+        let Some(call) = self.begin(Call::Decide, checks.len(), (deadline, shard.id), self.decide(checks)) else {
+            // The store was not called, so this says nothing about it.
+            return Err(Unavailable::new(Kind::Unreachable, NO_TIMER));
+        };
+        add(&counters.store_calls);
+        let begun = Instant::now();
+        let error = match call.await {
+            Ok(answers) => {
+                // An answer that only `until_ready` could wait for does not show that checks would get one in time.
+                let is_in_time = deadline <= self.deadlines.check || begun.elapsed() <= self.deadlines.check;
+                if is_in_time {
+                    add(&counters.store_answers);
+                }
+                if is_in_time && shard.breaker.succeeded(phase) {
+                    self.report_recovery(shard);
+                }
+                let undecided = |error: StoreError| {
+                    log_failure(&error, "the store did not decide one of several checks");
+                    Unavailable::from(&error)
+                };
+                return Ok(answers.into_iter().map(|answer| answer.map_err(undecided)).collect());
+            }
+            Err(error) => error,
+        };
+        add(&counters.store_failures);
+        log_failure(&error, "the store did not decide");
+        let failure = Unavailable::from(&error);
+        // A deadline that this process noticed late says nothing about the store. If the store is down, the next error
+        // of the connection opens the breaker.
+        let was_starved = begun.elapsed() > deadline + LATENESS_MAX;
+        // Nor does a timeout after only a part of the deadline.
+        let was_shortened = deadline < self.deadlines.check;
+        let is_inconclusive = error.kind() == Kind::TimedOut && (was_starved || was_shortened);
+        if !is_of_its_counters(&error) && !is_inconclusive && shard.breaker.failed(phase, sent, self.clock.now()) {
+            tracing::warn!(kind = error.kind().as_str(), %error, "the store is not called until a probe succeeds");
+            *shard.last_failure.lock() = Some(failure.clone());
+            self.observers.breaker_changed(true);
+            probing::start(self, shard);
+        }
+        Err(failure)
+    }
+
+    /// Calls the store and validates its reply: one result per check, and one status per limit of each check.
+    ///
+    /// Without that, a limit that the store did not decide would pass.
+    ///
+    /// # Errors
+    /// Returns the error of the call, or an error of the kind `Protocol` if the reply is not valid. If every result is
+    /// an error, returns one of them.
+    pub(super) async fn decide(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
+        let mut answers = self.store.decide_each(checks).await?;
+        let is_whole = |(check, answer): (&Check<'_>, &Result<Decision, StoreError>)| {
+            answer.as_ref().map_or(true, |decision| has_status_per_limit(decision, check))
+        };
+        if answers.len() != checks.len() || !checks.iter().zip(&answers).all(is_whole) {
+            return Err(StoreError::new(Kind::Protocol, "the store returned the wrong number of results"));
+        }
+        if answers.iter().all(Result::is_err)
+            && let Some(Err(error)) = answers.pop()
+        {
+            return Err(error);
+        }
+        Ok(answers)
+    }
+
+    /// Awaits a call to the store, at most for the deadline of its kind and up to 25 ms more, and reports it to the
+    /// observers.
+    ///
+    /// `checks` is the number of checks that is reported. The breaker is neither consulted nor changed. If the future
+    /// is dropped before it completes, nothing is reported.
+    ///
+    /// # Errors
+    /// Returns the error of the call; or one of the kind `TimedOut` after the deadline, `Protocol` for a panic, or
+    /// `Unreachable` without a tokio timer.
+    pub(super) async fn call<T>(
+        &self,
+        kind: Call,
+        checks: usize,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let deadline = if kind == Call::Probe { probing::deadline(self.deadlines.check) } else { self.deadlines.check };
+        match self.begin(kind, checks, (deadline, ShardId::default()), call) {
+            Some(call) => call.await,
+            None => Err(StoreError::new(Kind::Unreachable, NO_TIMER)),
+        }
+    }
+
+    /// Returns a future that awaits a call to the store, with a deadline from now on, and reports it to the observers.
+    /// The message of a timeout names the server, unless it is 0.
+    ///
+    /// Returns `None`, and `call` is not polled, without a tokio timer. See [`Shared::within`] for the errors that it
+    /// adds. If the future is dropped before it completes, nothing is reported.
+    fn begin<T>(
+        &self,
+        kind: Call,
+        checks: usize,
+        (deadline, shard): (Duration, ShardId),
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Option<impl Future<Output = Result<T, StoreError>>> {
+        let call = self.within(deadline, shard, call)?;
+        Some(async move {
+            let begun = self.observers.begin(&*self.clock);
+            let answered = call.await;
+            let result = answered.as_ref().map(drop).map_err(StoreError::kind);
+            self.observers.store_called(begun, &*self.clock, (kind, checks), result);
+            answered
+        })
+    }
+
+    /// Returns a future that awaits `call`, with a deadline. Returns `None`, and `call` is not polled, without a tokio
+    /// timer.
+    ///
+    /// The deadline counts from this call, not from the first poll. The future may exceed it by up to 25 ms to find a
+    /// reply that has already arrived; see [`answer_by`]. It resolves to an error of the kind `TimedOut` at the
+    /// deadline, and of the kind `Protocol` if `call` panics.
+    fn within<T>(
+        &self,
+        deadline: Duration,
+        shard: ShardId,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Option<impl Future<Output = Result<T, StoreError>>> {
+        let timer = timer(deadline)?;
+        let answer = AssertUnwindSafe(answer_by(timer, &*self.store, call)).catch_unwind();
+        Some(async move {
+            match answer.await {
+                Ok(Some(answer)) => answer,
+                Ok(None) => {
+                    let address = self.address_of(shard).or_else(|| self.store.address());
+                    let store = address.map_or("the store".to_owned(), |url| format!("the store {url}"));
+                    let message = format!("{store} did not answer within the deadline of {deadline:?}");
+                    Err(StoreError::new(Kind::TimedOut, message))
+                }
+                Err(_panic) => Err(StoreError::new(Kind::Protocol, "the store panicked")),
+            }
+        })
+    }
+
+    /// Returns the address of a server of the store, or `None` if it is not known.
+    fn address_of(&self, id: ShardId) -> Option<String> {
+        self.store.shards().into_iter().find(|shard| shard.id == id).and_then(|shard| shard.address)
+    }
+
+    /// Returns an error if the breaker of a server is open, so that callers do not wait for a server that is down.
+    fn fail_if_open(&self, shard: ShardId) -> Result<(), StoreError> {
+        match self.health.of(shard, &*self.store).breaker.is_open() {
+            true => Err(StoreError::new(Kind::Unreachable, NOT_ASKED)),
+            false => Ok(()),
+        }
+    }
+
+    /// Logs that a server of the store is responding again, and reports to the observers whether a breaker is still open.
+    pub(super) fn report_recovery(&self, shard: &ShardHealth) {
+        match self.address_of(shard.id) {
+            Some(address) => tracing::info!(address, "the store is responding again"),
+            None => tracing::info!("the store is responding again"),
+        }
+        self.observers.breaker_changed(self.health.is_any_open());
+    }
+
+    /// Decides a check without the store, by the failure policy of each limit: limits with `local` by this instance's
+    /// share, those with `allow` are left out.
+    ///
+    /// If no limit is `local`, or the memory store panics, the result is an uncounted admission.
+    ///
+    /// # Errors
+    /// Returns `failure` if the policy of a limit is `deny`.
+    fn degraded(
+        &self,
+        check: &Check<'_>,
+        policy: FailurePolicy<'_>,
+        failure: Unavailable,
+    ) -> Result<EachDecision, Unavailable> {
+        if policy.denies(check) {
+            return Err(failure);
+        }
+        let is_local = |(_, policy): &(usize, OnFailure)| *policy == OnFailure::Local;
+        let decided: Vec<usize> =
+            policy.per_limit(check).enumerate().filter(is_local).map(|(index, _)| index).collect();
+        let local: SmallVec<[Demand<'_>; 2]> = decided.iter().map(|&index| check.demands()[index]).collect();
+        let Ok(local) = Check::new(&local) else { return Ok(EachDecision::uncounted(self.clock.now())) };
+        let decision = self.check_local(&local);
+        Ok(match decision.source {
+            Source::Local if decided.len() == check.demands().len() => EachDecision::Complete(decision),
+            Source::Local => EachDecision::partial(decision, decided),
+            // The local share panicked.
+            _ => EachDecision::partial(decision, Vec::new()),
+        })
+    }
+
+    /// Decides a check by this instance's share of each limit, and charges the shares. If the memory store panics,
+    /// admits the check uncounted.
+    ///
+    /// The decision has [`Source::Local`], and waits of [`local_wait`]. An uncounted admission has [`Source::None`].
+    pub(super) fn check_local(&self, check: &Check<'_>) -> Decision {
+        let demands = self.local_demands(check);
+        let decided = Check::new(&demands).ok().and_then(|local| catch_panic(|| self.local.check(&local)));
+        let Some(mut decision) = decided else { return Decision::uncounted(self.clock.now()) };
+        decision.source = Source::Local;
+        for (demand, status) in check.demands().iter().zip(&mut decision.limits) {
+            status.retry_after = local_wait(status.retry_after, demand);
+        }
+        decision
+    }
+
+    /// Returns the demands of a check, with this instance's share of each limit.
+    fn local_demands<'a>(&self, check: &Check<'a>) -> SmallVec<[Demand<'a>; 2]> {
+        let share = |demand: &Demand<'a>| Demand { limit: local_share(&demand.limit, self.instances), ..*demand };
+        check.demands().iter().map(share).collect()
+    }
+}
+
+/// Logs `what` and the error of a store: at error level for [`Kind::Script`], a bug in Tidegate, and for
+/// [`Kind::Unsupported`], which only a change of the configuration fixes; otherwise at debug level.
+fn log_failure(error: &StoreError, what: &'static str) {
+    match error.kind() {
+        Kind::Script | Kind::Unsupported => tracing::error!(kind = error.kind().as_str(), %error, "{what}"),
+        _ => tracing::debug!(kind = error.kind().as_str(), %error, "{what}"),
+    }
+}
+
+/// Returns whether the error concerns the check's counters and does not count against the server: there is foreign data
+/// under a key, or the counters are being moved to another server.
+pub(super) fn is_of_its_counters(error: &StoreError) -> bool {
+    matches!(error.kind(), Kind::Foreign | Kind::ForeignInPart | Kind::Relocating)
+}

@@ -1,0 +1,172 @@
+//! The compiled form of a rule.
+
+use std::sync::Arc;
+
+use tidegate_core::Cost;
+
+use super::plan::LimitSetId;
+use crate::answer::Policy;
+use crate::failure::OnFailure;
+use crate::identity::Subjects;
+
+/// Whether a rule denies requests (`enforce`, the default), only counts them (`shadow`), or is ignored (`off`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Mode {
+    /// The rule denies requests that exceed its limits.
+    #[default]
+    Enforce,
+    /// The limits of the rule never deny a request, and no header shows them.
+    ///
+    /// The rule is decided after all enforced rules have admitted a request, and charged if its limits would have
+    /// admitted it too. Its decisions are counted: [`Engine::rule_stats`](crate::engine::Engine::rule_stats).
+    Shadow,
+    /// The rule is ignored.
+    Off,
+}
+
+tidegate_core::__names! {
+    "mode" Mode {
+        Enforce = "enforce",
+        Shadow = "shadow",
+        Off = "off",
+    }
+}
+
+/// Which requests a rule charges: all (`always`, the default), or only those whose response is a failure (`on_failure`)
+/// or a success (`on_success`).
+///
+/// Units are always charged at the start of a request, and refunded at its end if its response is not to be charged.
+/// A response with a status of 400 or above or a `grpc-status` other than 0, and an error of the service, is a failure. Without
+/// a response (the client disconnected, or the service panicked) the charge is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Charge {
+    /// Every request is charged.
+    #[default]
+    Always,
+    /// Only failed requests are charged, for example failed logins: a success refunds.
+    OnFailure,
+    /// Only successful requests are charged: a failure refunds.
+    OnSuccess,
+}
+
+tidegate_core::__names! {
+    "charge" Charge {
+        Always = "always",
+        OnFailure = "on_failure",
+        OnSuccess = "on_success",
+    }
+}
+
+impl Charge {
+    /// Returns whether units are refunded after some responses: `false` only for `Always`.
+    pub const fn is_refundable(self) -> bool {
+        !matches!(self, Charge::Always)
+    }
+
+    /// Returns whether the units of a request are refunded, given whether its response was a success.
+    ///
+    /// `OnFailure` refunds successes, `OnSuccess` refunds failures, `Always` refunds nothing.
+    pub const fn refunds(self, succeeded: bool) -> bool {
+        match self {
+            Charge::Always => false,
+            Charge::OnFailure => succeeded,
+            Charge::OnSuccess => !succeeded,
+        }
+    }
+}
+
+/// A compiled rule: the subject by which it counts requests, its limits, and how it charges and refuses.
+///
+/// Does not contain the conditions of the rule; [`RuleSet::matching`](super::RuleSet::matching) finds the rules that
+/// apply to a request.
+#[derive(Clone, Debug)]
+pub struct CompiledRule {
+    pub(crate) name: Arc<str>,
+    pub(crate) by: Subjects,
+    pub(crate) limits: RuleLimits,
+    pub(crate) mode: Mode,
+    pub(crate) on_failure: OnFailure,
+    pub(crate) charge: Charge,
+    pub(crate) cost: Cost,
+    pub(crate) is_shield: bool,
+}
+
+/// The limits of a rule: its own, or those of the caller's plan or API key.
+#[derive(Clone, Debug)]
+pub(crate) enum RuleLimits {
+    /// The rule has limits of its own, the same for all callers.
+    Own(Box<[Arc<Policy>]>),
+    /// The limits are those of the caller's plan or API key: one list for each [`LimitSetId`], which is its index.
+    Plan(Box<[Box<[Arc<Policy>]>]>),
+}
+
+impl CompiledRule {
+    /// Returns the name of the rule. It appears in metrics and logs and is part of the names of its counters.
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Returns the subjects by which the rule counts. Requests share a counter if they agree in all of them.
+    pub fn by(&self) -> &Subjects {
+        &self.by
+    }
+
+    /// Returns the limits, with their names and formats, that the rule applies to a caller with this limit set.
+    ///
+    /// If the rule has limits of its own, `limit_set` is ignored. If its limits are those of the caller's plan
+    /// ([`is_by_plan`](CompiledRule::is_by_plan)), an id that the rule set did not return has none. Each limit counts on
+    /// the rule's name and its own name: see [`Scope::Rule`](crate::Scope::Rule).
+    pub fn policies(&self, limit_set: LimitSetId) -> &[Arc<Policy>] {
+        match &self.limits {
+            RuleLimits::Own(policies) => policies,
+            RuleLimits::Plan(by_limit_set) => by_limit_set.get(limit_set.0 as usize).map_or(&[], |policies| policies),
+        }
+    }
+
+    /// Iterates over all limits that the rule applies to any caller: its own, or those of all plans and of all API keys
+    /// with limits of their own.
+    ///
+    /// Equal ones may occur several times.
+    pub fn policies_of_all(&self) -> impl Iterator<Item = &Arc<Policy>> {
+        let (own, by_limit_set) = match &self.limits {
+            RuleLimits::Own(policies) => (&policies[..], &[][..]),
+            RuleLimits::Plan(by_limit_set) => (&[][..], &by_limit_set[..]),
+        };
+        own.iter().chain(by_limit_set.iter().flatten())
+    }
+
+    /// Returns whether the limits are those of the caller's plan or API key, and not the rule's own.
+    pub fn is_by_plan(&self) -> bool {
+        matches!(self.limits, RuleLimits::Plan(_))
+    }
+
+    /// Returns the mode. If all rules are in shadow mode ([`Rules::shadow`](super::Rules::shadow)), `Shadow` instead of
+    /// `Enforce`.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Returns how the limits of the rule are decided when the store does not answer. Not used in shadow mode.
+    pub fn on_failure(&self) -> OnFailure {
+        self.on_failure
+    }
+
+    /// Returns which requests are charged, depending on their responses.
+    pub fn charge(&self) -> Charge {
+        self.charge
+    }
+
+    /// Returns the units that the rule charges for a request, unless its
+    /// [`RequestOptions`](crate::engine::RequestOptions) set another cost.
+    pub fn cost(&self) -> Cost {
+        self.cost
+    }
+
+    /// Returns whether the rule is a shield: counted by client address in process memory, and decided before all other
+    /// rules.
+    pub fn is_shield(&self) -> bool {
+        self.is_shield
+    }
+}

@@ -1,0 +1,433 @@
+//! The rule set: the compiled form of rules, plans, API keys, exemptions and bans.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use http::HeaderName;
+use tidegate_core::Timestamp;
+
+use super::lists::{BanList, CompiledBan, ExemptList};
+use super::matcher::{Indices, Matcher};
+use super::path::LazyReadings;
+use super::plan::{CompiledPlan, KeyEntry, LimitSetId, PlanLookup, PlanQuestion};
+use super::request::RequestView;
+use super::rule::CompiledRule;
+use crate::answer::Styles;
+use crate::failure::OnFailure;
+#[cfg(feature = "tower")]
+use crate::identity::TrustedProxies;
+use crate::identity::{ApiKey, Identifier, Identity, KeyDigest, KeySource, KnownKey, Networks};
+
+/// A compiled, immutable configuration: rules, plans, API keys, exemptions, bans, and how callers are identified.
+///
+/// Built by [`Rules::build`](super::Rules::build) or loaded by [`Config::load`](crate::config::Config::load). An
+/// [`Engine`](crate::engine::Engine) decides requests by it. Clones are cheap and share the data.
+#[derive(Clone)]
+pub struct RuleSet(Arc<SetParts>);
+
+/// The contents of a [`RuleSet`], as the compiler of configurations produces them.
+#[derive(Clone)]
+pub(crate) struct SetParts {
+    pub(crate) rules: Vec<CompiledRule>,
+    /// Matches all rules that are not off.
+    pub(crate) matcher: Matcher,
+    /// Matches only the shields in the mode `enforce`. Indices are those of `rules`.
+    pub(crate) shields: Matcher,
+    pub(crate) identifier: Identifier,
+    /// Plans, sorted by name. The limit set of the plan at an index has the same index.
+    pub(crate) plans: Vec<CompiledPlan>,
+    /// The index in `plans` of the plan of each limit set. Those of keys with limits of their own come last.
+    pub(crate) plan_of_limit_set: Vec<u32>,
+    /// The limit set of the plan `default`, or 0 if there is no such plan.
+    pub(crate) default: LimitSetId,
+    /// The limit set of the plan `anonymous`, or `default` if there is no such plan.
+    pub(crate) anonymous: LimitSetId,
+    /// The API keys of the configuration and of its keys file, and the exempt keys.
+    pub(crate) keys: HashMap<KeyDigest, KeyEntry>,
+    /// Whether any key is exempt. If not, the key of a request need not be read to find out whether it is exempt.
+    pub(crate) exempts_keys: bool,
+    /// Limit sets by client address. The first entry whose networks contain the address applies.
+    pub(crate) address_plans: Vec<(Networks, LimitSetId)>,
+    /// The header in which a trusted proxy names the caller's plan.
+    pub(crate) plan_header: Option<HeaderName>,
+    pub(crate) exempt: ExemptList,
+    pub(crate) bans: BanList,
+    /// Whether any rule that is not off takes its limits from plans.
+    pub(crate) needs_limit_set: bool,
+    /// The maximum length of a path in bytes, without its query.
+    pub(crate) path_bytes_max: usize,
+    /// Whether the kill switch is on.
+    pub(crate) is_off: bool,
+    /// Whether responses list their rate-limit headers in `Access-Control-Expose-Headers`.
+    pub(crate) exposes_headers: bool,
+    /// The header styles of rules and checks without their own.
+    pub(crate) styles: Styles,
+    /// The failure policy of rules and checks without their own.
+    pub(crate) on_failure: OnFailure,
+}
+
+/// The rules that apply to a request, in the order of the configuration. Returned by [`RuleSet::matching`].
+#[derive(Clone)]
+pub struct Matched<'s> {
+    set: &'s SetParts,
+    indices: MatchedIndices<'s>,
+    is_exempt_path: bool,
+}
+
+#[derive(Clone)]
+enum MatchedIndices<'s> {
+    /// The same rules apply to every request; see [`RuleSet::rules_for_every_request`].
+    Same(&'s [u32]),
+    /// The rules were found for this request.
+    Found(Indices),
+}
+
+impl<'s> Matched<'s> {
+    /// Iterates over the rules, in the order of the configuration.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &'s CompiledRule> + '_ {
+        self.indices().iter().map(|index| &self.set.rules[*index as usize])
+    }
+
+    /// Returns the indices of the rules in [`RuleSet::rules`], ascending.
+    pub fn indices(&self) -> &[u32] {
+        match &self.indices {
+            MatchedIndices::Same(same) => same,
+            MatchedIndices::Found(found) => found,
+        }
+    }
+
+    /// Returns the indices of the rules in [`RuleSet::rules`], ascending, without a borrow of the rule set.
+    pub(crate) fn into_indices(self) -> Indices {
+        match self.indices {
+            MatchedIndices::Same(same) => Indices::from_slice(same),
+            MatchedIndices::Found(found) => found,
+        }
+    }
+
+    /// Returns whether rules match the request but none applies, because its path is exempt.
+    ///
+    /// `false` if no rule matches the request, exempt or not, and if the kill switch is on.
+    pub fn is_exempt_path(&self) -> bool {
+        self.is_exempt_path
+    }
+
+    /// Returns whether no rule applies to the request: none matches, its path is exempt, or the kill switch is on.
+    pub fn is_empty(&self) -> bool {
+        self.indices().is_empty()
+    }
+}
+
+impl RuleSet {
+    pub(crate) fn new(parts: SetParts) -> RuleSet {
+        RuleSet(Arc::new(parts))
+    }
+
+    /// Returns the contents of the rule set, so that tests can compare them.
+    #[cfg(test)]
+    pub(crate) fn parts(&self) -> &SetParts {
+        &self.0
+    }
+
+    /// Returns a copy of this rule set with other trusted proxies.
+    #[cfg(feature = "tower")]
+    pub(crate) fn with_proxies(&self, proxies: TrustedProxies) -> RuleSet {
+        let mut parts = SetParts::clone(&self.0);
+        parts.identifier = parts.identifier.with_proxies(proxies);
+        RuleSet::new(parts)
+    }
+
+    /// Returns all rules in the order of the configuration, including those in the mode `off`.
+    pub fn rules(&self) -> &[CompiledRule] {
+        &self.0.rules
+    }
+
+    /// Returns the rules that apply to a request, by its method, path, hosts and headers.
+    ///
+    /// Shields and rules in shadow mode are included. Rules in the mode `off` never apply. No rule applies if the path
+    /// of the request is exempt or the kill switch is on. Exempt addresses and keys are not considered; see
+    /// [`is_exempt`](RuleSet::is_exempt).
+    pub fn matching(&self, request: &RequestView<'_>) -> Matched<'_> {
+        self.matching_with_readings(request, &LazyReadings::of(request.path()))
+    }
+
+    /// Returns the rules that apply to a request, like [`matching`](RuleSet::matching), given the readings of its path.
+    ///
+    /// `readings` must be those of the request's path. They are computed only if a rule or an exemption needs them, and
+    /// the caller can reuse them.
+    pub(crate) fn matching_with_readings(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
+        let set = &*self.0;
+        if let Some(same) = self.rules_for_every_request() {
+            return Matched { set, indices: MatchedIndices::Same(same), is_exempt_path: false };
+        }
+        let found = set.matcher.find(request, readings);
+        let is_exempt_path = !found.is_empty() && set.exempt.has_path(readings);
+        let indices = MatchedIndices::Found(if is_exempt_path { Indices::new() } else { found });
+        Matched { set, indices, is_exempt_path }
+    }
+
+    /// Returns the shields in the mode `enforce` that match a request, even if its path is exempt.
+    ///
+    /// Empty if the kill switch is on. `readings` must be those of the request's path.
+    pub(crate) fn matching_shields(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
+        let set = &*self.0;
+        let indices = match set.shields.rules_for_every_request() {
+            _ if set.is_off => MatchedIndices::Same(&[]),
+            Some(same) => MatchedIndices::Same(same),
+            None => MatchedIndices::Found(set.shields.find(request, readings)),
+        };
+        Matched { set, indices, is_exempt_path: false }
+    }
+
+    /// Returns whether the path with these readings is exempt from all rules. The kill switch is not considered.
+    pub(crate) fn is_exempt_path(&self, readings: &LazyReadings<'_>) -> bool {
+        self.0.exempt.has_path(readings)
+    }
+
+    /// Returns the maximum length of a path in bytes, without its query.
+    ///
+    /// An engine refuses a longer path with 414, unless the kill switch is on ([`is_off`](Self::is_off)).
+    pub fn path_bytes_max(&self) -> usize {
+        self.0.path_bytes_max
+    }
+
+    /// Returns the indices of the rules that apply, if the same rules apply to every request, else `None`.
+    ///
+    /// `None` if a rule that is not off has conditions, or if a path is exempt. `Some` of an empty slice if the kill
+    /// switch is on or there are no rules.
+    pub(crate) fn rules_for_every_request(&self) -> Option<&[u32]> {
+        let set = &*self.0;
+        if set.is_off || set.rules.is_empty() {
+            return Some(&[]);
+        }
+        set.matcher.rules_for_every_request().filter(|_| set.exempt.paths.is_empty())
+    }
+
+    /// Returns whether the kill switch is on: no rule applies, and no ban and no maximum length of a path is enforced.
+    pub fn is_off(&self) -> bool {
+        self.0.is_off
+    }
+
+    /// Returns whether bans on networks are to be checked: there are any, ended or not, and the kill switch is off.
+    pub(crate) fn bans_addresses(&self) -> bool {
+        !self.0.is_off && !self.0.bans.networks.is_empty()
+    }
+
+    /// Returns whether bans on keys and users are to be checked: there are any, ended or not, and the kill switch is
+    /// off.
+    pub(crate) fn bans_callers(&self) -> bool {
+        !self.0.is_off && self.0.bans.has_keys_or_users()
+    }
+
+    /// Returns whether any client address or API key is exempt. Exempt paths are not considered.
+    pub(crate) fn has_exemptions(&self) -> bool {
+        self.0.exempts_keys || !self.0.exempt.addresses.is_empty()
+    }
+
+    /// Returns whether an engine has to read its clock before it checks limits.
+    ///
+    /// That is so if there are bans, ended or not, if tokens are verified or if subjects are anonymized. The kill
+    /// switch is not considered.
+    pub(crate) fn depends_on_time(&self) -> bool {
+        !self.0.bans.is_empty() || self.0.identifier.depends_on_time()
+    }
+
+    /// Returns the settings by which the callers of requests are identified.
+    pub fn identifier(&self) -> &Identifier {
+        &self.0.identifier
+    }
+
+    /// Returns whether responses let scripts of other origins read the rate-limit headers, by
+    /// `Access-Control-Expose-Headers`.
+    pub fn exposes_headers(&self) -> bool {
+        self.0.exposes_headers
+    }
+
+    /// Returns the header styles of the configuration. They apply to rules without their own, and to explicit checks.
+    pub fn styles(&self) -> Styles {
+        self.0.styles
+    }
+
+    /// Returns the failure policy of the configuration. It applies to rules without their own, and to explicit checks.
+    pub fn on_failure(&self) -> OnFailure {
+        self.0.on_failure
+    }
+
+    /// Returns the ban in the configuration that is in force at `now` for the client's address, else for an API key in
+    /// the request, else for its verified user.
+    ///
+    /// `None` if there is no such ban, or if the kill switch is on. Bans in the store are not considered. Verifies the
+    /// request's token only if there are bans on users.
+    pub fn ban(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
+        let of_address = || self.ban_of_address(identity, now).filter(|_| self.bans_addresses());
+        of_address().or_else(|| self.ban_of_caller(identity, now).filter(|_| self.bans_callers()))
+    }
+
+    /// Returns the ban on a network that contains the client's address, if one is in force at `now`.
+    ///
+    /// If there are several, returns that of the smallest network. Bans in the store are not considered.
+    ///
+    /// Ignores the kill switch: call it only if [`bans_addresses`](RuleSet::bans_addresses).
+    pub(crate) fn ban_of_address(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
+        self.0.bans.of_address(identity.address(), now)
+    }
+
+    /// Returns the ban on an API key in the request, else on its verified user, if one is in force at `now`.
+    ///
+    /// The key may be in any API key header or bearer token, and need not be known. Verifies the request's token only
+    /// if there are bans on users. Bans in the store are not considered.
+    ///
+    /// Ignores the kill switch: call it only if [`bans_callers`](RuleSet::bans_callers).
+    pub(crate) fn ban_of_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
+        let bans = &self.0.bans;
+        // Finding the user may cost a signature check, so keys and users are only determined if any are banned. A
+        // banned key is refused in whatever header it is sent: the upstream may read another header, and know more
+        // keys.
+        let of_sent_keys = || identity.sent_key_digests().find_map(|key| bans.of_key(&key, now));
+        let of_key = || (!bans.keys.is_empty()).then(of_sent_keys).flatten();
+        let of_user = || (!bans.users.is_empty()).then(|| bans.of_user(&identity.user()?.subject, now)).flatten();
+        of_key().or_else(of_user)
+    }
+
+    /// Returns whether the caller is exempt from all rules, including shields, by its client address or its API key.
+    ///
+    /// Neither exempt paths (see [`Matched::is_exempt_path`]) nor the kill switch are considered.
+    pub fn is_exempt(&self, identity: &Identity<'_>) -> bool {
+        if self.0.exempt.addresses.contains(identity.address()) {
+            return true;
+        }
+        // Reading a key from the headers costs a hash, which is saved if no listed key is exempt.
+        let known = match self.0.exempts_keys {
+            true => identity.api_key().map(|(_, known)| known),
+            false => identity.determined_api_key(),
+        };
+        known.is_some_and(|known| known.exempt)
+    }
+
+    /// Returns what the configuration sets for the API key with this digest, or `None` if it does not list the key.
+    ///
+    /// Keys of the keys file and keys that are only exempt are listed, too.
+    pub fn key(&self, digest: &KeyDigest) -> Option<&KeyEntry> {
+        self.0.keys.get(digest)
+    }
+
+    /// Iterates over the API keys that the configuration lists, by their digests, in no particular order.
+    ///
+    /// Keys of the keys file and keys that are only exempt are included.
+    pub fn keys(&self) -> impl Iterator<Item = (&KeyDigest, &KeyEntry)> {
+        self.0.keys.iter()
+    }
+
+    /// Returns all plans, sorted by name.
+    pub fn plans(&self) -> &[CompiledPlan] {
+        &self.0.plans
+    }
+
+    /// Returns the plan that a limit set belongs to.
+    ///
+    /// If the limits are an API key's own, returns the plan whose limits they replace: that of the key, else `default`.
+    /// `None` if there are no plans.
+    pub fn plan(&self, limit_set: LimitSetId) -> Option<&CompiledPlan> {
+        self.0.plans.get(*self.0.plan_of_limit_set.get(limit_set.0 as usize)? as usize)
+    }
+
+    /// Returns whether any rule that is not off takes its limits from plans. If not, the caller's limit set has no
+    /// effect.
+    pub fn needs_limit_set(&self) -> bool {
+        self.0.needs_limit_set
+    }
+
+    /// Returns the limit set of a caller: the limits of its plan, or its API key's own.
+    ///
+    /// The first of these that determines it wins: the caller's API key, the client's address, the plan header of a
+    /// trusted proxy, the plan claim of a verified token. `None` if none does, for example because the plan that they
+    /// name does not exist; [`look_up_limit_set`](RuleSet::look_up_limit_set) then determines it. The token is verified
+    /// only if none of the others determines it.
+    pub fn limit_set(&self, identity: &Identity<'_>) -> Option<LimitSetId> {
+        let known = identity.api_key();
+        if let Some((digest, _)) = known
+            && let Some(entry) = self.0.keys.get(&digest)
+            && let Some(limit_set) = entry.limit_set
+        {
+            return Some(limit_set);
+        }
+        // The key may come from another source than this rule set: a key lookup.
+        let by_key = || self.limit_set_named(known?.1.plan.as_deref()?);
+        let by_address = || {
+            let holds = |(networks, _): &&(Networks, LimitSetId)| networks.contains(identity.address());
+            self.0.address_plans.iter().find(holds).map(|(_, limit_set)| *limit_set)
+        };
+        let by_header = || {
+            let name = identity.trusted_header(self.0.plan_header.as_ref()?)?;
+            self.limit_set_named(std::str::from_utf8(name).ok()?)
+        };
+        let by_claim = || self.limit_set_named(identity.user()?.plan.as_deref()?);
+        by_key().or_else(by_address).or_else(by_header).or_else(by_claim)
+    }
+
+    /// Returns the limit set of the plan with this name, or `None` if there is no such plan.
+    pub fn limit_set_named(&self, plan: &str) -> Option<LimitSetId> {
+        let place = self.0.plans.binary_search_by(|known| (*known.name).cmp(plan)).ok()?;
+        u32::try_from(place).ok().map(LimitSetId)
+    }
+
+    /// Returns the limit set of a caller whose plan is not known: that of the plan `default`, or, if the caller is not
+    /// identified by more than its address, of `anonymous`.
+    ///
+    /// `is_identified` is [`PlanQuestion::is_identified`]. If there is no plan `anonymous`, it is always that of
+    /// `default`. Without a plan `default`, no rule takes its limits from plans, and the result has no effect.
+    pub fn default_limit_set(&self, is_identified: bool) -> LimitSetId {
+        if is_identified { self.0.default } else { self.0.anonymous }
+    }
+
+    /// Calls the lookups, one after the other, until one returns an existing plan, and returns its limit set.
+    ///
+    /// If none does, returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller. For callers for which
+    /// [`limit_set`](RuleSet::limit_set) returns `None`. A lookup that panics is treated like one that returns `None`,
+    /// and an error is logged. Has no timeout; [`Lookups::limit_set`](super::Lookups::limit_set) has one.
+    pub async fn look_up_limit_set(&self, question: &PlanQuestion, lookups: &[Arc<dyn PlanLookup>]) -> LimitSetId {
+        self.look_up_limit_set_with(question, lookups, || tracing::error!("a plan lookup panicked")).await
+    }
+
+    /// Looks up a limit set like [`look_up_limit_set`](RuleSet::look_up_limit_set), and calls `on_panic` for each
+    /// lookup that panicked.
+    pub(crate) async fn look_up_limit_set_with(
+        &self,
+        question: &PlanQuestion,
+        lookups: &[Arc<dyn PlanLookup>],
+        on_panic: impl Fn(),
+    ) -> LimitSetId {
+        for lookup in lookups {
+            // In an async block, so that a panic while the future is created is caught, too.
+            let plan = AssertUnwindSafe(async { lookup.plan(question).await }).catch_unwind().await;
+            let plan = plan.unwrap_or_else(|_panic| {
+                on_panic();
+                None
+            });
+            if let Some(limit_set) = plan.and_then(|plan| self.limit_set_named(&plan)) {
+                return limit_set;
+            }
+        }
+        self.default_limit_set(question.is_identified())
+    }
+}
+
+/// Knows the API keys that the configuration lists, including those that are only exempt.
+impl KeySource for RuleSet {
+    fn find(&self, key: &ApiKey<'_>) -> Option<KnownKey> {
+        let entry = self.0.keys.get(&key.digest())?;
+        Some(KnownKey::from(entry))
+    }
+}
+
+impl fmt::Debug for RuleSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RuleSet")
+            .field("rules", &self.0.rules.len())
+            .field("plans", &self.0.plans.len())
+            .field("keys", &self.0.keys.len())
+            .finish_non_exhaustive()
+    }
+}
