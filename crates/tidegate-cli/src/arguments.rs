@@ -41,7 +41,7 @@ pub(crate) enum Command {
     /// Show which rules apply to a request, and why
     #[command(
         mut_arg("store", |arg| arg.help(store_help("Store to read counters, plans and keys from", false, "none"))),
-        after_help = "Examples:\n  tidegate explain --config tidegate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tidegate explain --admin http://127.0.0.1:9090 GET /api/items --peer 203.0.113.9\n\nWith --config, remaining units are shown only if --store, --store-file, $TIDEGATE_STORE or $REDIS_URL names a Redis store. The store in the file is not used."
+        after_help = "Examples:\n  tidegate explain --config tidegate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tidegate explain --admin http://127.0.0.1:9180 GET /api/items --peer 203.0.113.9\n\nWith --config, remaining units are shown only if --store, --store-file, $TIDEGATE_STORE or $REDIS_URL names a Redis store. The store in the file is not used."
     )]
     Explain(Explain),
     /// Check a key against a limit once: exit 0 if allowed, 1 if denied, 2 on error
@@ -52,22 +52,22 @@ pub(crate) enum Command {
     Check(Check),
     /// Show a counter without changing it: exit 0 if it exists, 1 if not, 2 on error
     #[command(
-        after_help = "Examples:\n  tidegate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tidegate inspect 203.0.113.9 --rule shorten --config tidegate.toml\n  tidegate inspect acme --rule api --admin http://127.0.0.1:9090"
+        after_help = "Examples:\n  tidegate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tidegate inspect 203.0.113.9 --rule shorten --config tidegate.toml\n  tidegate inspect acme --rule api --admin http://127.0.0.1:9180"
     )]
     Inspect(Inspect),
     /// Delete a counter: exit 0 if it existed, 1 if not, 2 on error
     #[command(
-        after_help = "Examples:\n  tidegate reset user:42 10/min --store redis://127.0.0.1:6379\n  tidegate reset 203.0.113.9 --rule shorten --config tidegate.toml\n  tidegate reset acme --rule api --admin http://127.0.0.1:9090"
+        after_help = "Examples:\n  tidegate reset user:42 10/min --store redis://127.0.0.1:6379\n  tidegate reset 203.0.113.9 --rule shorten --config tidegate.toml\n  tidegate reset acme --rule api --admin http://127.0.0.1:9180"
     )]
     Reset(Inspect),
     /// Refuse all requests from a subject (HTTP 403), on all instances that share the store
     #[command(
-        after_help = "Examples:\n  tidegate ban ip:203.0.113.9 --for 1h --store redis://127.0.0.1:6379\n  tidegate ban user:42 --config tidegate.toml\n  tidegate ban user:42 --admin http://127.0.0.1:9090\n\nSUBJECT is what a rule counts by, as `tidegate explain --reveal` prints it after `counts`, or the key of a check that names a key and a limit."
+        after_help = "Examples:\n  tidegate ban ip:203.0.113.9 --for 1h --store redis://127.0.0.1:6379\n  tidegate ban user:42 --config tidegate.toml\n  tidegate ban user:42 --admin http://127.0.0.1:9180\n\nSUBJECT is what a rule counts by, as `tidegate explain --reveal` prints it after `counts`, or the key of a check that names a key and a limit."
     )]
     Ban(Ban),
     /// Lift the ban on a subject
     #[command(
-        after_help = "Examples:\n  tidegate unban ip:203.0.113.9 --store redis://127.0.0.1:6379\n  tidegate unban user:42 --admin http://127.0.0.1:9090"
+        after_help = "Examples:\n  tidegate unban ip:203.0.113.9 --store redis://127.0.0.1:6379\n  tidegate unban user:42 --admin http://127.0.0.1:9180"
     )]
     Unban(Unban),
     /// Print the Lua script that makes the decisions in Redis, or the permissions of a Redis user that may run it
@@ -192,7 +192,7 @@ pub(crate) struct ServiceOptions {
     #[command(flatten)]
     pub(crate) store: StoreChoice,
     /// Address of the admin listener (metrics, health, keys, rules, reload); `off` disables it [default:
-    /// 127.0.0.1:9090]
+    /// 127.0.0.1:9180]
     #[arg(long, value_name = "ADDRESS", value_parser = listener_address)]
     pub(crate) admin: Option<String>,
     /// File with the token that requests to the admin API must send [default: $TIDEGATE_ADMIN_TOKEN, else a token is
@@ -328,7 +328,7 @@ fn size(text: &str) -> Result<usize, String> {
 /// The options `--admin` and `--admin-token-file` of a command that can use a running instance instead of a store.
 #[derive(Args, Debug)]
 pub(crate) struct AdminChoice {
-    /// URL of a running instance's admin listener, such as http://127.0.0.1:9090
+    /// URL of a running instance's admin listener, such as http://127.0.0.1:9180
     #[arg(long, value_name = "URL", conflicts_with_all = ["store", "store_file", "config"])]
     pub(crate) admin: Option<String>,
     /// File with the token for the instance's admin API [default: $TIDEGATE_ADMIN_TOKEN]
@@ -543,7 +543,7 @@ mod tests {
             let error = host_name(text).unwrap_err();
             assert!(error.starts_with("expected a domain name or an IP address") && !error.contains('?'), "{error}");
         }
-        for text in ["ops.example:9090", "https://ops.example", "http://ops.example:9090/", "ops.example/"] {
+        for text in ["ops.example:9180", "https://ops.example", "http://ops.example:9180/", "ops.example/"] {
             let error = host_name(text).unwrap_err();
             assert!(error.ends_with("; did you mean ops.example?"), "{error}");
         }

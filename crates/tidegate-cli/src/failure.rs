@@ -106,7 +106,7 @@ pub(crate) enum Failure {
     #[error("invalid --{option} URL: the scheme is missing; did you mean {url}?")]
     SchemeMissing { option: &'static str, url: String },
     #[error(
-        "invalid --admin URL: expected http://HOST:PORT or https://HOST:PORT without a user or password, such as http://127.0.0.1:9090"
+        "invalid --admin URL: expected http://HOST:PORT or https://HOST:PORT without a user or password, such as http://127.0.0.1:9180"
     )]
     #[diagnostic(help(
         "pass the admin token in $TIDEGATE_ADMIN_TOKEN or with --admin-token-file FILE, not in the URL"
@@ -122,7 +122,7 @@ pub(crate) enum Failure {
     AdminUnreachable { url: String, reason: String },
     #[error("{url} is not an admin listener: {reason}")]
     #[diagnostic(help(
-        "use the address on the `admin` line that `tidegate serve` prints (default: http://127.0.0.1:9090)"
+        "use the address on the `admin` line that `tidegate serve` prints (default: http://127.0.0.1:9180)"
     ))]
     NotAdmin { url: String, reason: String },
     #[error("the admin listener responded with status {status}: {message}")]

@@ -33,7 +33,7 @@ use crate::inherited::InheritedSockets;
 use crate::store::check_server;
 use crate::{Failure, configuration, secrets};
 
-const ADMIN_DEFAULT: &str = "127.0.0.1:9090";
+const ADMIN_DEFAULT: &str = "127.0.0.1:9180";
 const GATEWAY_DEFAULT: &str = "127.0.0.1:8000";
 /// Interval at which [`watch_eviction`] reads whether the store's server evicts counters.
 const EVICTION_CHECK_INTERVAL: Duration = Duration::from_secs(5);

@@ -9,7 +9,7 @@
 //! | `Origin` | absent; the host of the request; an allowed origin | any other, including `null` |
 //! | `Sec-Fetch-Site` | absent; `same-origin`, `none` | any other, unless `Origin` is allowed |
 //!
-//! **DNS rebinding.** A page of `http://attacker.example:9090`, whose name is later resolved to 127.0.0.1, sends
+//! **DNS rebinding.** A page of `http://attacker.example:9180`, whose name is later resolved to 127.0.0.1, sends
 //! requests to its own origin, so these headers are accepted. The name in `Host` reveals it. An address cannot be
 //! rebound, and neither can a name without a dot (`localhost`, a service in a container network), because it cannot be
 //! registered. Other names are rejected unless they are configured.
@@ -130,23 +130,23 @@ mod tests {
         let policy = BrowserPolicy { admin_hosts: vec!["ops.example".to_owned()], ..BrowserPolicy::default() };
         let hosts = |hosts: &[&str]| hosts.iter().map(|host| (HOST, host.parse().unwrap())).collect::<HeaderMap>();
         for good in [
-            "127.0.0.1:9090",
+            "127.0.0.1:9180",
             "127.0.0.1",
-            "localhost:9090",
+            "localhost:9180",
             "LOCALHOST",
-            "[::1]:9090",
+            "[::1]:9180",
             "[::1]",
-            "10.1.2.3:9090",
+            "10.1.2.3:9180",
             "203.0.113.9",
-            "tidegate:9090",
+            "tidegate:9180",
             "ops.example",
-            "OPS.example:9090",
+            "OPS.example:9180",
             "",
         ] {
             assert!(policy.is_admin_host(&hosts(&[good])), "{good}");
         }
         for bad in [
-            "attacker.example:9090",
+            "attacker.example:9180",
             "attacker.example",
             "localhost.attacker.example",
             "127.0.0.1.attacker.example",

@@ -48,9 +48,9 @@ fn an_error_exits_with_two_and_a_message_that_names_what_is_accepted() {
         (&["serve", "--resp", "6380"], "expected HOST:PORT, such as 127.0.0.1:6380 for this machine only"),
         (&["serve", "--admin", "localhost"], "expected HOST:PORT, such as 127.0.0.1:PORT"),
         (&["serve", "--http", "off", "--resp", "off", "--admin", "off"], "every listener is off"),
-        (&["inspect", "k", "1/h", "--admin", "127.0.0.1:9090"], "did you mean http://127.0.0.1:9090?"),
-        (&["inspect", "k", "1/h", "--admin", "localhost:9090"], "did you mean http://localhost:9090?"),
-        (&["inspect", "k", "1/h", "--admin", "ann:hunter2@localhost:9090"], "without a user or password"),
+        (&["inspect", "k", "1/h", "--admin", "127.0.0.1:9180"], "did you mean http://127.0.0.1:9180?"),
+        (&["inspect", "k", "1/h", "--admin", "localhost:9180"], "did you mean http://localhost:9180?"),
+        (&["inspect", "k", "1/h", "--admin", "ann:hunter2@localhost:9180"], "without a user or password"),
         (
             &["serve", "--http", "off", "--resp", "off", "--otlp", "127.0.0.1:4318"],
             "did you mean http://127.0.0.1:4318?",

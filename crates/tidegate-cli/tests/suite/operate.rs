@@ -255,7 +255,7 @@ fn a_refusal_of_an_instance_exits_with_two_and_its_message() {
             run(inspect("http://127.0.0.1:1"), "planted-wrong-token-x"),
             "cannot reach the admin listener http://127.0.0.1:1: connection refused",
         ),
-        (run(inspect("ftp://127.0.0.1"), "planted-wrong-token-x"), "http://127.0.0.1:9090"),
+        (run(inspect("ftp://127.0.0.1"), "planted-wrong-token-x"), "http://127.0.0.1:9180"),
         (run(inspect("http://ann:planted@127.0.0.1:1"), "planted-wrong-token-x"), "without a user or password"),
         (run(inspect("http://planted@127.0.0.1:1"), "planted-wrong-token-x"), "without a user or password"),
         (with_token(&["inspect", "k", "1/fortnight", "--admin", &url]), "us, ms, s, min, h, day, week"),

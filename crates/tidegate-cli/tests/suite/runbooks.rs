@@ -16,7 +16,7 @@ use crate::serving::{Serving, TOKEN};
 const PAGE: &str = include_str!("../../../../docs/runbooks.md");
 /// What the page calls the directory of the configuration, the admin listener and Redis.
 const DIRECTORY: &str = "/etc/tidegate";
-const ADMIN: &str = "127.0.0.1:9090";
+const ADMIN: &str = "127.0.0.1:9180";
 const REDIS: &str = "127.0.0.1:6379";
 /// A command that needs systemd. The test restarts its Redis instead.
 const RESTART: &str = "sudo systemctl restart redis-server";

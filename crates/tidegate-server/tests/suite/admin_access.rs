@@ -23,22 +23,22 @@ fn samples(site: &Site, metric: &str) -> Vec<String> {
 fn web_pages_and_unknown_hosts_are_rejected_on_every_path_except_healthz() {
     let site = site();
     for (headers, status) in [
-        ("host: 127.0.0.1:9090", 200),
-        ("host: [::1]:9090", 200),
-        ("host: localhost:9090", 200),
-        ("host: tidegate:9090", 200),
+        ("host: 127.0.0.1:9180", 200),
+        ("host: [::1]:9180", 200),
+        ("host: localhost:9180", 200),
+        ("host: tidegate:9180", 200),
         ("host: gate.example", 200),
-        ("host: attacker.example:9090", 421),
+        ("host: attacker.example:9180", 421),
         ("host: 127.0.0.1.attacker.example", 421),
         ("host: attacker.example\r\norigin: http://attacker.example\r\nsec-fetch-site: same-origin", 421),
-        ("host: localhost:9090\r\norigin: http://localhost:9090\r\nsec-fetch-site: same-origin", 200),
-        ("host: localhost:9090\r\nsec-fetch-site: none", 200),
-        ("host: localhost:9090\r\norigin: https://ops.example\r\nsec-fetch-site: cross-site", 200),
-        ("host: localhost:9090\r\norigin: https://attacker.example", 403),
-        ("host: localhost:9090\r\norigin: http://localhost:3000", 403),
-        ("host: localhost:9090\r\norigin: null", 403),
-        ("host: localhost:9090\r\nsec-fetch-site: cross-site", 403),
-        ("host: localhost:9090\r\nsec-fetch-site: same-site", 403),
+        ("host: localhost:9180\r\norigin: http://localhost:9180\r\nsec-fetch-site: same-origin", 200),
+        ("host: localhost:9180\r\nsec-fetch-site: none", 200),
+        ("host: localhost:9180\r\norigin: https://ops.example\r\nsec-fetch-site: cross-site", 200),
+        ("host: localhost:9180\r\norigin: https://attacker.example", 403),
+        ("host: localhost:9180\r\norigin: http://localhost:3000", 403),
+        ("host: localhost:9180\r\norigin: null", 403),
+        ("host: localhost:9180\r\nsec-fetch-site: cross-site", 403),
+        ("host: localhost:9180\r\nsec-fetch-site: same-site", 403),
     ] {
         for (method, path) in [("GET", "/metrics"), ("GET", "/readyz"), ("GET", "/v1/rules"), ("POST", "/v1/reload")] {
             let headers = format!("{headers}\r\nauthorization: Bearer {TOKEN}\r\n");

@@ -18,7 +18,7 @@ use crate::console::{Step, is_as_shown};
 
 /// The ports on the pages: the listeners of `tidegate serve`, another one for its admin listener, two services, and the
 /// gateway.
-const PORTS: [&str; 7] = ["8080", "6380", "9090", "9191", "3000", "3001", "8000"];
+const PORTS: [&str; 7] = ["8080", "6380", "9180", "9191", "3000", "3001", "8000"];
 /// The port of Redis on the pages.
 const REDIS_PORT: &str = "6379";
 /// Maximum time of a command. The first `cargo run` compiles all dependencies.

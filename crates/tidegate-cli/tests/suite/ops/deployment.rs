@@ -259,14 +259,14 @@ fn compose_publishes_the_ports_of_the_listeners_on_loopback_only() {
             reached.insert(container.parse::<u16>().unwrap());
         }
         assert_eq!(reached, listening);
-        assert_eq!(instruction("EXPOSE").last().unwrap(), "8080 6380 9090");
-        assert_eq!(listening, [8080, 6380, 9090].into());
+        assert_eq!(instruction("EXPOSE").last().unwrap(), "8080 6380 9180");
+        assert_eq!(listening, [8080, 6380, 9180].into());
     }
     // The scrape configuration names the admin listeners as they are published.
     let scrape = yaml("ops/prometheus/prometheus.yaml").remove(0);
     let targets = texts(&scrape["scrape_configs"][0]["static_configs"][0]["targets"]).join(" ");
-    assert_eq!(targets, "127.0.0.1:9090 127.0.0.1:9190");
-    assert!(["9090", "9190"].iter().all(|port| published.contains(*port)), "{published:?}");
+    assert_eq!(targets, "127.0.0.1:9180 127.0.0.1:9190");
+    assert!(["9180", "9190"].iter().all(|port| published.contains(*port)), "{published:?}");
 }
 
 /// Both instances start with the command and environment of the compose file, on a Redis with a password, and share
