@@ -15,8 +15,8 @@ const READS: &[&str] = &["get", "exists", "pttl", "lindex", "llen", "lrange"];
 const OTHERS: &[&str] = &["time", "set", "del", "pexpire", "pexpireat", "lpush", "lrem", "lset", "ltrim", "rpush"];
 /// The commands that prepare and check a connection, find and follow the nodes of a cluster, and wait for replicas.
 const CONNECTION: &[&str] = &["client|setname", "role", "select", "info", "cluster|slots", "asking", "wait"];
-/// The command that reads Redis hashes of plans and API keys.
-const HASHES: &str = "hget";
+/// The commands that read and change the ban list. `HGET` also reads Redis hashes of plans and API keys.
+const BAN_LIST: &[&str] = &["hget", "hgetall", "hset", "hdel", "persist"];
 
 /// Returns the rules of a Redis user that may do what a store needs, and nothing else.
 ///
@@ -28,7 +28,7 @@ const HASHES: &str = "hget";
 /// ```
 /// let rules = tidegate_redis::acl_rules("tidegate", &["plans"])?;
 /// assert!(rules.starts_with("clearselectors resetkeys resetchannels -@all +evalsha "));
-/// assert!(rules.ends_with(" +hget ~tidegate:tg2:* %R~plans"));
+/// assert!(rules.ends_with(" ~tidegate:tg2:* %R~plans"));
 /// # Ok::<(), tidegate_redis::PrefixError>(())
 /// ```
 ///
@@ -36,8 +36,7 @@ const HASHES: &str = "hget";
 /// Returns an error if the prefix is not one that a store accepts.
 pub fn acl_rules(prefix: &str, hashes: &[&str]) -> Result<String, PrefixError> {
     let mut rules = String::from("clearselectors resetkeys resetchannels -@all");
-    let hget = (!hashes.is_empty()).then_some(&HASHES);
-    for command in CALLS.iter().chain(READS).chain(OTHERS).chain(CONNECTION).chain(hget) {
+    for command in CALLS.iter().chain(READS).chain(OTHERS).chain(BAN_LIST).chain(CONNECTION) {
         rules.push_str(" +");
         rules.push_str(command);
     }
@@ -117,10 +116,20 @@ mod tests {
     }
 
     #[test]
+    fn every_command_of_the_ban_list_is_allowed() {
+        let rules = acl_rules("tidegate", &[]).unwrap();
+        let used: Vec<&str> = include_str!("../lua/bans.lua").lines().flat_map(commands_in).collect();
+        assert!(used.len() > BAN_LIST.len(), "{used:?}");
+        for command in used {
+            assert!(rules.contains(&format!(" +{} ", command.to_lowercase())), "{command}");
+        }
+    }
+
+    #[test]
     fn rules_have_the_pattern_of_the_prefix_and_read_access_to_hashes() {
         assert!(acl_rules("shop", &[]).unwrap().ends_with(" +asking +wait ~shop:tg2:*"));
         let starred = acl_rules("a*[b]", &["pl?ns"]).unwrap();
-        assert!(starred.ends_with(" +hget ~a\\*\\[b\\]:tg2:* %R~pl\\?ns"), "{starred}");
+        assert!(starred.ends_with(" +wait ~a\\*\\[b\\]:tg2:* %R~pl\\?ns"), "{starred}");
         assert!(acl_rules("a b", &[]).is_err());
     }
 

@@ -39,6 +39,7 @@
 //! it matches all of them.** So another spelling of a path does not evade a rule. `path.rs` has the details.
 
 mod builder;
+mod client_bans;
 pub(crate) mod comparisons;
 #[cfg(any(fuzzing, test))]
 pub mod fuzz;
@@ -68,6 +69,7 @@ pub use builder::{Ban, JwtSettings, LimitText, ListedKey, Plan, Rule, Rules, Sec
 #[cfg(feature = "redis")]
 pub use key_hash::KeyHash;
 pub use key_lookup::{KeyFuture, KeyLookup};
+pub use client_bans::{ClientBan, ClientBans};
 pub use lists::CompiledBan;
 pub use lookup_cache::{LookupError, LookupStats};
 pub use lookups::Lookups;

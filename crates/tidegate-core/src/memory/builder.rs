@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::bans::Bans;
+use crate::ban_list::BanTexts;
 use super::budget::Budget;
 use super::counter_hash::CounterHasher;
 use super::receipts::UsedReceipts;
@@ -82,6 +83,7 @@ impl MemoryStoreBuilder {
             clock: self.clock,
             budget: Budget::new(self.max_bytes, shards),
             bans: Bans::default(),
+            ban_list: BanTexts::default(),
             receipts: UsedReceipts::default(),
         }
     }

@@ -195,13 +195,13 @@ async fn responses_about_bans_match_the_document() {
     let (instance, broken) = (Instance::new(None), Instance::without_store());
     for method in ["PUT", "GET", "DELETE"] {
         let mut own = Vec::new();
-        for query in ["subject=ip:203.0.113.9", "subject=other", ""] {
+        for query in ["client=203.0.113.9", "client=other", "key=other", ""] {
             own.push(instance.send(&ask(&format!("{method} /v1/bans?{query}"), "")).await);
         }
-        let operation = format!("{method} /v1/bans?subject=a");
+        let operation = format!("{method} /v1/bans?key=a");
         own.push(broken.send(&ask(&operation, "")).await);
         assert_operation(&operation, "", own).await;
-        let for_an_hour = instance.send(&ask("PUT /v1/bans?subject=other&for=1h", "")).await;
+        let for_an_hour = instance.send(&ask("PUT /v1/bans?key=other&for=1h", "")).await;
         assert!(for_an_hour.body.contains("3600000"), "{for_an_hour:?}");
     }
 }
