@@ -11,15 +11,15 @@ macro_rules! pages {
 struct Readme;
 
 pages! {
-    FiveMinutes "01-five-minutes.md"
-    ChoosingAnAlgorithm "02-choosing-an-algorithm.md"
+    InFrontOfYourService "01-in-front-of-your-service.md"
+    FiveMinutes "02-five-minutes.md"
     RulesAndPlans "03-rules-and-plans.md"
     BehindAProxy "04-behind-a-proxy.md"
-    SeveralInstances "05-several-instances.md"
-    HeadersAndRefusals "06-headers-and-refusals.md"
+    HeadersAndRefusals "05-headers-and-refusals.md"
+    SeveralInstances "06-several-instances.md"
     FromOtherLanguages "07-from-other-languages.md"
-    TestingYourLimits "08-testing-your-limits.md"
-    WithProxies "09-with-nginx-caddy-traefik.md"
-    ComingFromOtherLimiters "10-coming-from-other-limiters.md"
-    InFrontOfYourService "11-in-front-of-your-service.md"
+    WithProxies "08-with-nginx-caddy-traefik.md"
+    ChoosingAnAlgorithm "09-choosing-an-algorithm.md"
+    TestingYourLimits "10-testing-your-limits.md"
+    ComingFromOtherLimiters "11-coming-from-other-limiters.md"
 }

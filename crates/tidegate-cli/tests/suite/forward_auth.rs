@@ -373,7 +373,7 @@ fn an_instance_without_rules_says_so_to_a_proxy() {
 /// The blocks of the page are the files that the other tests run, without the comment at their beginning.
 #[test]
 fn the_page_of_the_guide_shows_the_files_in_ops() {
-    let page = read("docs/guide/09-with-nginx-caddy-traefik.md");
+    let page = read("docs/guide/08-with-nginx-caddy-traefik.md");
     for (file, language) in [
         ("ops/nginx/tidegate.conf", "nginx"),
         ("ops/caddy/tidegate.caddyfile", "caddyfile"),

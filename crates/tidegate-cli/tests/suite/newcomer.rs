@@ -9,14 +9,14 @@
 //! | a block whose first line is a comment with a file name | Written to that file. |
 //! | `rust` | Compiled by the doctests of crate `tidegate` (`src/guide.rs`), as it stands. |
 //! | `toml` | Loaded by `tests/suite/guide.rs` of crate `tidegate`. |
-//! | `LANGUAGE,before`, on page 10 | The code of another library. Not run. |
+//! | `LANGUAGE,before`, on page 11 | The code of another library. Not run. |
 //!
 //! Differences from what a reader does, all of which are in `shell.rs`: ports that the pages print are replaced by free
 //! ones, `tidegate` is the binary under test, `cargo` uses the crates of this workspace's lock file, offline, and `pip`,
 //! `npm` and `go` use the packages that `scripts/setup.sh` has installed. The commands in [`NOT_RUN`] are not run, nor are
 //! those of Go if it is not installed.
 //!
-//! `TIDEGATE_GUIDE_PAGES=07,10` runs only these pages of the guide, for those who write them.
+//! `TIDEGATE_GUIDE_PAGES=07,11` runs only these pages of the guide, for those who write them.
 
 mod page;
 mod shell;
@@ -99,7 +99,7 @@ fn follow(pages: &[Page]) -> usize {
     let mut shell = Shell::start(directory.path());
     if !pages.iter().flat_map(Page::commands).any(|command| command.starts_with("cargo new hello")) {
         let project = Step { command: "mkdir hello && cd hello".to_owned(), output: String::new() };
-        shell.run("the project of page 1", &project);
+        shell.run("the project of page 2", &project);
     }
     let mut commands = 0;
     for page in pages {

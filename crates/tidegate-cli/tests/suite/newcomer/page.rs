@@ -54,7 +54,7 @@ impl Block {
     fn new(page: &str, fence: &str, text: String) -> Block {
         let language = fence.strip_suffix(",no_run").unwrap_or(fence);
         if fence.ends_with(",before") {
-            assert!(page.starts_with("10-"), "{page} has a block that no test runs:\n{text}");
+            assert!(page.starts_with("11-"), "{page} has a block that no test runs:\n{text}");
             return Block::Before;
         }
         if language == "console" {

@@ -57,7 +57,7 @@ impl Shell {
         }
         bash.args(["--noprofile", "--norc"]).current_dir(directory).process_group(0);
         bash.env("PATH", format!("{}:{}:{path}", programs.display(), tools.display()));
-        // The service of page 6.
+        // The service of page 5.
         bash.env("PORT", &ports[5].1);
         // A directory of its own: the newcomer's project has other features and another profile than this workspace.
         bash.env("CARGO_TARGET_DIR", repository().join("target/newcomer"));

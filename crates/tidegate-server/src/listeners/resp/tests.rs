@@ -216,14 +216,14 @@ fn the_error_and_the_documentation_name_every_command() {
         ("INFO", "INFO"),
         ("QUIT", "QUIT"),
     ];
-    let documented = include_str!("../../../../../docs/serve.md").replace("\\|", "|");
+    let documented = include_str!("../../../../../docs/resp.md").replace("\\|", "|");
     for (name, example) in commands {
         let line = format!("{example}\r\n");
         let mut args = Args::default();
         parse(line.as_bytes(), &mut args).unwrap();
         let command = parse_command(line.as_bytes(), &args, &mut LimitCache::default(), &mut Vec::new()).unwrap();
         assert!(!matches!(command, RespCommand::Unknown), "{name}");
-        assert!(documented.contains(&format!("`{name}")), "{name} is not in docs/serve.md");
+        assert!(documented.contains(&format!("`{name}")), "{name} is not in docs/resp.md");
     }
     assert_eq!(COMMANDS, commands.map(|(name, _)| name));
     assert!(UNKNOWN.ends_with(&format!("expected one of {}", COMMANDS.join(", "))));
@@ -233,7 +233,7 @@ fn the_error_and_the_documentation_name_every_command() {
         "TIDEGATE.WAIT key limit [key limit ...] TIMEOUT ms [COST n] [RECEIPT]",
         "TIDEGATE.REQUEST method path peer [name value ...]",
     ] {
-        assert!(documented.contains(&format!("`{usage}`")), "{usage} is not in docs/serve.md");
+        assert!(documented.contains(&format!("`{usage}`")), "{usage} is not in docs/resp.md");
     }
 }
 
