@@ -134,9 +134,8 @@ fn format_list(report: &Value) -> String {
         return "no bans\n".to_owned();
     }
     let width = bans.iter().map(|ban| text(&ban["client"]).chars().count()).max().unwrap_or_default();
-    let line = |ban: &&Value| {
-        format!("{:width$}  {:<7}  {}\n", text(&ban["client"]), text(&ban["kind"]), format_end(ban))
-    };
+    let line =
+        |ban: &&Value| format!("{:width$}  {:<7}  {}\n", text(&ban["client"]), text(&ban["kind"]), format_end(ban));
     bans.iter().map(line).collect()
 }
 

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tidegate_core::{
-    Atomicity, BAN_LIST_MAX, BanListing, Check, Clock, Cost, Decision, Demand, LimitStatus, ListedBan, Location, Redeemed,
-    Redemption, Shard, ShardId, Source, Store, StoreError, StoreErrorKind as Kind, StoreFuture, Timestamp, Wait,
+    Atomicity, BAN_LIST_MAX, BanListing, Check, Clock, Cost, Decision, Demand, LimitStatus, ListedBan, Location,
+    Redeemed, Redemption, Shard, ShardId, Source, Store, StoreError, StoreErrorKind as Kind, StoreFuture, Timestamp,
+    Wait,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;

@@ -21,7 +21,8 @@ use http::HeaderMap;
 use percent_encoding::percent_decode_str;
 use tidegate::Timestamp;
 use tidegate::identity::{
-    API_KEY_BYTES_MAX, AddressPrefixes, ApiKeys, Identifier, Identity, KeyDigest, KeyTable, KnownKey, Networks, Origin, Subject, Subjects, User,
+    API_KEY_BYTES_MAX, AddressPrefixes, ApiKeys, Identifier, Identity, KeyDigest, KeyTable, KnownKey, Networks, Origin,
+    Subject, Subjects, User,
 };
 use tidegate::rules::{CompiledRule, Lookups, RuleSet};
 
@@ -149,7 +150,10 @@ impl Client {
         };
         let identity = self.identity(rules, now).filter(|_| is_determined);
         identity.map(|identity| identity.subject(rule.by()).as_bytes().to_vec()).ok_or_else(|| {
-            format!("the rule counts by {}; specify the whole subject, as `tidegate explain --reveal` shows it", by(rule))
+            format!(
+                "the rule counts by {}; specify the whole subject, as `tidegate explain --reveal` shows it",
+                by(rule)
+            )
         })
     }
 }

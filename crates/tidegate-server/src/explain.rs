@@ -202,7 +202,9 @@ impl Explanation {
             Client::User(id) => (KeyAnswer::NotNeeded, elsewhere, Some(User { subject: id.into(), plan: None })),
             Client::Network(_) => return Err("a network is not one client; specify an address in it".to_owned()),
             Client::Subject(_) => {
-                return Err("a subject is not a whole request; specify its address (--peer) and its headers (-H)".to_owned());
+                return Err(
+                    "a subject is not a whole request; specify its address (--peer) and its headers (-H)".to_owned()
+                );
             }
         };
         let asked = Asked { request, peer, user, bans, now, is_revealing };
@@ -417,7 +419,9 @@ impl KeyAnswer {
     /// Returns the identity with the key that was found, if one was.
     fn apply<'r>(&self, identity: Identity<'r>) -> Identity<'r> {
         match self {
-            KeyAnswer::Known(digest, known) | KeyAnswer::Given(digest, known) => identity.with_api_key(*digest, known.clone()),
+            KeyAnswer::Known(digest, known) | KeyAnswer::Given(digest, known) => {
+                identity.with_api_key(*digest, known.clone())
+            }
             KeyAnswer::NotNeeded | KeyAnswer::NotAsked | KeyAnswer::Unknown => identity,
         }
     }

@@ -43,7 +43,9 @@ pub use explain::{Explanation, LimitExplanation, PlanExplanation, RuleExplanatio
 pub use listener::Listeners;
 pub use listeners::admin::bans::{BanQuery, BanReport, BanRules, BansReport, ListedBanReport, list_bans};
 pub use listeners::admin::is_loopback;
-pub use listeners::admin::keys::{CounterError, CounterQuery, CounterReport, CounterRules, CounterStatus, ResetReport, SkippedRule};
+pub use listeners::admin::keys::{
+    CounterError, CounterQuery, CounterReport, CounterRules, CounterStatus, ResetReport, SkippedRule,
+};
 pub use listeners::admin::token::{AdminTokenError, Token};
 pub use listeners::gateway::{Gateway, UpstreamError};
 pub use memory_watch::watch_memory;

@@ -33,8 +33,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::{
-    Atomicity, BanListing, Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Shard, ShardId, Source, Store,
-    StoreError, StoreErrorKind, SystemClock, Wait,
+    Atomicity, BanListing, Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Shard, ShardId,
+    Source, Store, StoreError, StoreErrorKind, SystemClock, Wait,
 };
 
 pub use self::each_decision::{EachDecision, PartialDecision};
@@ -596,7 +596,9 @@ impl Limiter {
     /// circuit breaker is open.
     pub async fn listed_bans(&self) -> Result<BanListing, StoreError> {
         match &self.0.backend {
-            Backend::Memory(store) => catch_panic(|| store.listed_bans(None)).ok_or_else(panicked).map(Option::unwrap_or_default),
+            Backend::Memory(store) => {
+                catch_panic(|| store.listed_bans(None)).ok_or_else(panicked).map(Option::unwrap_or_default)
+            }
             Backend::Shared(shared) => shared.listed_bans().await,
         }
     }

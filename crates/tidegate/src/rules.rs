@@ -66,10 +66,10 @@ pub(crate) mod trie;
 mod tests;
 
 pub use builder::{Ban, JwtSettings, LimitText, ListedKey, Plan, Rule, Rules, SecretSource};
+pub use client_bans::{ClientBan, ClientBans};
 #[cfg(feature = "redis")]
 pub use key_hash::KeyHash;
 pub use key_lookup::{KeyFuture, KeyLookup};
-pub use client_bans::{ClientBan, ClientBans};
 pub use lists::CompiledBan;
 pub use lookup_cache::{LookupError, LookupStats};
 pub use lookups::Lookups;

@@ -164,7 +164,7 @@ fn subject_that_explain_reveals_can_be_banned() {
     eventually("the ban is read", || instances[0].check(DESCRIBED).status, |status| *status == 403);
     assert_banned(&instances[0].check(DESCRIBED), false);
     let explained = run(&explain);
-    assert!(explained.contains("refused  ip:*** is banned in the store for 59m 5"), "{explained}");
+    assert!(explained.contains("refused  ip:*** is banned in the store for "), "{explained}");
     let masked = tidegate(&["ban", "ip:***", "--store", &redis.url(), "--config", &file]);
     assert_eq!(masked.status.code(), Some(2));
     assert!(err(&masked).contains("explain --reveal"), "{}", err(&masked));
@@ -174,7 +174,10 @@ fn subject_that_explain_reveals_can_be_banned() {
 fn instance_without_a_store_is_banned_through_its_admin_listener() {
     let serving = Serving::start(&[]);
     let admin = format!("http://{}", serving.admin);
-    assert_eq!(run(&["ban", "user:42", "--for", "1h", "--admin", &admin]), "user:42 is banned for 1h: all requests of this user, and explicit checks on the key user:42 (403), on this instance\n");
+    assert_eq!(
+        run(&["ban", "user:42", "--for", "1h", "--admin", &admin]),
+        "user:42 is banned for 1h: all requests of this user, and explicit checks on the key user:42 (403), on this instance\n"
+    );
     assert_banned(&serving.check(EXPLICIT), false);
     assert_eq!(
         serving.send_inline("TIDEGATE.PEEK user:42 10/h").split(' ').nth(1),
@@ -211,7 +214,7 @@ fn check_of_a_banned_key_is_denied_and_invalid_arguments_are_reported() {
         (&["ban", "user:42"], "no shared store was given"),
         (&["unban", "user:42", "--store", "memory"], "no shared store was given"),
         (&["ban", &long, "--store", &url], "at most 65536 bytes"),
-        (&["ban"], "<CLIENT|--key <KEY>|--list>"),
+        (&["ban"], "<CLIENT>"),
         (&["ban", "user:42", "--store", "redis://127.0.0.1:1"], "127.0.0.1:1"),
     ] {
         let refused = tidegate(arguments);

@@ -108,11 +108,12 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Runs a command, asserts its exit code, and returns what it printed.
+/// Runs a command, asserts its exit code, and returns what it printed: to standard error if it failed.
 fn run(arguments: &[&str], code: i32) -> String {
     let output = tidegate(arguments);
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", text(&output));
-    text(&output)
+    let printed = if code == 2 { output.stderr } else { output.stdout };
+    String::from_utf8_lossy(&printed).into_owned()
 }
 
 /// A configuration file, and instances with it.
@@ -211,7 +212,10 @@ fn assert_counters(site: &Site, place: &[&str]) {
             assert_eq!(all["skipped"].as_array().unwrap().len(), 5 - counters.len(), "{all}");
             let freed = match round % 2 {
                 0 => run(&[&["reset", spelling], place].concat(), 0),
-                _ => kinds.iter().map(|kind| run(&[&["reset", spelling, "--rule", &format!("by-{kind}")], place].concat(), 0)).collect(),
+                _ => kinds
+                    .iter()
+                    .map(|kind| run(&[&["reset", spelling, "--rule", &format!("by-{kind}")], place].concat(), 0))
+                    .collect(),
             };
             assert!(freed.contains("reset"), "{freed}");
             run(&[&["reset", spelling], place].concat(), 1);
@@ -319,9 +323,17 @@ fn ban_without_rules_refuses_the_key_and_the_client() {
     let site = Site::start(&config(false), Some(&redis), 1);
     let (url, serving) = (redis.url(), &site.servings[0]);
     let explicit = |key: &str| serving.check(&format!(r#"{{"key":"{key}","limit":"100/h"}}"#)).status;
-    for (case, key) in [(&CASES[0], "203.0.113.9"), (&CASES[1], "2001:db8:1:2::5"), (&CASES[2], "198.51.100.0/24"), (&CASES[4], "user:alice")] {
+    for (case, key) in [
+        (&CASES[0], "203.0.113.9"),
+        (&CASES[1], "2001:db8:1:2::5"),
+        (&CASES[2], "198.51.100.0/24"),
+        (&CASES[4], "user:alice"),
+    ] {
         let printed = run(&["ban", key, "--store", &url], 0);
-        assert!(printed.contains(&format!(", and explicit checks on the key {key} (403), {EVERYWHERE}\n")), "{printed}");
+        assert!(
+            printed.contains(&format!(", and explicit checks on the key {key} (403), {EVERYWHERE}\n")),
+            "{printed}"
+        );
         assert_eq!(explicit(key), 403, "{key}");
         eventually("the client is banned", || case.request(serving, "/free").status, |status| *status == 403);
         run(&["unban", key, "--store", &url], 0);
@@ -359,7 +371,11 @@ fn ban_with_an_end_expires_and_two_operators_lose_no_ban() {
     let (case, serving, url) = (&CASES[0], &site.servings[0], redis.url());
     run(&["ban", case.spellings[0], "--for", "2s", "--store", &url, "--config", &site.file], 0);
     eventually("the ban has ended", || case.request(serving, "/free").status, |status| *status == 200);
-    eventually("the list has expired", || redis.command(&["EXISTS", "tidegate:tg2:bans"]).integer(), |count| *count == 0);
+    eventually(
+        "the list has expired",
+        || redis.command(&["EXISTS", "tidegate:tg2:bans"]).integer(),
+        |count| *count == 0,
+    );
     let operators: Vec<_> = (0..4)
         .map(|operator| {
             let place = match operator % 2 {

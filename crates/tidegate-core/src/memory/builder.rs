@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::bans::Bans;
-use crate::ban_list::BanTexts;
 use super::budget::Budget;
 use super::counter_hash::CounterHasher;
 use super::receipts::UsedReceipts;
 use super::{MemoryStore, Padded};
+use crate::ban_list::BanTexts;
 use crate::time::{Clock, SystemClock, Timestamp};
 
 /// The maximum number of shards: threads rarely contend for one lock, and resizing one table causes no long pause.

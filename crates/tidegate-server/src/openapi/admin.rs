@@ -55,7 +55,11 @@ pub(super) fn document() -> Value {
         let what = "The key that a check names, instead of a client. At most 65536 bytes.";
         parameter("key", false, what, "user:42", json!({ "type": "string" }))
     };
-    let no_client = || rejected("A parameter is unknown, missing or invalid, or no rule counts this client. The message says what is expected.");
+    let no_client = || {
+        rejected(
+            "A parameter is unknown, missing or invalid, or no rule counts this client. The message says what is expected.",
+        )
+    };
     let paths = json!({
         "/healthz": path(Access::Everyone, "GET, HEAD", json!({ "get": {
             "operationId": "healthz",
@@ -269,8 +273,7 @@ fn parameter(name: &str, is_required: bool, description: &str, example: &str, sc
 /// Returns the parameters that select counters.
 fn counter_parameters() -> Value {
     let text = || json!({ "type": "string" });
-    let key =
-        "The key that a check names. With `rule`, or without `limit`, a client: an address, an API key, the name of a key, \
+    let key = "The key that a check names. With `rule`, or without `limit`, a client: an address, an API key, the name of a key, \
          `user:ID`, or a subject.";
     let limit = "The limit that a check names. With `rule`, the name of one of its limits; all of them by default.";
     let plan = "The plan of the client, in a rule with limits per plan. Required if nothing else determines it.";

@@ -397,9 +397,8 @@ impl<'r> Identity<'r> {
     /// Returns the entries of a ban list for the verified user. Empty if there is none.
     pub(crate) fn user_entries(&self) -> impl Iterator<Item = SubjectKey> + '_ {
         let user = self.user();
-        user.into_iter().flat_map(|user| {
-            self.ban_entries(|writer| writer.part(USER, PartValue::Plain(user.subject.as_bytes())))
-        })
+        user.into_iter()
+            .flat_map(|user| self.ban_entries(|writer| writer.part(USER, PartValue::Plain(user.subject.as_bytes()))))
     }
 
     /// Returns what `write` writes as it is and, with an anonymizer, with the salt of bans.

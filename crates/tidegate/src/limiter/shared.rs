@@ -9,9 +9,9 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tidegate_core::{BanListing, 
-    Atomicity, Check, Clock, Cost, Decision, Demand, LimitStatus, MemoryStore, ReceiptId, Redeemed, ShardId, Source,
-    Store, StoreError, StoreErrorKind as Kind, Timestamp, Wait,
+use tidegate_core::{
+    Atomicity, BanListing, Check, Clock, Cost, Decision, Demand, LimitStatus, MemoryStore, ReceiptId, Redeemed,
+    ShardId, Source, Store, StoreError, StoreErrorKind as Kind, Timestamp, Wait,
 };
 use tokio::time::{Instant, timeout};
 

@@ -216,7 +216,9 @@ impl BanQuery {
         match (self, rules) {
             (BanQuery::Client(text), Some(rules)) => {
                 let client = Client::parse(rules.rules, rules.lookups, text).await.map_err(|message| {
-                    CounterError::Invalid(format!("{message}; for the key of explicit checks, use --key KEY (in a request: key=KEY)"))
+                    CounterError::Invalid(format!(
+                        "{message}; for the key of explicit checks, use --key KEY (in a request: key=KEY)"
+                    ))
                 })?;
                 Target::of_client(client, rules.rules, now).map_err(CounterError::Invalid)
             }
@@ -321,7 +323,12 @@ impl Target {
             }
             Some(Client::Network(networks)) => {
                 let Some(network) = networks.iter().next() else { return Target { effect: key_effect, ..target } };
-                (ClientBans::network_entry(network), "network", network.to_string(), "all requests from this network".to_owned())
+                (
+                    ClientBans::network_entry(network),
+                    "network",
+                    network.to_string(),
+                    "all requests from this network".to_owned(),
+                )
             }
             Some(user @ Client::User(_)) => {
                 let part = user.part(prefixes).unwrap_or_default();

@@ -30,8 +30,8 @@ use tidegate::config::Loaded;
 use tidegate::engine::Engine;
 use tidegate::rules::{ClientBans, CompiledRule, LimitSetId, Lookups, Mode, PlanQuestion};
 use tidegate::{
-    BAN_LIST_MAX, Clock, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, Scope, StoreError, StoreErrorKind, SystemClock,
-    Timestamp, Wait,
+    BAN_LIST_MAX, Clock, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, Scope, StoreError, StoreErrorKind,
+    SystemClock, Timestamp, Wait,
 };
 
 use super::AdminListener;
@@ -414,8 +414,11 @@ impl CounterQuery {
         let found = |rule: &str| {
             let rules = rules.ok_or_else(|| invalid("this instance has no rules; start it with --config FILE"))?;
             let known = rules.loaded.rules.rules().iter().find(|known| &**known.name() == rule);
-            let names = || rules.loaded.rules.rules().iter().map(|known| &**known.name()).collect::<Vec<&str>>().join(", ");
-            known.ok_or_else(|| invalid(&format!("unknown rule; expected one of {}", names()))).map(|rule| (rules, rule))
+            let names =
+                || rules.loaded.rules.rules().iter().map(|known| &**known.name()).collect::<Vec<&str>>().join(", ");
+            known
+                .ok_or_else(|| invalid(&format!("unknown rule; expected one of {}", names())))
+                .map(|rule| (rules, rule))
         };
         if self.key.is_empty() {
             return Err(invalid("the key is empty"));
@@ -432,7 +435,8 @@ impl CounterQuery {
             (Some(rule), _) => {
                 let (rules, rule) = found(rule)?;
                 let client = self.client(rules).await?;
-                let group = self.select_of_rule(rules, rule, &client, selection).await.map_err(CounterError::Invalid)?;
+                let group =
+                    self.select_of_rule(rules, rule, &client, selection).await.map_err(CounterError::Invalid)?;
                 let key = String::from_utf8_lossy(&group.key).into_owned();
                 Ok(Selected { key, client: Some(client), groups: vec![group], skipped: Vec::new() })
             }
@@ -468,7 +472,8 @@ impl CounterQuery {
             }
         }
         if groups.is_empty() {
-            let reasons: Vec<String> = skipped.iter().map(|skipped| format!("{}: {}", skipped.rule, skipped.because)).collect();
+            let reasons: Vec<String> =
+                skipped.iter().map(|skipped| format!("{}: {}", skipped.rule, skipped.because)).collect();
             let reasons = if reasons.is_empty() { "there are no rules".to_owned() } else { reasons.join("; ") };
             return Err(CounterError::Invalid(format!("no rule counts this client ({reasons})")));
         }
