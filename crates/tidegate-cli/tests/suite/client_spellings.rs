@@ -24,7 +24,7 @@ fn config(anonymize: bool) -> String {
         let matched = format!("match = {{ path = \"/{kind}\" }}\nby = [\"{kind}\"]\nlimits = [\"5/h\"]");
         format!("[[rules]]\nname = \"by-{kind}\"\n{matched}\n")
     };
-    let tenants = "[[rules]]\nname = \"tenants\"\nmatch = { path = \"/tenant\" }\nby = [\"header:x-tenant\"]\nlimits = [\"5/h\"]\n";
+    let tenants = "[[rules]]\nname = \"tenants\"\nmatch = { path = \"/tenant\" }\nby = [\"header:x-tenant\"]\nlimits = [\"100000/h\"]\n";
     let rules: String = KINDS.map(rule).concat() + tenants;
     let jwt = "[jwt]\nalgorithm = \"HS256\"\nkey = \"0123456789abcdef0123456789abcdef\"\n";
     let anonymize = if anonymize { "anonymize = { secret = \"0123456789abcdef0123456789abcdef\" }\n" } else { "" };
@@ -209,7 +209,7 @@ fn assert_counters(site: &Site, place: &[&str]) {
                 let explained = run(&[&explain[..], place].concat(), 0);
                 assert!(explained.contains("5/h, 4 left\n"), "{explained}");
             }
-            assert_eq!(all["skipped"].as_array().unwrap().len(), 5 - counters.len(), "{all}");
+            assert_eq!(all["skipped"].as_array().map_or(0, Vec::len), 5 - counters.len(), "{all}");
             let freed = match round % 2 {
                 0 => run(&[&["reset", spelling], place].concat(), 0),
                 _ => kinds
@@ -281,7 +281,8 @@ fn assert_commands(anonymize: bool) {
         for case in &CASES {
             run(&["ban", case.spellings[0], "--admin", &admin], 0);
         }
-        let stored = format!("{:?}", redis.command(&["HGETALL", "tidegate:tg2:bans"]));
+        let stored = redis.command(&["HKEYS", "tidegate:tg2:bans"]);
+        let stored = stored.items().iter().map(|field| field.text()).collect::<Vec<_>>().join(" ");
         assert!(stored.contains("ip:~") && stored.contains("api_key:~") && stored.contains("user:~"), "{stored}");
         for plain in ["203.0.113.9", "2001:db8", "alice", "#57ce"] {
             assert!(!stored.contains(plain), "{plain}: {stored}");

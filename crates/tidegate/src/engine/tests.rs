@@ -682,7 +682,7 @@ async fn listed_client_is_refused_until_its_ban_ends() {
     assert_eq!(site.verdict("/free", &[], [192, 0, 2, 1]).await.0, Verdict::Allowed, "the store refuses subjects");
     site.clock.advance(Duration::from_secs(3_599));
     let Outcome::Refused(refusal) = site.send("GET", "/", &[], HERE).await else { panic!("a ban") };
-    assert_eq!((refusal.fields().retry_after_ms, refusal.source()), (Some(1_000), Source::Store));
+    assert_eq!((refusal.fields().retry_after_ms(), refusal.source()), (Some(1_000), Source::Store));
     site.clock.advance(Duration::from_secs(1));
     assert_eq!(site.verdict("/free", &[], HERE).await.0, Verdict::Allowed, "the shield has not counted");
     assert_eq!(site.verdict("/free", &[], [198, 51, 100, 7]).await.0, Verdict::Banned);

@@ -136,8 +136,10 @@ fn an_empty_key_is_an_error() {
         &["TIDEGATE.RESET", "", "3/h"],
         &["CL.THROTTLE", "", "9", "10", "60"],
     ] {
-        let reply = connection.call(command).unwrap();
-        assert_eq!(reply, Reply::Error("ERR a key must not be empty".into()), "{command:?}");
+        match connection.call(command).unwrap() {
+            Reply::Error(message) => assert!(message.starts_with("ERR a key must not be empty"), "{message}"),
+            reply => panic!("{command:?}: {reply:?}"),
+        }
     }
 }
 

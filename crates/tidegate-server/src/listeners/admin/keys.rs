@@ -87,7 +87,8 @@ pub struct CounterReport {
     pub slot: Option<u32>,
     /// The counters, in the order of the rules and their limits.
     pub counters: Vec<CounterStatus>,
-    /// For all rules, those that have no counter of this client alone, and why.
+    /// For all rules, those that have no counter of this client alone, and why. Absent if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub skipped: Vec<SkippedRule>,
 }
 
@@ -142,7 +143,8 @@ pub struct ResetReport {
     pub reset: bool,
     /// The number of counters that existed and were deleted.
     pub counters: usize,
-    /// For all rules, those that have no counter of this client alone, and why.
+    /// For all rules, those that have no counter of this client alone, and why. Absent if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub skipped: Vec<SkippedRule>,
 }
 
