@@ -34,14 +34,11 @@ use crate::console::Step;
 /// How a command begins that is not run, how it is checked instead, and why.
 type NotRun = (&'static str, fn(&str) -> bool, &'static str);
 
-const NOT_RUN: [NotRun; 2] = [
-    (
-        "cargo install --path ",
-        installs_the_command,
-        "compiles the binary under test once more, optimised, and installs it for the user; the path is its package",
-    ),
-    ("make ", is_a_make_target, "`make test` runs this test, and the others take minutes or hours; the target exists"),
-];
+const NOT_RUN: [NotRun; 1] = [(
+    "cargo install --path ",
+    installs_the_command,
+    "compiles the binary under test once more, optimised, and installs it for the user; the path is its package",
+)];
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -50,12 +47,6 @@ fn repository() -> PathBuf {
 fn installs_the_command(command: &str) -> bool {
     let path = command.split_whitespace().last().unwrap();
     repository().join(path) == Path::new(env!("CARGO_MANIFEST_DIR")).canonicalize().unwrap()
-}
-
-fn is_a_make_target(command: &str) -> bool {
-    let target = command.split_whitespace().nth(1).unwrap();
-    let makefile = fs::read_to_string(repository().join("Makefile")).unwrap();
-    makefile.lines().any(|line| line.starts_with(&format!("{target}:")) && line.contains("## "))
 }
 
 fn readme() -> Page {
