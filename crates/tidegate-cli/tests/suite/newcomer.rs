@@ -12,9 +12,9 @@
 //! | `LANGUAGE,before`, on page 11 | The code of another library. Not run. |
 //!
 //! Differences from what a reader does, all of which are in `shell.rs`: ports that the pages print are replaced by free
-//! ones, `tidegate` is the binary under test, `cargo` uses the crates of this workspace's lock file, offline, and `pip`,
-//! `npm` and `go` use the packages that `scripts/setup.sh` has installed. The commands in [`NOT_RUN`] are not run, nor are
-//! those of Go if it is not installed.
+//! ones, Rust programs wait longer for Redis, `tidegate` is the binary under test, `cargo` uses the crates of this
+//! workspace's lock file, offline, and `pip`, `npm` and `go` use the packages that `scripts/setup.sh` has installed. The
+//! commands in [`NOT_RUN`] are not run, nor are those of Go if it is not installed.
 //!
 //! `TIDEGATE_GUIDE_PAGES=07,11` runs only these pages of the guide, for those who write them.
 
@@ -129,6 +129,14 @@ fn commands_that_are_not_run_are_valid() {
         }
     }
     assert_eq!(used.len(), NOT_RUN.len(), "the pages have only {used:?}");
+}
+
+#[test]
+fn texts_that_are_replaced_in_programs_exist() {
+    for (shown, _) in shell::PATIENT {
+        let is_written = |block: &Block| matches!(block, Block::File { text, .. } if text.contains(shown));
+        assert!(pages().any(|page| page.blocks.iter().any(is_written)), "no program has `{shown}`");
+    }
 }
 
 #[test]
