@@ -169,7 +169,8 @@ fn limit_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Cow<'de, str
             ))
         }
     }
-    deserializer.deserialize_str(LimitVisitor)
+    // `deserialize_str` would reject a list before the visitor sees it.
+    deserializer.deserialize_any(LimitVisitor)
 }
 
 /// Deserializes a `cost` that is present. Null is an error.
