@@ -47,7 +47,8 @@ impl Admin {
     ///
     /// # Errors
     /// If `method` or `path` is invalid, there is no response within [`RESPONSE_TIMEOUT`], or its status is not 2xx. In
-    /// the last case the error contains the message of the response. The error is [`Failure::NotAdmin`] if the status is
+    /// the last case the error contains the message of the response. The error is [`Failure::AdminTokenWrong`] if the status
+    /// is 401. The error is [`Failure::NotAdmin`] if the status is
     /// 404, because an admin listener has all paths that commands use, or if the body is not JSON.
     pub(crate) async fn send(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         let mut bearer =
@@ -66,6 +67,9 @@ impl Admin {
         }
         let body: Value = serde_json::from_slice(&text)
             .map_err(|_| Failure::NotAdmin { url: url(), reason: "its response is not JSON".to_owned() })?;
+        if status == StatusCode::UNAUTHORIZED {
+            return Err(Failure::AdminTokenWrong { url: url() });
+        }
         if !status.is_success() {
             let message = body["message"].as_str().unwrap_or("the response has no message").to_owned();
             return Err(Failure::AdminRefused { status: status.as_u16(), message });

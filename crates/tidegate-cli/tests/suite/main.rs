@@ -31,4 +31,5 @@ mod store_access;
 mod tls;
 mod traces;
 mod unwritable_output;
+mod validation;
 mod waits;

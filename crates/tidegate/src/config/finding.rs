@@ -343,9 +343,25 @@ impl Report {
 
     /// Returns one line with the name of the configuration and the number of errors, such as `tidegate.toml is invalid: 2
     /// errors`.
+    ///
+    /// Only the message of the error if the file cannot be read, because then it is not known to be invalid.
     pub fn summary(&self) -> String {
+        if let Some(unread) = self.unread() {
+            return unread.message.clone();
+        }
         let count = self.errors();
         format!("{} is invalid: {count} error{}", self.name, if count == 1 { "" } else { "s" })
+    }
+
+    /// Returns the only finding, if it is that the configuration file itself cannot be read. A finding about another file
+    /// has a place.
+    fn unread(&self) -> Option<&Finding> {
+        match &self.findings[..] {
+            [finding] if finding.span().is_none() => {
+                Some(finding).filter(|finding| matches!(finding.code, Code::FileUnreadable | Code::UnknownFormat))
+            }
+            _ => None,
+        }
     }
 
     /// Returns the number of errors among the findings, which is at least 1.
@@ -359,6 +375,9 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.summary())?;
+        if self.unread().is_some() {
+            return Ok(());
+        }
         f.write_str(if self.errors() == 1 { "" } else { ", the first" })?;
         match self.findings.iter().find(|finding| finding.severity() == Severity::Error) {
             Some(first) => write!(f, ": {first:?}"),
@@ -377,7 +396,18 @@ impl fmt::Debug for Report {
 impl std::error::Error for Report {}
 
 impl Diagnostic for Report {
+    fn code<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.unread().and_then(Diagnostic::code)
+    }
+
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.unread().and_then(Diagnostic::help)
+    }
+
     fn related<'a>(&'a self) -> Option<Box<dyn Iterator<Item = &'a dyn Diagnostic> + 'a>> {
+        if self.unread().is_some() {
+            return None;
+        }
         Some(Box::new(self.findings.iter().map(|finding| finding as &dyn Diagnostic)))
     }
 }
