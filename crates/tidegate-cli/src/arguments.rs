@@ -225,7 +225,7 @@ pub(crate) struct ServiceOptions {
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<NonZeroUsize>,
     /// Number of instances that share the quotas while the store is unavailable [default: `instances` in the
-    /// configuration file, else 1]
+    /// configuration file, else the number of instances that share the store]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) instances: Option<u32>,
     /// Maximum number of connections to each listener, except the admin listener

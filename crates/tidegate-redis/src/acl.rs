@@ -3,9 +3,9 @@
 //! A script runs its commands as the user that calls it, so the user needs those too. `AUTH` and `HELLO` need no
 //! permission.
 
-use crate::{INSTANCES_SCRIPT, SCRIPT};
 use crate::fault::SCRIPT_POSITION;
 use crate::key::{Prefix, PrefixError};
+use crate::{INSTANCES_SCRIPT, SCRIPT};
 
 /// The commands that run the scripts.
 const CALLS: &[&str] = &["evalsha", "eval", "script|load"];

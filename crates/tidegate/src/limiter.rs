@@ -151,7 +151,6 @@ pub struct LimiterBuilder {
     ready_deadline: Option<Duration>,
     instances: Option<u32>,
     announces: bool,
-    announcement_interval: Duration,
     on_failure: OnFailure,
     deny_cache: bool,
     observers: Vec<Box<dyn Observer>>,
@@ -256,12 +255,6 @@ impl LimiterBuilder {
         LimiterBuilder { announces, ..self }
     }
 
-    /// Sets the interval between two announcements. Defaults to [`announcing::INTERVAL`].
-    #[cfg(test)]
-    pub(crate) fn announcement_interval(self, interval: Duration) -> Self {
-        LimiterBuilder { announcement_interval: interval, ..self }
-    }
-
     /// Sets how checks without a failure policy of their own are decided if the store does not answer. Defaults to
     /// [`OnFailure::Local`].
     #[must_use]
@@ -288,7 +281,7 @@ impl LimiterBuilder {
     /// With a shared store, spawns the task that [announces](Self::announce) this instance, if there is a tokio runtime;
     /// otherwise the first check in one does.
     pub fn build(self) -> Limiter {
-        let LimiterBuilder { clock, deadline, instances, announces, announcement_interval, on_failure, .. } = self;
+        let LimiterBuilder { clock, deadline, instances, announces, on_failure, .. } = self;
         let deadlines = Deadlines { check: deadline, ready: self.ready_deadline.unwrap_or(deadline) };
         let local = self.memory.unwrap_or_else(|| MemoryStore::builder().clock(clock.clone()).build());
         let observers = Observers::new(self.observers);
@@ -304,7 +297,6 @@ impl LimiterBuilder {
                     deadlines,
                     instances,
                     announces,
-                    announcement_interval,
                     has_deny_cache,
                 }));
                 announcing::start(&shared);
@@ -342,7 +334,6 @@ impl Limiter {
             ready_deadline: None,
             instances: None,
             announces: true,
-            announcement_interval: announcing::INTERVAL,
             on_failure: OnFailure::default(),
             deny_cache: true,
             observers: Vec::new(),

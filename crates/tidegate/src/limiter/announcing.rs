@@ -33,20 +33,19 @@ use crate::deadline::timer;
 use crate::observe::StoreCallKind as Call;
 
 /// The shortest time between two announcements of an instance.
-pub(super) const INTERVAL: Duration = Duration::from_secs(2);
+const INTERVAL: Duration = Duration::from_secs(2);
 /// The largest part of the interval that is added at random, so that many instances do not announce at once.
 const JITTER: f64 = 0.1;
-/// The lifetime of an announcement in intervals: more than three with their jitter.
-const LIFETIME_INTERVALS: f64 = 3.5;
+/// The lifetime of an announcement: three intervals with their jitter, and 400 ms for the calls.
+const LIFETIME: Duration = Duration::from_secs(7);
 /// The deadline of an announcement, and of a withdrawal.
-pub(super) const DEADLINE: Duration = Duration::from_secs(1);
+const DEADLINE: Duration = Duration::from_secs(1);
 /// The number of announcements for which the number of instances does not sink after the store has lost them.
 const HELD_ANNOUNCEMENTS: u32 = 2;
 
 /// The announcements of an instance, and the number of instances that it knows.
 pub(super) struct Announcing {
     id: InstanceId,
-    interval: Duration,
     /// The last known number of instances that share the store; 0 if it is not known.
     live: AtomicU32,
     /// Whether nothing has to be started: the task is running, or must not run.
@@ -70,11 +69,10 @@ enum Task {
 
 impl Announcing {
     /// Creates the announcements of an instance with a random id. The task is not started.
-    pub(super) fn new(is_enabled: bool, interval: Duration) -> Announcing {
+    pub(super) fn new(is_enabled: bool) -> Announcing {
         let task = if is_enabled { Task::NotRunning } else { Task::Disabled };
         Announcing {
             id: InstanceId::new(fastrand::u64(..)),
-            interval,
             live: AtomicU32::new(0),
             is_settled: AtomicBool::new(!is_enabled),
             task: Mutex::new(task),
@@ -200,24 +198,22 @@ impl Drop for RunningTask {
 /// Announces the instance at intervals, until the limiter is dropped or the task is disabled.
 async fn announce_repeatedly(task: RunningTask) {
     loop {
-        let pause = {
+        {
             let Some(shared) = task.0.upgrade() else { return };
             if matches!(*shared.announcing.task.lock(), Task::Disabled) {
                 return;
             }
             announce(&shared).await;
-            shared.announcing.interval.mul_f64(1.0 + JITTER * fastrand::f64())
-        };
-        sleep(pause).await;
+        }
+        sleep(INTERVAL.mul_f64(1.0 + JITTER * fastrand::f64())).await;
     }
 }
 
 /// Announces the instance once, within [`DEADLINE`]. Disables the task if the store does not count instances.
 async fn announce(shared: &Shared) {
     let announcing = &shared.announcing;
-    let lifetime = announcing.interval.mul_f64(LIFETIME_INTERVALS);
     let begun = shared.observers.begin(&*shared.clock);
-    let call = async { shared.store().announce(announcing.id, lifetime).await };
+    let call = async { shared.store().announce(announcing.id, LIFETIME).await };
     let Some(call) = shared.within(DEADLINE, ShardId::default(), call) else { return };
     let announced = call.await;
     if let Ok(None) = announced {
@@ -231,3 +227,6 @@ async fn announce(shared: &Shared) {
         Err(error) => announcing.report(&error),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -53,7 +53,6 @@ pub(super) struct SharedParts {
     pub(super) deadlines: Deadlines,
     pub(super) instances: Option<u32>,
     pub(super) announces: bool,
-    pub(super) announcement_interval: Duration,
     pub(super) has_deny_cache: bool,
 }
 
@@ -93,7 +92,7 @@ impl Shared {
     pub(super) fn new(parts: SharedParts) -> Shared {
         let SharedParts { store, local, clock, observers, deadlines, instances, .. } = parts;
         let deny_cache = parts.has_deny_cache.then(DenyCache::default);
-        let announcing = Announcing::new(parts.announces, parts.announcement_interval);
+        let announcing = Announcing::new(parts.announces);
         let health = Health::default();
         Shared { store, local, clock, observers, deny_cache, health, deadlines, instances, announcing }
     }
@@ -492,7 +491,13 @@ impl Shared {
     /// Reports a failed call to the breaker of its server. If that opens it, logs it and starts the probe.
     ///
     /// `phase` is the breaker's phase that admitted the call, `sent` the time at which it was sent.
-    fn report_failure(self: &Arc<Self>, shard: &Arc<ShardHealth>, phase: Phase, sent: Timestamp, failure: &Unavailable) {
+    fn report_failure(
+        self: &Arc<Self>,
+        shard: &Arc<ShardHealth>,
+        phase: Phase,
+        sent: Timestamp,
+        failure: &Unavailable,
+    ) {
         if shard.breaker.failed(phase, sent, self.clock.now()) {
             let kind = failure.kind().as_str();
             tracing::warn!(kind, error = %failure, "the store is not called until a probe succeeds");
