@@ -67,7 +67,9 @@ impl Store for Connection {
         })
     }
     fn withdraw(&self, id: InstanceId) -> StoreFuture<'_, ()> {
-        self.answer(|| drop(self.server.instances.lock().remove(&id)))
+        self.answer(|| {
+            self.server.instances.lock().remove(&id);
+        })
     }
 }
 
@@ -84,7 +86,7 @@ impl Instance {
     fn with(server: &Arc<Server>, configure: impl FnOnce(crate::LimiterBuilder) -> crate::LimiterBuilder) -> Instance {
         let (state, announcements) = (AtomicU8::new(CONNECTED), Mutex::default());
         let connection = Arc::new(Connection { server: server.clone(), state, announcements });
-        let limiter = configure(Limiter::builder().store(connection.clone())).build();
+        let limiter = configure(Limiter::builder().store(connection.clone()).deny_cache(false)).build();
         Instance { connection, limiter }
     }
 
