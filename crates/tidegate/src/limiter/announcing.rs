@@ -132,11 +132,9 @@ impl Announcing {
 
     /// Logs that this instance cannot be announced: as a warning, once, if that will not change by itself.
     fn report(&self, error: &StoreError) {
-        let is_lasting = match error.kind() {
-            Kind::Forbidden | Kind::Unsupported | Kind::Foreign | Kind::ForeignInPart | Kind::Protocol => true,
-            Kind::Script => true,
-            _ => false,
-        };
+        let lasting =
+            [Kind::Forbidden, Kind::Unsupported, Kind::Foreign, Kind::ForeignInPart, Kind::Protocol, Kind::Script];
+        let is_lasting = lasting.contains(&error.kind());
         if is_lasting && !self.has_warned.swap(true, Ordering::Relaxed) {
             let instances = self.live_instances();
             tracing::warn!(
