@@ -274,7 +274,7 @@ pub(crate) struct ServiceOptions {
     #[arg(help_heading = CONNECTIONS, long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
     pub(crate) threads: Option<NonZeroUsize>,
     /// Number of instances that share the quotas while the store is unavailable [default: `instances` in the
-    /// configuration file, else 1]
+    /// configuration file, else the number of instances that share the store]
     #[arg(help_heading = STORE, long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) instances: Option<u32>,
     /// Maximum number of connections to each listener, except the admin listener

@@ -67,7 +67,7 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
     let now = SystemClock::new().now();
     let mut explanation = Explanation::new(&loaded, &lookups, &request, arguments.peer, now, arguments.reveal).await;
     if reads_counters {
-        explanation.read_counters(&limiter.build()).await;
+        explanation.read_counters(&limiter.announce(false).build()).await;
     }
     serde_json::to_value(&explanation).map_err(|error| Failure::Runtime(error.into()))
 }

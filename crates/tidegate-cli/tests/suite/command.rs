@@ -324,9 +324,8 @@ fn serve_names_the_settings_that_explicit_checks_cannot_follow() {
     assert!(!others.output().contains("not to checks that name"), "{}", others.output());
 }
 
-/// Findings are printed before the listeners start, so the output after the start holds all of them.
 #[test]
-fn instances_on_the_command_line_count_as_configured() {
+fn instances_on_the_command_line_override_the_number_that_is_counted() {
     let redis = Server::redis();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tidegate.toml");
@@ -336,11 +335,15 @@ fn instances_on_the_command_line_count_as_configured() {
         let serving = Serving::start(&[&config[..], more].concat());
         serving.wait_for_log("connected to the store");
         serving.reload("was reloaded");
-        serving.output()
+        serving.until("/readyz", |answer| answer.body.contains(r#""reachable":true"#));
+        let metrics = serving.visit("/metrics").body;
+        let instances = metrics.lines().find_map(|line| line.strip_prefix("tidegate_instances ")).unwrap().to_owned();
+        (instances, serving.output())
     };
-    assert!(said(&[]).contains("instances-unset"));
-    let said = said(&["--instances", "3"]);
-    assert!(!said.contains("instances-unset") && !said.contains("this setting changed"), "{said}");
+    assert_eq!(said(&[]).0, "1");
+    let (instances, said) = said(&["--instances", "3"]);
+    assert_eq!(instances, "3");
+    assert!(!said.contains("this setting changed"), "{said}");
 }
 
 #[test]

@@ -137,7 +137,6 @@ codes! {
     SubjectUnknowable "subject-unknowable" Warning "A rule counts by an identity that no request can have.",
     SubjectChosenByClient "subject-chosen-by-client" Warning "A rule counts only by values that the client chooses.",
     CountDeniedRefunded "count-denied-refunded" Warning "`count_denied` with a refund: a denied request has no outcome, so it is never refunded.",
-    InstancesUnset "instances-unset" Warning "The store is shared, but the number of instances is not configured.",
     MemoryNotShared "memory-not-shared" Warning "There are several instances, and each has its counters in its own memory.",
     AllRequestsExempt "all-requests-exempt" Warning "The exempt lists cover every request.",
     DeadlineLong "deadline-long" Warning "The deadline is so long that clients notice a store that hangs.",

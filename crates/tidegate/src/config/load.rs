@@ -237,7 +237,8 @@ impl Loader {
 
     /// Sets the number of instances that share the quotas while the store is unavailable.
     ///
-    /// Overrides the `instances` of the file. Without either, there is one instance; 0 counts as 1.
+    /// Overrides the `instances` of the file; 0 counts as 1. Without either, it is the number of instances that share the
+    /// store.
     #[must_use]
     pub fn instances(self, instances: u32) -> Loader {
         Loader { instances: Some(instances), ..self }

@@ -34,7 +34,8 @@ pub struct Config {
     pub(crate) store: Option<Spanned<StoreEntry>>,
     /// The prefix of every key in the store. Defaults to `tidegate`.
     pub(crate) prefix: Option<Spanned<String>>,
-    /// The number of instances that share the quotas while the store is unavailable. Defaults to 1.
+    /// The number of instances that share the quotas while the store is unavailable. Defaults to the number of instances
+    /// that share the store.
     pub(crate) instances: Option<Spanned<u32>>,
     /// The deadline for a decision by the store. Defaults to `25ms`.
     pub(crate) deadline: Option<Spanned<TimeText>>,

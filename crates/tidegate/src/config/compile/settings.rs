@@ -41,7 +41,8 @@ pub struct Settings {
     pub(crate) access: StoreAccess,
     /// The prefix of every key in the store.
     pub prefix: String,
-    /// The number of instances that share the quotas while the store is unavailable. `None` means 1.
+    /// The number of instances that share the quotas while the store is unavailable. `None` means the number of those
+    /// that share the store; see [`LimiterBuilder::instances`].
     pub instances: Option<u32>,
     /// The deadline for a decision of the store.
     pub deadline: Duration,
@@ -102,10 +103,10 @@ impl Settings {
     /// the deadline of a check. They are empty without a store.
     #[cfg(feature = "redis")]
     pub fn limiter_on(&self, store: Option<RedisStore>) -> (LimiterBuilder, Lookups) {
-        let builder = Limiter::builder()
-            .deadline(self.deadline)
-            .on_failure(self.on_failure)
-            .instances(self.instances.unwrap_or(1));
+        let mut builder = Limiter::builder().deadline(self.deadline).on_failure(self.on_failure);
+        if let Some(instances) = self.instances {
+            builder = builder.instances(instances);
+        }
         let Some(store) = store else { return (builder, Lookups::new()) };
         let lookups = self.lookups(&store, self.deadline);
         (builder.store(Arc::new(store)), lookups)

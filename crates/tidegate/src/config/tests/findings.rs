@@ -128,7 +128,6 @@ fn a_finding_underlines_the_exact_part_of_the_file() {
         (Code::RuleUnreachable, "[[rules]]\nname = 'a'\nmatch.methods = []\nlimits = ['1/s']", "[]"),
         (Code::RuleTwice, "[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nlimits = ['1/s']", "'b'"),
         (Code::PlanUnused, &format!("[plans.default]\nlimits = ['1/s']\n{rule}"), "default"),
-        (Code::InstancesUnset, &format!("store = 'redis://h'\n{rule}"), "'redis://h'"),
         (Code::AllRequestsExempt, &format!("exempt.addresses = ['0.0.0.0/1', '128.0.0.0/1']\n{rule}"), "'0.0.0.0/1'"),
         (Code::SubjectUnknowable, "[[rules]]\nname = 'a'\nby = 'api_key'\nlimits = ['1/s']", "'api_key'"),
         (Code::SubjectChosenByClient, "[[rules]]\nname = 'a'\nby = 'header:x-t'\nlimits = ['1/s']", "'header:x-t'"),
@@ -397,6 +396,6 @@ fn instances_of_the_loader_override_the_file() {
 fn the_store_of_the_loader_overrides_the_file() {
     let text = "[[rules]]\nname = 'a'\nlimits = ['1/s']";
     let loaded = super::loader().store("redis://:pw@h").load_text("t", text, crate::config::Format::Toml).unwrap();
-    assert_eq!(loaded.findings[0].code(), Code::InstancesUnset);
+    assert!(loaded.findings.is_empty(), "{:?}", loaded.findings);
     assert!(loaded.settings.is_shared() && !format!("{loaded:?}").contains("pw"));
 }
