@@ -18,7 +18,7 @@ use crate::config::types::{Config, RuleTable};
 use crate::identity::{Subject, Subjects};
 use crate::rules::matcher::Matcher;
 use crate::rules::method::MethodNames;
-use crate::rules::{CompiledRule, Mode, RuleLimits};
+use crate::rules::{CompiledRule, Mode, Overlaps, RuleLimits};
 
 /// The default maximum length of a path: common servers accept request lines of this length.
 const PATH_BYTES_MAX_DEFAULT: usize = 8 * 1024;
@@ -131,6 +131,7 @@ impl Compiler<'_> {
             charge: *table.charge,
             cost,
             is_shield,
+            overlaps: Overlaps::default(),
         }
     }
 

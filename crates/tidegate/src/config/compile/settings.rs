@@ -118,9 +118,7 @@ impl Settings {
     pub fn lookups(&self, store: &RedisStore, deadline: Duration) -> Lookups {
         let mut lookups = Lookups::new().deadline(deadline);
         if let Some(name) = &self.plan_hash {
-            // The lookup and the check that follows it share the deadline.
-            let timeout = PlanHash::timeout_for(deadline);
-            lookups = lookups.plan(PlanHash::new(store.clone(), name.as_str()).timeout(timeout));
+            lookups = lookups.plan(PlanHash::new(store.clone(), name.as_str()));
         }
         match &self.key_hash {
             Some(name) => lookups.key(KeyHash::new(store.clone(), name.as_str())),

@@ -142,6 +142,7 @@ fn describe(loaded: &Loaded) -> Vec<String> {
         exempt,
         bans,
         needs_limit_set,
+        plan_cost_max,
         path_bytes_max,
         is_off,
         exposes_headers,
@@ -151,7 +152,7 @@ fn describe(loaded: &Loaded) -> Vec<String> {
     let compiled = format!(
         "{rules:#?}\n{matcher:#?}\n{shields:#?}\n{identifier:#?}\n{plans:#?}\n{plan_of_limit_set:#?}\n{default:#?}\n\
          {anonymous:#?}\n{keys:#?}\n{exempts_keys}\n{address_plans:#?}\n{plan_header:#?}\n{exempt:#?}\n{bans:#?}\n\
-         {needs_limit_set}\n{path_bytes_max}\n{is_off}\n{exposes_headers}\n{styles:?}\n{on_failure:?}\n{:#?}\n{:?}\n{:?}",
+         {needs_limit_set}\n{plan_cost_max:?}\n{path_bytes_max}\n{is_off}\n{exposes_headers}\n{styles:?}\n{on_failure:?}\n{:#?}\n{:?}\n{:?}",
         loaded.settings,
         loaded.settings.store.as_ref().map(Secret::reveal),
         loaded.settings.receipt_secret.as_ref().map(Secret::reveal),
