@@ -233,16 +233,11 @@ impl AdminListener {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/v1/rules") => rules::list(&self.reloader),
             (_, "/v1/rules") => method_not_allowed("GET, HEAD"),
-            (&Method::GET | &Method::HEAD, "/v1/keys") if query.is_empty() => {
-                api_keys::answer(self, request, None).await
-            }
+            (&Method::GET | &Method::HEAD, "/v1/keys") if query.is_empty() => api_keys::list(self).await,
             (&Method::GET | &Method::HEAD, "/v1/keys") => keys::inspect(self, &query).await,
             (&Method::DELETE, "/v1/keys") => keys::reset(self, &query).await,
             (_, "/v1/keys") => method_not_allowed("GET, HEAD, DELETE"),
-            (_, path) if path.starts_with("/v1/keys/") => {
-                let path = path["/v1/keys/".len()..].to_owned();
-                api_keys::answer(self, request, Some(&path)).await
-            }
+            (_, path) if path.starts_with("/v1/keys/") => api_keys::answer(self, request).await,
             (&Method::GET | &Method::HEAD, "/v1/bans") => bans::inspect(self, &query).await,
             (&Method::PUT, "/v1/bans") => bans::set(self, &query).await,
             (&Method::DELETE, "/v1/bans") => bans::lift(self, &query).await,
@@ -252,8 +247,8 @@ impl AdminListener {
             (&Method::POST, "/v1/reload") => self.reload().await,
             (_, "/v1/reload") => method_not_allowed("POST"),
             _ => {
-                let message = "expected /v1/rules, /v1/keys, /v1/bans, /v1/explain, /v1/reload, /metrics, /healthz, /readyz, \
-                               /openapi.json or /docs";
+                let message = "expected /v1/rules, /v1/keys, /v1/keys/{name}, /v1/keys/{name}/plan, /v1/keys/{name}/limits, \
+                               /v1/bans, /v1/explain, /v1/reload, /metrics, /healthz, /readyz, /openapi.json or /docs";
                 problem(StatusCode::NOT_FOUND, "not_found", message)
             }
         }

@@ -233,16 +233,16 @@ async fn changed_limits_are_in_force_on_two_instances_and_keep_their_counters() 
         }
         .unwrap()
     };
-    set(r#"{"plan": "pro", "limits": ["500/h"]}"#);
+    set(r#"{"plan": "pro", "limits": ["5000/h"]}"#);
     for used in 1..=10 {
         let engine = if used % 2 == 0 { &one } else { &other };
-        assert_eq!(status(engine).await, (500, 500 - used));
+        assert_eq!(status(engine).await, (5_000, 5_000 - used));
     }
     let mut used = 10;
     for (value, quota) in [
-        (r#"{"plan": "pro", "limits": ["900/h"]}"#, 900),
+        (r#"{"plan": "pro", "limits": ["9000/h"]}"#, 9_000),
         (r#"{"plan": "pro"}"#, 1_000),
-        (r#"{"plan": "pro", "limits": ["300/h"]}"#, 300),
+        (r#"{"plan": "pro", "limits": ["7000/h"]}"#, 7_000),
     ] {
         set(value);
         for engine in [&one, &other] {

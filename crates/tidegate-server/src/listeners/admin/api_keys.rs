@@ -21,7 +21,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidegate::config::Loaded;
-use tidegate::engine::Engine;
 use tidegate::identity::{KeyDigest, KnownKey};
 use tidegate::rules::{KeyChange, KeyHash, KeyHashError, Lookups, OwnLimits};
 
@@ -253,58 +252,94 @@ impl KeyEditor<'_> {
     }
 }
 
-/// Answers a request to a path below `/v1/keys/`, or to `/v1/keys` if `path` is `None`, by the table of this module.
+/// What a request to a path below `/v1/keys/` asks for.
+enum Operation {
+    Show,
+    /// Sets the parts that the body has; only this one, if it is not `None`.
+    Set(Option<&'static str>),
+    /// Removes this part.
+    Remove(&'static str),
+}
+
+impl Operation {
+    /// Reads the method, and the part of the path after the name. `Err` is the response to a request that is none.
+    fn read(method: &Method, part: Option<&str>) -> Result<Operation, Response<Bytes>> {
+        let part = match part {
+            None => None,
+            Some("plan") => Some("plan"),
+            Some("limits") => Some("limits"),
+            Some(_) => {
+                let message = "expected /v1/keys/{name}, /v1/keys/{name}/plan or /v1/keys/{name}/limits";
+                return Err(problem(StatusCode::NOT_FOUND, "not_found", message));
+            }
+        };
+        match (method, part) {
+            (&Method::GET | &Method::HEAD, None) => Ok(Operation::Show),
+            (&Method::PATCH, None) => Ok(Operation::Set(None)),
+            (&Method::PUT, Some(part)) => Ok(Operation::Set(Some(part))),
+            (&Method::DELETE, Some(part)) => Ok(Operation::Remove(part)),
+            (_, None) => Err(method_not_allowed("GET, HEAD, PATCH")),
+            (_, Some(_)) => Err(method_not_allowed("PUT, DELETE")),
+        }
+    }
+}
+
+/// Answers with the API keys of the hash. The answer is 409 if there is no hash, and 503 if the store fails.
+pub(super) async fn list(listener: &AdminListener) -> Response<Bytes> {
+    let listed = match listener.reloader.loaded().as_deref().zip(listener.reloader.engine()) {
+        Some((loaded, engine)) => KeyEditor { loaded, lookups: engine.lookups() }.list().await,
+        None => Err(KeyEditError::NoHash),
+    };
+    listed.map_or_else(|error| error_response(&error), |list| json(StatusCode::OK, &list))
+}
+
+/// Answers a request to a path below `/v1/keys/`, by the table of this module.
 ///
-/// The answer is 400 if the body is invalid, 404 if no key has the name, 409 if there is no hash or the key cannot be
-/// changed in it, and 503 if the store fails. Logs a change, with the name of the key.
-pub(super) async fn answer<B>(listener: &AdminListener, request: Request<B>, path: Option<&str>) -> Response<Bytes>
+/// The answer is 400 if the query or the body is invalid, 404 if no key has the name, 409 if there is no hash or the key
+/// cannot be changed in it, and 503 if the store fails. Logs a change, with the name of the key.
+pub(super) async fn answer<B>(listener: &AdminListener, request: Request<B>) -> Response<Bytes>
 where
     B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,
 {
-    let (Some(loaded), Some(engine)) = (listener.reloader.loaded(), listener.reloader.engine()) else {
+    let bad = |message: &str| problem(StatusCode::BAD_REQUEST, "bad_request", message);
+    let path = request.uri().path().trim_start_matches("/v1/keys/").to_owned();
+    let (name, part) = path.split_once('/').map_or((&*path, None), |(name, part)| (name, Some(part)));
+    let operation = match Operation::read(request.method(), part) {
+        Ok(operation) => operation,
+        Err(rejection) => return rejection,
+    };
+    if request.uri().query().is_some_and(|query| !query.is_empty()) {
+        return bad("unknown parameter; expected none");
+    }
+    let Ok(name) = percent_decode_str(name).decode_utf8() else { return bad("the name of a key must be UTF-8") };
+    let change = match operation {
+        Operation::Show => None,
+        Operation::Remove("plan") => Some(KeyChangeRequest { plan: Some(None), limits: None }),
+        Operation::Remove(_) => Some(KeyChangeRequest { plan: None, limits: Some(None) }),
+        Operation::Set(part) => match read_body(request.into_body(), BODY_BYTES_MAX).await {
+            Ok(body) => match parse(&body, part) {
+                Ok(change) => Some(change),
+                Err(message) => return bad(&message),
+            },
+            Err(rejection) => return rejection,
+        },
+    };
+    let loaded = listener.reloader.loaded();
+    let Some((loaded, engine)) = loaded.as_deref().zip(listener.reloader.engine()) else {
         return error_response(&KeyEditError::NoHash);
     };
-    let editor = KeyEditor { loaded: &loaded, lookups: Engine::lookups(engine) };
-    let Some(path) = path else {
-        return editor.list().await.map_or_else(|error| error_response(&error), |list| json(StatusCode::OK, &list));
+    let editor = KeyEditor { loaded, lookups: engine.lookups() };
+    let answered = match &change {
+        None => editor.show(&name).await,
+        Some(change) => editor.change(&name, change).await,
     };
-    let (name, part) = path.split_once('/').map_or((path, None), |(name, part)| (name, Some(part)));
-    let Ok(name) = percent_decode_str(name).decode_utf8() else {
-        return problem(StatusCode::BAD_REQUEST, "bad_request", "the name of a key is UTF-8");
-    };
-    let removed = |part: &str| match part {
-        "plan" => KeyChangeRequest { plan: Some(None), limits: None },
-        _ => KeyChangeRequest { plan: None, limits: Some(None) },
-    };
-    let change = match (request.method(), part) {
-        (&Method::GET | &Method::HEAD, None) => {
-            let shown = editor.show(&name).await;
-            return shown.map_or_else(|error| error_response(&error), |key| json(StatusCode::OK, &key));
-        }
-        (&Method::DELETE, Some(part @ ("plan" | "limits"))) => removed(part),
-        (&Method::PATCH, None) | (&Method::PUT, Some("plan" | "limits")) => {
-            let part = part.map(str::to_owned);
-            let body = match read_body(request.into_body(), BODY_BYTES_MAX).await {
-                Ok(body) => body,
-                Err(rejection) => return rejection,
-            };
-            match parse(&body, part.as_deref()) {
-                Ok(change) => change,
-                Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
-            }
-        }
-        (_, None) => return method_not_allowed("GET, HEAD, PATCH"),
-        (_, Some("plan" | "limits")) => return method_not_allowed("PUT, DELETE"),
-        (_, Some(_)) => {
-            let message = "expected /v1/keys/{name}, /v1/keys/{name}/plan or /v1/keys/{name}/limits";
-            return problem(StatusCode::NOT_FOUND, "not_found", message);
-        }
-    };
-    match editor.change(&name, &change).await {
+    match answered {
         Ok(key) => {
-            let limits = key.limits.iter().flatten().map(|own| own.limit.as_str()).collect::<Vec<_>>().join(", ");
-            tracing::info!(key = %name, plan = key.plan, limits, "the operator changed an API key");
+            if change.is_some() {
+                let limits = key.limits.iter().flatten().map(|own| own.limit.as_str()).collect::<Vec<_>>().join(", ");
+                tracing::info!(key = %name, plan = key.plan, limits, "the operator changed an API key");
+            }
             json(StatusCode::OK, &key)
         }
         Err(error) => error_response(&error),

@@ -133,9 +133,15 @@ impl Compiler<'_> {
                 let message = error.to_string();
                 let message = message.split(" (at byte").next().unwrap_or_default();
                 let message = message.split("; for example").next().unwrap_or_default();
+                let message = match (text, source.is_code()) {
+                    ("plan", true) => "the limits of plans cannot be combined with other limits",
+                    _ => message,
+                };
                 let finding = Finding::new(Code::InvalidLimit, message).at(source.inside(span, text, error.span()));
                 let finding = match text {
-                    "plan" => finding.help("`limits = \"plan\"` cannot be combined with other limits, and is allowed only in a rule"),
+                    "plan" => finding
+                        .help("`limits = \"plan\"` cannot be combined with other limits, and is allowed only in a rule")
+                        .help_in_code("call either `limits_from_plan` or `limit`"),
                     _ => finding.help("QUOTA/WINDOW [ALGORITHM] [option=value …], for example 10/min or 100/min token-bucket burst=20"),
                 };
                 self.note_in(source, finding);

@@ -210,7 +210,7 @@ impl Compiler<'_> {
 
     fn instances(&mut self, instances: &Spanned<u32>) -> Option<u32> {
         if **instances == 0 {
-            let finding = Finding::new(Code::InvalidValue, "`instances` must be at least 1");
+            let finding = Finding::new(Code::InvalidValue, "the number of instances must be at least 1");
             self.note(finding.help("set it to the number of instances that share the quotas").at(instances.span()));
         }
         Some(**instances)

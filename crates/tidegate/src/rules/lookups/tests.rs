@@ -281,3 +281,80 @@ async fn bearer_token_that_may_be_a_jwt_is_not_looked_up() {
         assert_eq!(source.asked(), asked, "{value}");
     }
 }
+
+#[tokio::test]
+async fn own_limits_of_a_looked_up_key_replace_those_of_its_plan() {
+    let limits = |digest: KeyDigest| async move {
+        let is = |key: &str| digest == KeyDigest::of(key);
+        Ok::<_, std::io::Error>(match () {
+            () if is("own") => Some(KnownKey::new().plan("pro").limit("7/h")),
+            () if is("other-window") => Some(KnownKey::new().limit("8/min").named_limit("burst", "9/s")),
+            () if is("wrong") => Some(KnownKey::new().plan("pro").limit("7/h").limit("7").limit("9/h")),
+            () if is("gone-plan") => Some(KnownKey::new().plan("gone").limit("6/h")),
+            () => None,
+        })
+    };
+    let engine = engine_of(RULES, Lookups::new().key(limits));
+    assert_eq!(ask(&engine, "own").await, Some((7, 6)));
+    assert_eq!(ask(&engine, "other-window").await, Some((8, 7)));
+    assert_eq!(ask(&engine, "wrong").await, Some((100, 99)), "all own limits, or those of the plan");
+    assert_eq!(ask(&engine, "gone-plan").await, Some((6, 5)));
+    assert_eq!(ask(&engine, "invented").await, Some((5, 4)));
+    let problem = |known: &KnownKey| engine.rules().key_problem(known).map(|problem| problem.to_string());
+    assert_eq!(problem(&KnownKey::new().plan("pro").limit("7/h")), None);
+    assert_eq!(problem(&KnownKey::new().plan("gone")).as_deref(), Some("there is no plan `gone`"));
+    assert!(problem(&KnownKey::new().limit("7")).is_some_and(|text| text.starts_with("the limit `7` is invalid: ")));
+}
+
+#[tokio::test]
+async fn own_limit_below_the_cost_of_a_rule_is_ignored() {
+    let limits = |_: KeyDigest| async { Ok::<_, std::io::Error>(Some(KnownKey::new().plan("pro").limit("7/h"))) };
+    let engine = engine_of(
+        &RULES.replace("name = \"api\"", "name = \"api\"\ncost = 8").replace("\"5/h\"", "\"9/h\""),
+        Lookups::new().key(limits),
+    );
+    assert_eq!(ask(&engine, "any").await, Some((100, 92)), "the limits of the plan");
+    let problem = engine.rules().key_problem(&KnownKey::new().limit("7/h")).map(|problem| problem.to_string());
+    let expected = "a cost of 8 never fits within the limit 7/h, which allows at most 7 at once";
+    assert_eq!(problem.as_deref(), Some(expected));
+}
+
+#[tokio::test(start_paused = true)]
+async fn plans_of_a_closure_are_cached_and_used_however_little_time_is_left() {
+    let clock = Arc::new(ManualClock::new(tidegate_core::Timestamp::from_micros(1_700_000_000_000_000)));
+    let hangs = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let calls = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let wait = move |hangs: bool| async move {
+        if hangs {
+            std::future::pending::<()>().await;
+        }
+    };
+    let is_hanging = hangs.clone();
+    let key = move |_: KeyDigest| {
+        let hangs = is_hanging.load(std::sync::atomic::Ordering::SeqCst);
+        async move {
+            wait(hangs).await;
+            Ok::<_, std::io::Error>(Some(KnownKey::new()))
+        }
+    };
+    let (is_hanging, counter) = (hangs.clone(), calls.clone());
+    let plan = move |_: PlanQuestion| {
+        counter.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        let hangs = is_hanging.load(std::sync::atomic::Ordering::SeqCst);
+        async move {
+            wait(hangs).await;
+            Ok::<_, std::io::Error>(Some("pro"))
+        }
+    };
+    let engine = engine_of(RULES, Lookups::new().key(key).plan(plan).clock(clock.clone()));
+    for left in [99, 98, 97] {
+        assert_eq!(ask(&engine, "k").await, Some((100, left)));
+    }
+    assert_eq!(calls.load(std::sync::atomic::Ordering::SeqCst), 1, "the plan is cached");
+    hangs.store(true, std::sync::atomic::Ordering::SeqCst);
+    for left in (57..=96).rev() {
+        clock.advance(Duration::from_millis(300));
+        tokio::time::advance(Duration::from_millis(300)).await;
+        assert_eq!(ask(&engine, "k").await, Some((100, left)), "the last answers, although both sources hang");
+    }
+}
