@@ -163,9 +163,10 @@ async fn checks_that_were_not_sent_are_decided_by_the_new_master_and_never_sent_
     assert_eq!(failed, []);
     poll::until("the old connection is closed", || !has_connection(&old)).await;
     assert_eq!(old.script_calls(), sent);
-    // Those in the queue were charged on the new master.
-    let on_old = u32::try_from(sent).unwrap() - 1;
-    assert_eq!(charge(&store, "ann").await, Ok(50 - on_old + 1));
+    // Those in the queue were charged on the new master. On a busy machine, a call may have several checks.
+    let directly = RedisStore::builder(old.url()).call_timeout(Duration::from_secs(60)).build().unwrap();
+    let on_old = charge(&directly, "ann").await.unwrap() - 1;
+    assert_eq!(charge(&store, "ann").await, Ok(51 - on_old + 1));
 }
 
 #[tokio::test]

@@ -154,7 +154,7 @@ impl Identifier {
     /// let anonymizer = Anonymizer::new(b"0123456789abcdef0123456789abcdef", Rotate::Never)?;
     /// let identifier = Identifier::new().with_anonymizer(anonymizer);
     /// let stored = identifier.stored_subject("ip:203.0.113.9", Timestamp::ZERO);
-    /// assert_eq!(stored, "ip:~560d3fd0d7a48210199386cf6d74b484");
+    /// assert_eq!(stored, "ip:~3260c5bd2e5bb5859a41551ba1567fcc");
     /// # Ok::<(), tidegate::identity::SecretError>(())
     /// ```
     pub fn stored_subject(&self, plain: &str, now: Timestamp) -> String {
