@@ -109,6 +109,14 @@ pub(crate) enum Command {
         after_help = "Examples:\n  tidegate unban ip:203.0.113.9 --store redis://127.0.0.1:6379\n  tidegate unban user:42 --admin http://127.0.0.1:9180"
     )]
     Unban(Unban),
+    /// Show and change API keys in the Redis hash of the configuration: their plans and their own limits
+    #[command(
+        after_help = "Examples:\n  tidegate key set acme --limit 5000/h --config tidegate.toml\n  tidegate key set acme --plan pro --admin http://127.0.0.1:9180\n  tidegate key unset acme --limits --config tidegate.toml\n\nThe hash is `redis_hash` in `[key_sources]` of the configuration file. A change is in force on all instances within a second."
+    )]
+    Key {
+        #[command(subcommand)]
+        command: KeyCommand,
+    },
     /// Print the Lua script that makes the decisions in Redis, or the permissions of a Redis user that may run it
     #[command(
         after_help = "Examples:\n  tidegate script\n  redis-cli SCRIPT LOAD \"$(tidegate script)\"\n  tidegate script --acl --config tidegate.toml\n\nExit codes: 0, or 2 on an error"
@@ -470,6 +478,85 @@ pub(crate) struct Inspect {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) counters: CountersChoice,
+    #[command(flatten)]
+    pub(crate) admin: AdminChoice,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum KeyCommand {
+    /// Set the plan or the own limits of a key, or both
+    #[command(
+        after_help = "Examples:\n  tidegate key set acme --plan pro --config tidegate.toml\n  tidegate key set acme --limit 100/min --limit 5000/day --admin http://127.0.0.1:9180"
+    )]
+    Set(KeySet),
+    /// Remove the plan or the own limits of a key, or both
+    #[command(
+        after_help = "Examples:\n  tidegate key unset acme --limits --config tidegate.toml\n  tidegate key unset acme --plan --limits --admin http://127.0.0.1:9180"
+    )]
+    Unset(KeyUnset),
+    /// Print a key: its plan, its own limits, and what of its entry is ignored
+    #[command(
+        after_help = "Examples:\n  tidegate key show acme --config tidegate.toml\n  tidegate key show acme --json --admin http://127.0.0.1:9180"
+    )]
+    Show(KeyShow),
+    /// Print the keys of the hash, sorted by name, at most 1,000
+    #[command(
+        after_help = "Examples:\n  tidegate key list --config tidegate.toml\n  tidegate key list --json --admin http://127.0.0.1:9180"
+    )]
+    List(KeyOptions),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct KeySet {
+    /// Name of the key's owner, as in the hash
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) name: String,
+    /// Plan of the key
+    #[arg(long, value_name = "PLAN", required_unless_present = "limits")]
+    pub(crate) plan: Option<String>,
+    /// Limit of the key, instead of those of its plan: QUOTA/WINDOW [ALGORITHM] [option=value …]; if repeated, all apply
+    #[arg(long = "limit", value_name = "LIMIT")]
+    pub(crate) limits: Vec<String>,
+    #[command(flatten)]
+    pub(crate) options: KeyOptions,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct KeyUnset {
+    /// Name of the key's owner, as in the hash
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) name: String,
+    /// Remove the plan
+    #[arg(long, required_unless_present = "limits")]
+    pub(crate) plan: bool,
+    /// Remove all own limits
+    #[arg(long)]
+    pub(crate) limits: bool,
+    #[command(flatten)]
+    pub(crate) options: KeyOptions,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct KeyShow {
+    /// Name of the key's owner, as in the hash
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) options: KeyOptions,
+}
+
+/// The options that the commands of `tidegate key` share.
+#[derive(Args, Debug)]
+pub(crate) struct KeyOptions {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreChoice,
+    /// Configuration file with the hash, the plans and the rules; sets the store unless --store, $TIDEGATE_STORE or
+    /// $REDIS_URL does
+    #[arg(long, value_name = "FILE", required_unless_present = "admin")]
+    pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) admin: AdminChoice,
 }

@@ -108,7 +108,9 @@ fn format_explanation(explanation: &Value) -> String {
     let mut line = |label: &str, rest: String| lines += &format!("  {label:<8} {rest}\n");
     let known = explanation["key_name"].as_str().map(|name| format!(" ({name})")).unwrap_or_default();
     line("caller", format!("identified by {}{known}", text(&explanation["caller"])));
-    for (label, field) in [("key", "key_lookup"), ("token", "token_refused"), ("refused", "banned")] {
+    for (label, field) in
+        [("key", "key_lookup"), ("ignored", "key_problem"), ("token", "token_refused"), ("refused", "banned")]
+    {
         if let Some(reason) = explanation[field].as_str() {
             line(label, reason.to_owned());
         }

@@ -14,6 +14,7 @@ mod gateway;
 mod inherited;
 mod instances;
 mod invalid_input;
+mod key;
 mod life;
 mod mixed;
 mod newcomer;

@@ -191,12 +191,21 @@ fn keys_of_a_redis_hash_are_known_to_serve_explain_and_inspect() {
     let said = with_token(&["reset", key, "--rule", "api", "--admin", &admin]);
     assert_eq!((said.status.code(), out(&said).as_str()), (Some(0), "the counter was reset\n"), "{}", err(&said));
 
-    // A value that is no key, and then no field: the key is unknown.
+    // An entry that cannot be understood: the key stays known, under the default plan. Without a field it is unknown.
     redis.command(&["HSET", "tidegate:keys", field, r#"{"plann": "pro"}"#]);
-    eventually("the key is unknown", quota, |quota| quota.as_deref() == Some("2"));
-    let warning = serving.wait_for_log("the hash entry of an API key is invalid");
-    assert!(warning.contains("WARN") && !warning.contains("8f7b38aa") && !warning.contains("planted"), "{warning}");
+    eventually("the plan is the default one", quota, |quota| quota.as_deref() == Some("3"));
+    let warning = serving.wait_for_log("a part of the entry of an API key is ignored");
+    assert!(warning.contains("WARN") && warning.contains("api_key:8f7b38aa*"), "{warning}");
+    assert!(!warning.contains("planted") && !warning.contains(field), "{warning}");
+    for said in [explain(&["--admin", &admin]), explain(&["--config", &file, "--store", &url])] {
+        assert!(
+            said.contains("ignored  the entry has an unknown field; expected name, plan, limits and exempt\n"),
+            "{said}"
+        );
+        assert!(said.contains("caller   identified by api_key\n"), "{said}");
+    }
     redis.command(&["HDEL", "tidegate:keys", field]);
+    eventually("the key is unknown", quota, |quota| quota.as_deref() == Some("2"));
     let said = explain(&["--config", &file, "--store", &url]);
     assert!(said.contains("not found in the Redis hash tidegate:keys"), "{said}");
 }

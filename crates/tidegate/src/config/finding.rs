@@ -172,6 +172,8 @@ pub struct Finding {
     code: Code,
     message: String,
     help: Option<String>,
+    /// The remedy for rules that were built in code.
+    help_in_code: Option<String>,
     span: Span,
     label: String,
     source: Option<Arc<Source>>,
@@ -183,6 +185,7 @@ impl Finding {
             code,
             message: message.into(),
             help: None,
+            help_in_code: None,
             span: Span::default(),
             label: "here".to_owned(),
             source: None,
@@ -191,6 +194,12 @@ impl Finding {
 
     pub(crate) fn help(self, help: impl Into<String>) -> Finding {
         Finding { help: Some(help.into()), ..self }
+    }
+
+    /// Sets the remedy for rules that were built in code, where fields of a file would be the wrong words. Defaults to that
+    /// of [`help`](Finding::help).
+    pub(crate) fn help_in_code(self, help: impl Into<String>) -> Finding {
+        Finding { help_in_code: Some(help.into()), ..self }
     }
 
     pub(crate) fn label(self, label: impl Into<String>) -> Finding {
@@ -205,7 +214,12 @@ impl Finding {
     ///
     /// If the configuration was built in code and the span is known, the name of the value is put before the message
     /// instead, and the span is removed.
-    pub(crate) fn with_source(self, source: &Arc<Source>) -> Finding {
+    ///
+    /// The remedy is then that of [`help_in_code`](Finding::help_in_code).
+    pub(crate) fn with_source(mut self, source: &Arc<Source>) -> Finding {
+        if source.is_code() && self.help_in_code.is_some() {
+            self.help = self.help_in_code.take();
+        }
         match source.value(self.span) {
             Some(value) => Finding { message: format!("{value}: {}", self.message), span: Span::default(), ..self },
             None => Finding { source: Some(source.clone()), ..self },

@@ -25,7 +25,7 @@ use crate::gateway::{GatewaySettings, UpstreamSettings};
 use crate::identity::{Identity, Networks};
 #[cfg(feature = "redis")]
 use crate::limiter::StoreUrlError;
-use crate::rules::{LimitSetId, RuleSet};
+use crate::rules::{LimitSet, RuleSet};
 
 /// The format of a configuration file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -83,9 +83,9 @@ impl Loaded {
     /// `limit_set` is what [`RuleSet::limit_set`] returned for this caller. The phrase is one of `the API key's own
     /// limits`, `the API key`, `the address`, `the trusted proxy's header` and `the token's claim`. The last one is
     /// returned if none of the others applies.
-    pub fn plan_source(&self, identity: &Identity<'_>, limit_set: LimitSetId) -> &'static str {
+    pub fn plan_source(&self, identity: &Identity<'_>, limit_set: &LimitSet) -> &'static str {
         let rules = &self.rules;
-        let is_own = !rules.plans().iter().any(|plan| rules.limit_set_named(plan.name()) == Some(limit_set));
+        let is_own = !rules.plans().iter().any(|plan| rules.limit_set_named(plan.name()).as_ref() == Some(limit_set));
         if is_own {
             return "the API key's own limits";
         }

@@ -119,9 +119,7 @@ impl Settings {
     pub fn lookups(&self, store: &RedisStore, deadline: Duration) -> Lookups {
         let mut lookups = Lookups::new().deadline(deadline);
         if let Some(name) = &self.plan_hash {
-            // The lookup and the check that follows it share the deadline.
-            let timeout = PlanHash::timeout_for(deadline);
-            lookups = lookups.plan(PlanHash::new(store.clone(), name.as_str()).timeout(timeout));
+            lookups = lookups.plan(PlanHash::new(store.clone(), name.as_str()));
         }
         match &self.key_hash {
             Some(name) => lookups.key(KeyHash::new(store.clone(), name.as_str())),
@@ -213,7 +211,7 @@ impl Compiler<'_> {
 
     fn instances(&mut self, instances: &Spanned<u32>) -> Option<u32> {
         if **instances == 0 {
-            let finding = Finding::new(Code::InvalidValue, "`instances` must be at least 1");
+            let finding = Finding::new(Code::InvalidValue, "the number of instances must be at least 1");
             self.note(finding.help("set it to the number of instances that share the quotas").at(instances.span()));
         }
         Some(**instances)
