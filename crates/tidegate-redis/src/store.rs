@@ -849,7 +849,7 @@ impl Store for RedisStore {
             let now = self.0.router.settings.clock.as_ref().map(|clock| clock.now().as_micros() / 1_000);
             let now_ms = now.map_or_else(String::new, |ms| ms.to_string());
             let call = ["EVAL", INSTANCES_SCRIPT, "1", &key, &id, &lifetime_ms, &size_max, &now_ms];
-            let reply = self.run_command(&key, &call).await?;
+            let reply = self.run_command(key.as_bytes(), &call).await?;
             let Reply::List(numbers) = &reply else { return Err(self.error(malformed_reply())) };
             match numbers[..] {
                 [Reply::Integer(count @ 1..), Reply::Integer(was_live)] => {
