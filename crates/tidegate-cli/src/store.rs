@@ -74,7 +74,7 @@ impl CountersChoice {
 pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Lookups), Failure> {
     let settings = with_command_deadline(settings);
     let (builder, lookups) = settings.limiter_on(Some(settings.redis()?.ok_or(Failure::NothingCounted)?));
-    Ok((builder.on_failure(OnFailure::Deny).build(), lookups))
+    Ok((builder.on_failure(OnFailure::Deny).announce(false).build(), lookups))
 }
 
 /// Returns the Redis command that creates a user with the permissions that Tidegate needs.
@@ -87,10 +87,9 @@ pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Looku
 /// If the file cannot be read or has an error.
 pub(crate) fn acl_command(config: Option<&Path>) -> Result<String, Failure> {
     let settings = configuration::settings(config, &Loader::new().check_store_access(false))?;
-    let hashes: Vec<&str> =
-        [&settings.plan_hash, &settings.key_hash].into_iter().flatten().map(String::as_str).collect();
-    let rules = tidegate_redis::acl_rules(&settings.prefix, &hashes)
-        .map_err(|error| tidegate::StoreUrlError::from(BuildError::from(error)))?;
+    let rules =
+        tidegate_redis::acl_rules(&settings.prefix, settings.plan_hash.as_deref(), settings.key_hash.as_deref())
+            .map_err(|error| tidegate::StoreUrlError::from(BuildError::from(error)))?;
     Ok(format!("ACL SETUSER tidegate reset on >PASSWORD {rules}"))
 }
 
@@ -109,7 +108,7 @@ pub(crate) async fn check_server(store: &RedisStore) -> Result<Result<ServerRepo
 }
 
 fn limiter(settings: &Settings) -> Result<Limiter, Failure> {
-    Ok(with_command_deadline(settings).limiter()?.on_failure(OnFailure::Deny).build())
+    Ok(with_command_deadline(settings).limiter()?.on_failure(OnFailure::Deny).announce(false).build())
 }
 
 /// Returns the settings with [`COMMAND_DEADLINE`], which is then also the timeout of calls to the store.

@@ -3,48 +3,70 @@
 //! A script runs its commands as the user that calls it, so the user needs those too. `AUTH` and `HELLO` need no
 //! permission.
 
-use crate::SCRIPT;
 use crate::fault::SCRIPT_POSITION;
 use crate::key::{Prefix, PrefixError};
+use crate::{INSTANCES_SCRIPT, SCRIPT};
 
-/// The commands that run the script.
+/// The commands that run the scripts.
 const CALLS: &[&str] = &["evalsha", "eval", "script|load"];
-/// The commands with which the script reads its keys. The script catches their errors.
-const READS: &[&str] = &["get", "exists", "pttl", "lindex", "llen", "lrange"];
-/// The other commands of the script.
-const OTHERS: &[&str] = &["time", "set", "del", "pexpire", "pexpireat", "lpush", "lrem", "lset", "ltrim", "rpush"];
+/// The commands with which the scripts read their keys. They catch the errors of these.
+const READS: &[&str] = &["get", "exists", "pttl", "lindex", "llen", "lrange", "zscore"];
+/// The other commands of the scripts.
+const OTHERS: &[&str] = &[
+    "time",
+    "set",
+    "del",
+    "pexpire",
+    "pexpireat",
+    "lpush",
+    "lrem",
+    "lset",
+    "ltrim",
+    "rpush",
+    "zadd",
+    "zcard",
+    "zrangebyscore",
+    "zrem",
+    "zremrangebyscore",
+];
 /// The commands that prepare and check a connection, find and follow the nodes of a cluster, and wait for replicas.
 const CONNECTION: &[&str] = &["client|setname", "role", "select", "info", "cluster|slots", "asking", "wait"];
 /// The commands that read and change the ban list. `HGET` also reads Redis hashes of plans and API keys.
 const BAN_LIST: &[&str] = &["hget", "hgetall", "hset", "hdel", "persist"];
+/// The command with which an operator lists the API keys of a hash. `HSET` changes one.
+const KEY_HASH: &str = "hscan";
 
 /// Returns the rules of a Redis user that may do what a store needs, and nothing else.
 ///
 /// They are the arguments of `ACL SETUSER` after the name of the user and its password: the commands, the pattern of
-/// the keys with `prefix`, and for each Redis hash of plans or API keys in `hashes` the permission to read it. They
+/// the keys with `prefix`, and the permissions to read the Redis hash of plans, and to read and change that of API keys.
+/// A running instance changes it only for its operator (`PUT /v1/keys/NAME/limits`, `tidegate key set --admin`). They
 /// replace earlier permissions of the user, and do not change its passwords. They suffice on one server, on a cluster,
 /// and on a master that Sentinels watch, but are not those of a user of the Sentinels.
 ///
 /// ```
-/// let rules = tidegate_redis::acl_rules("tidegate", &["plans"])?;
+/// let rules = tidegate_redis::acl_rules("tidegate", Some("plans"), Some("keys"))?;
 /// assert!(rules.starts_with("clearselectors resetkeys resetchannels -@all +evalsha "));
-/// assert!(rules.ends_with(" ~tidegate:tg2:* %R~plans"));
+/// assert!(rules.ends_with(" +hscan ~tidegate:tg2:* %R~plans ~keys"));
 /// # Ok::<(), tidegate_redis::PrefixError>(())
 /// ```
 ///
 /// # Errors
 /// Returns an error if the prefix is not one that a store accepts.
-pub fn acl_rules(prefix: &str, hashes: &[&str]) -> Result<String, PrefixError> {
+pub fn acl_rules(prefix: &str, plan_hash: Option<&str>, key_hash: Option<&str>) -> Result<String, PrefixError> {
     let mut rules = String::from("clearselectors resetkeys resetchannels -@all");
-    for command in CALLS.iter().chain(READS).chain(OTHERS).chain(BAN_LIST).chain(CONNECTION) {
+    let of_keys = key_hash.map(|_| &KEY_HASH);
+    for command in CALLS.iter().chain(READS).chain(OTHERS).chain(BAN_LIST).chain(CONNECTION).chain(of_keys) {
         rules.push_str(" +");
         rules.push_str(command);
     }
     rules.push_str(" ~");
     rules.push_str(&Prefix::new(prefix)?.key_pattern());
-    for hash in hashes {
-        rules.push_str(" %R~");
-        rules.push_str(&escape_pattern(hash));
+    for (access, hash) in [(" %R~", plan_hash), (" ~", key_hash)] {
+        if let Some(hash) = hash {
+            rules.push_str(access);
+            rules.push_str(&escape_pattern(hash));
+        }
     }
     Ok(rules)
 }
@@ -78,8 +100,11 @@ pub(crate) fn denied_command(reply: &str) -> Option<String> {
         return Some(format!("one of {}", READS.join(", ").to_uppercase()));
     };
     let digits: String = position.chars().take_while(char::is_ascii_digit).collect();
-    let line = digits.parse::<usize>().ok().and_then(|line| SCRIPT.lines().nth(line.checked_sub(1)?))?;
-    match commands_in(line).as_slice() {
+    let index = digits.parse::<usize>().ok()?.checked_sub(1)?;
+    // The reply does not say which script. The first lines of SCRIPT, as many as the other one has, run no command.
+    let of_instances = INSTANCES_SCRIPT.lines().nth(index).map(commands_in).filter(|names| !names.is_empty());
+    let names = of_instances.or_else(|| SCRIPT.lines().nth(index).map(commands_in))?;
+    match names.as_slice() {
         // The name of the command is in a variable. Calls without a given time run PEXPIREAT.
         [] => Some("PEXPIREAT".to_owned()),
         names => Some(names.join(" or ")),
@@ -92,7 +117,7 @@ fn is_command(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"|-_.".contains(&byte))
 }
 
-/// Returns the commands that a line of the script runs.
+/// Returns the commands that a line of a script runs.
 fn commands_in(line: &str) -> Vec<&str> {
     let runs = line.split("call('").skip(1).chain(line.split("try('").skip(1));
     runs.filter_map(|rest| rest.split('\'').next()).collect()
@@ -103,8 +128,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_command_of_the_script_is_allowed_and_no_other() {
-        let mut used: Vec<String> = SCRIPT.lines().flat_map(commands_in).map(str::to_lowercase).collect();
+    fn every_command_of_the_scripts_is_allowed_and_no_other() {
+        let lines = SCRIPT.lines().chain(INSTANCES_SCRIPT.lines());
+        let mut used: Vec<String> = lines.flat_map(commands_in).map(str::to_lowercase).collect();
         // In a variable.
         used.extend(["pexpireat".to_owned(), "pexpire".to_owned()]);
         used.sort_unstable();
@@ -112,12 +138,14 @@ mod tests {
         let mut allowed = [READS, OTHERS].concat();
         allowed.sort_unstable();
         assert_eq!(used, allowed);
+        let mut first = SCRIPT.lines().take(INSTANCES_SCRIPT.lines().count());
+        assert!(first.all(|line| commands_in(line).is_empty()), "a line number tells which script has failed");
         assert_eq!(SCRIPT.matches("call(command").count(), 2, "a command in a variable");
     }
 
     #[test]
     fn every_command_of_the_ban_list_is_allowed() {
-        let rules = acl_rules("tidegate", &[]).unwrap();
+        let rules = acl_rules("tidegate", None, None).unwrap();
         let used: Vec<&str> = include_str!("../lua/bans.lua").lines().flat_map(commands_in).collect();
         assert!(used.len() > BAN_LIST.len(), "{used:?}");
         for command in used {
@@ -126,16 +154,19 @@ mod tests {
     }
 
     #[test]
-    fn rules_have_the_pattern_of_the_prefix_and_read_access_to_hashes() {
-        assert!(acl_rules("shop", &[]).unwrap().ends_with(" +asking +wait ~shop:tg2:*"));
-        let starred = acl_rules("a*[b]", &["pl?ns"]).unwrap();
+    fn rules_have_the_pattern_of_the_prefix_and_access_to_hashes() {
+        assert!(acl_rules("shop", None, None).unwrap().ends_with(" +asking +wait ~shop:tg2:*"));
+        let starred = acl_rules("a*[b]", Some("pl?ns"), None).unwrap();
         assert!(starred.ends_with(" +wait ~a\\*\\[b\\]:tg2:* %R~pl\\?ns"), "{starred}");
-        assert!(acl_rules("a b", &[]).is_err());
+        let keys = acl_rules("shop", None, Some("ke*s")).unwrap();
+        assert!(keys.ends_with(" +wait +hscan ~shop:tg2:* ~ke\\*s"), "{keys}");
+        assert!(acl_rules("a b", None, None).is_err());
     }
 
     #[test]
     fn denied_command_is_quoted_or_found_by_its_line() {
         let line = 1 + SCRIPT.lines().position(|line| line.contains("call('TIME')")).unwrap();
+        let zadd = 1 + INSTANCES_SCRIPT.lines().position(|line| line.contains("call('ZADD'")).unwrap();
         let expiry = 1 + SCRIPT.lines().position(|line| line.contains("call(command")).unwrap();
         let old = "ERR The user executing the script can't run this command or subcommand";
         for (reply, command) in [
@@ -149,7 +180,8 @@ mod tests {
             ),
             (format!("{old} script: 61ea05, on @user_script:{line}."), Some("TIME")),
             (format!("{old} script: 61ea05, on @user_script:{expiry}."), Some("PEXPIREAT")),
-            (old.to_owned(), Some("one of GET, EXISTS, PTTL, LINDEX, LLEN, LRANGE")),
+            (format!("{old} script: 0c0f2e, on @user_script:{zadd}."), Some("ZADD")),
+            (old.to_owned(), Some("one of GET, EXISTS, PTTL, LINDEX, LLEN, LRANGE, ZSCORE")),
             ("NOPERM No permissions to access a key".to_owned(), None),
             ("NOPERM User o'brien' has no permissions to run the 'get' command".to_owned(), Some("GET")),
         ] {

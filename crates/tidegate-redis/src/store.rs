@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tidegate_core::{
-    Atomicity, BAN_LIST_MAX, BanListing, Check, Clock, Cost, Decision, Demand, LimitStatus, ListedBan, Location,
-    Redeemed, Redemption, Shard, ShardId, Source, Store, StoreError, StoreErrorKind as Kind, StoreFuture, Timestamp,
-    Wait,
+    Atomicity, BAN_LIST_MAX, BanListing, Check, Clock, Cost, Decision, Demand, InstanceId, LimitStatus, ListedBan,
+    LiveInstances, Location, Redeemed, Redemption, Shard, ShardId, Source, Store, StoreError, StoreErrorKind as Kind,
+    StoreFuture, Timestamp, Wait,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
@@ -32,7 +32,7 @@ use crate::sentinel::Sentinels;
 use crate::tls::{Tls, TlsError, TlsOptions};
 use crate::url::{StoreUrl, UrlError};
 use crate::worker::{CallScope, Counters, Replicas, STEPS_MAX, ServerKind, Work, WorkerSettings};
-use crate::{SCRIPT, server_check};
+use crate::{INSTANCES_SCRIPT, SCRIPT, server_check};
 
 /// Larger timeouts are reduced to this one, so that adding one to a time cannot overflow.
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -44,8 +44,17 @@ const BAN_MS_MAX: u128 = (1 << 53) / 1_000;
 const SEVERAL_SLOTS: &str = "the subjects are in different hash slots, and cannot be counted together in one call";
 /// The maximum number of subjects that are tried to find one on a certain node. More than 16,384 slots need to find each.
 const PROBE_SUBJECTS_MAX: u32 = 200_000;
+/// The maximum number of instances that are counted. The set then takes about 100 KB, and a call of its script less than
+/// a millisecond, even if the clock was set back.
+const INSTANCES_MAX: u32 = 1_000;
 /// If more callers wait, the server does not keep up, and waiting would not help.
 const QUEUE_LENGTH_DEFAULT: usize = 16_384;
+/// Replaces a field of a hash if it has the expected value. KEYS: the hash. ARGV: the field, the expected value, the new
+/// value. Returns 1 if it was replaced, else 0.
+const REPLACE_HASH_FIELD: &str = "\
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+return 1";
 
 /// A store of counters on Redis or Valkey: on one server, on the masters of a cluster, or on the master that Sentinels
 /// name. Cloning is cheap, and clones share the connections.
@@ -502,12 +511,32 @@ impl RedisStore {
             // A server does not reply to an empty command, and the connection would wait for the reply.
             return Err(self.error(Fault::new(Kind::Protocol, "a command must have a name")));
         }
-        let key = parts.get(1).map_or(&[][..], AsRef::as_ref);
-        self.command_on(key, parts).await
+        self.run_command(parts.get(1).map_or(&[], |key| key.as_ref()), parts).await
     }
 
-    /// Runs a command like [`command`](RedisStore::command), on the node that owns the slot of `key`.
-    async fn command_on(&self, key: &[u8], parts: &[impl AsRef<[u8]>]) -> Result<Reply, StoreError> {
+    /// Replaces the value of a field of a Redis hash by `value`, if it is still `expected`. Returns whether it was.
+    ///
+    /// Returns `false`, and writes nothing, if the field has another value or does not exist. Both steps are one call on
+    /// the server, so no change of another writer is lost. The call is never resent. The store's key prefix is not added
+    /// to `hash`.
+    ///
+    /// # Errors
+    /// Returns an error in the cases of [`command`](RedisStore::command). After a timeout, the field may have been
+    /// replaced.
+    pub async fn replace_hash_field(
+        &self,
+        hash: &str,
+        field: &str,
+        expected: &[u8],
+        value: &[u8],
+    ) -> Result<bool, StoreError> {
+        let parts = [b"EVAL", REPLACE_HASH_FIELD.as_bytes(), b"1", hash.as_bytes(), field.as_bytes(), expected, value];
+        let reply = self.run_command(hash.as_bytes(), &parts).await?;
+        Ok(reply == Reply::Integer(1))
+    }
+
+    /// Sends a command to the node that owns the slot of `key`, and returns its reply.
+    async fn run_command(&self, key: &[u8], parts: &[impl AsRef<[u8]>]) -> Result<Reply, StoreError> {
         let slot = match self.0.router.call_scope {
             CallScope::Server => 0,
             CallScope::Slot | CallScope::Node => slot_of_key(key),
@@ -521,7 +550,7 @@ impl RedisStore {
     async fn call_ban_list(&self, arguments: &[&str]) -> Result<Reply, StoreError> {
         let key = self.0.prefix.ban_list();
         let call = ["EVAL", BAN_LIST_SCRIPT, "1", &key];
-        self.command_on(key.as_bytes(), &[&call[..], arguments].concat()).await
+        self.run_command(key.as_bytes(), &[&call[..], arguments].concat()).await
     }
 
     fn error(&self, fault: Fault) -> StoreError {
@@ -871,6 +900,39 @@ impl Store for RedisStore {
             let reply = self.call_ban_list(&["read"]).await?;
             ban_listing(&reply).map(Some).ok_or_else(|| self.error(malformed_reply()))
         })
+    }
+
+    /// Announces the instance in one sorted set per key prefix, and counts the live ones, in one call by the server's
+    /// clock.
+    ///
+    /// The set has at most 1,000 instances. While it is full, further ones are not added to it, and the count is 1,000.
+    /// The set expires with its newest announcement.
+    fn announce(&self, id: InstanceId, lifetime: Duration) -> StoreFuture<'_, Option<LiveInstances>> {
+        Box::pin(async move {
+            let (key, id) = (self.0.prefix.instances(), id.to_string());
+            let (lifetime_ms, size_max) = (lifetime.as_millis().max(1).to_string(), INSTANCES_MAX.to_string());
+            let now = self.0.router.settings.clock.as_ref().map(|clock| clock.now().as_micros() / 1_000);
+            let now_ms = now.map_or_else(String::new, |ms| ms.to_string());
+            let call = ["EVAL", INSTANCES_SCRIPT, "1", &key, &id, &lifetime_ms, &size_max, &now_ms];
+            let reply = self.run_command(key.as_bytes(), &call).await?;
+            let Reply::List(numbers) = &reply else { return Err(self.error(malformed_reply())) };
+            match numbers[..] {
+                [Reply::Integer(count @ 1..), Reply::Integer(was_live)] => {
+                    let count = u32::try_from(count).unwrap_or(u32::MAX);
+                    Ok(Some(LiveInstances::new(count, was_live == 1)))
+                }
+                _ => Err(self.error(malformed_reply())),
+            }
+        })
+    }
+
+    fn withdraw(&self, id: InstanceId) -> StoreFuture<'_, ()> {
+        Box::pin(async move { self.command(&["ZREM", &self.0.prefix.instances(), &id.to_string()]).await.map(drop) })
+    }
+
+    fn unanswered_for(&self, shard: ShardId) -> Option<Duration> {
+        let nodes = self.0.router.nodes();
+        nodes.iter().find(|node| node.id == shard).and_then(|node| node.unanswered_for())
     }
 
     /// Returns the URL of the server, the cluster or the Sentinels, without user and password.

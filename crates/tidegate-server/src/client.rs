@@ -15,11 +15,12 @@
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use http::HeaderMap;
 use percent_encoding::percent_decode_str;
 use tidegate::Timestamp;
+use tidegate::answer::Policy;
 use tidegate::identity::{
     API_KEY_BYTES_MAX, AddressPrefixes, ApiKeys, Identifier, Identity, KeyDigest, KeyTable, KnownKey, Networks, Origin,
     Subject, Subjects, User,
@@ -79,7 +80,7 @@ impl Client {
         if is_subject(text) {
             return Ok(key_in_subject(rules, text).map_or(Client::Subject(text.to_owned()), listed));
         }
-        match looked_up(lookups, text).await {
+        match looked_up(lookups, text).await? {
             Some(client) => Ok(client),
             None if can_be_any_key(rules, text) => Ok(listed(KeyDigest::of(text))),
             None => Err(unknown()),
@@ -100,6 +101,13 @@ impl Client {
             Client::User(id) => Some(identify(elsewhere).with_user(user(id))),
             Client::Network(_) | Client::Subject(_) => None,
         }
+    }
+
+    /// Returns the limits of `rule` for this client that a lookup assigns to its API key. Empty without such limits.
+    pub(crate) fn own_policies(&self, rules: &RuleSet, rule: &CompiledRule, now: Timestamp) -> Vec<Arc<Policy>> {
+        let limit_set = self.identity(rules, now).and_then(|identity| rules.limit_set(&identity));
+        let own = limit_set.filter(|limit_set| limit_set.own_limits().is_some());
+        own.map(|limit_set| rule.policies(&limit_set).into_owned()).unwrap_or_default()
     }
 
     /// Returns whether the plan of this client's requests to `rule` can be found without their other headers.
@@ -209,10 +217,19 @@ pub(crate) fn has_kinds(subject: &str, by: &Subjects) -> bool {
 }
 
 /// Returns the client with the API key `text`, or with a key of the name `text`, if a lookup knows that key.
-async fn looked_up(lookups: Option<&Lookups>, text: &str) -> Option<Client> {
-    let lookups = lookups.filter(|lookups| lookups.has_keys() && can_be_key(text))?;
-    let digest = KeyDigest::of(text);
-    lookups.find_key(&digest).await.map(|known| Client::Key(digest, known))
+///
+/// # Errors
+/// If several keys have this name, or the source of keys cannot be read.
+async fn looked_up(lookups: Option<&Lookups>, text: &str) -> Result<Option<Client>, String> {
+    let Some(lookups) = lookups.filter(|lookups| lookups.has_keys()) else { return Ok(None) };
+    if can_be_key(text) {
+        let digest = KeyDigest::of(text);
+        if let Some(known) = lookups.find_key(&digest).await {
+            return Ok(Some(Client::Key(digest, known)));
+        }
+    }
+    let named = lookups.key_named(text).await.map_err(|error| error.to_string())?;
+    Ok(named.map(|(digest, known)| Client::Key(digest, known)))
 }
 
 /// Returns the digest of the API key in the configuration that is `text` or has the name `text`, or `None`.
