@@ -364,13 +364,13 @@ async fn the_verdict_is_that_of_all_rules_together() {
     assert_eq!(verdict_of(TEXT, "POST", None).await, said(None, elsewhere));
     assert_eq!(verdict_of(TEXT, "POST", Some(&engine)).await, said(Some(true), "every limit has room"));
     assert!(send("POST").await);
-    let denied = said(Some(false), "post.per-hour of rule post denies it for 3600000 ms");
+    let denied = said(Some(false), "post.per-hour of rule post denies it for 1h");
     assert_eq!(verdict_of(TEXT, "POST", Some(&engine)).await, denied);
     assert!(!send("POST").await);
     // The shadow rule has no room left, and the shield has.
     assert_eq!(verdict_of(TEXT, "GET", Some(&engine)).await, said(Some(true), "every limit has room"));
     while send("GET").await {}
-    let shielded = said(Some(false), "flood.per-hour of rule flood denies it for 3600000 ms");
+    let shielded = said(Some(false), "flood.per-hour of rule flood denies it for 1h");
     assert_eq!(verdict_of(TEXT, "GET", Some(&engine)).await, shielded);
     assert_eq!(verdict_of(TEXT, "POST", Some(&engine)).await, shielded, "the shield is decided first");
 

@@ -98,7 +98,7 @@ pub struct BansReport {
 
 /// One ban of a [`BansReport`].
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "ListedBan", deny_unknown_fields)]
+#[schemars(rename = "ListedBan", deny_unknown_fields, description = "One ban of the list.")]
 #[non_exhaustive]
 pub struct ListedBanReport {
     /// The client, in a form that lifts the ban: an address, a network, the name of an API key, a user or a subject; a

@@ -94,7 +94,7 @@ pub struct CounterReport {
 
 /// A rule of a [`CounterReport`] or [`ResetReport`] that has no counter of the client alone.
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields)]
+#[schemars(deny_unknown_fields, description = "A rule that has no counter of the client alone.")]
 #[non_exhaustive]
 pub struct SkippedRule {
     /// The name of the rule.
