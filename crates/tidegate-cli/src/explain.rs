@@ -9,7 +9,7 @@ use tidegate_server::Explanation;
 
 use crate::admin::Admin;
 use crate::arguments::Explain;
-use crate::store::{MEMORY, check_server, with_command_deadline};
+use crate::store::{check_server, with_command_deadline};
 use crate::{Failure, configuration, output};
 
 /// Runs `tidegate explain`: prints which rules apply to a request, by the rules of a running instance or a
@@ -44,8 +44,8 @@ async fn request(admin: &Admin, arguments: &Explain, headers: &[(String, String)
 
 /// Computes the explanation from a configuration file, as JSON. Prints the file's warnings to standard error.
 ///
-/// Remaining units, and plans and API keys in a Redis hash, are read only from a Redis store that `--store`,
-/// `--store-file`, `TIDEGATE_STORE` or `REDIS_URL` names, not from a store that only the file names.
+/// Remaining units, and plans and API keys in a Redis hash, are read from the Redis store that `--store`, `--store-file`,
+/// `TIDEGATE_STORE` or `REDIS_URL` names, else from that of the file. With counters in memory, there are none to read.
 async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
     let loaded = configuration::load(file, &configuration::loader(&arguments.store)?)?;
     if !arguments.path.starts_with('/') {
@@ -57,10 +57,7 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
     }
     let request = request.body(()).map_err(Failure::Request)?;
     let settings = with_command_deadline(&loaded.settings);
-    let store = match arguments.store.url()? {
-        Some(url) if url != MEMORY => settings.redis()?,
-        _ => None,
-    };
+    let store = settings.redis()?;
     if let Some(store) = &store {
         // A store that does not answer is reported in the explanation.
         let _ = check_server(store).await?;
@@ -111,7 +108,9 @@ fn format_explanation(explanation: &Value) -> String {
     let mut line = |label: &str, rest: String| lines += &format!("  {label:<8} {rest}\n");
     let known = explanation["key_name"].as_str().map(|name| format!(" ({name})")).unwrap_or_default();
     line("caller", format!("identified by {}{known}", text(&explanation["caller"])));
-    for (label, field) in [("key", "key_lookup"), ("token", "token_refused"), ("refused", "banned")] {
+    for (label, field) in
+        [("key", "key_lookup"), ("ignored", "key_problem"), ("token", "token_refused"), ("refused", "banned")]
+    {
         if let Some(reason) = explanation[field].as_str() {
             line(label, reason.to_owned());
         }

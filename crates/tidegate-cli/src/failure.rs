@@ -117,6 +117,17 @@ pub(crate) enum Failure {
         "set $TIDEGATE_ADMIN_TOKEN or --admin-token-file FILE; without these, `tidegate serve` generates a token and prints it"
     ))]
     AdminTokenMissing,
+    #[error("the admin listener {url} does not accept the token: it is wrong")]
+    #[diagnostic(help(
+        "use the token of that instance: the one in its $TIDEGATE_ADMIN_TOKEN or --admin-token-file, or else the one that `tidegate serve` printed when it started"
+    ))]
+    AdminTokenWrong { url: String },
+    /// No API key has the name that was given. `tidegate key` then exits with 1.
+    #[error("{message}")]
+    UnknownKey { message: String },
+    /// An API key that cannot be shown or changed. The message says why, and what is accepted.
+    #[error("{0}")]
+    KeyNotChanged(String),
     #[error("cannot reach the admin listener {url}: {reason}")]
     #[diagnostic(help("check that the instance is running, and that --admin is the URL of its admin listener"))]
     AdminUnreachable { url: String, reason: String },
@@ -164,6 +175,18 @@ pub(crate) enum Failure {
     Output(std::io::Error),
     #[error("cannot start: {}", __io_reason(.0))]
     Runtime(#[from] std::io::Error),
+}
+
+impl From<tidegate_server::KeyEditError> for Failure {
+    fn from(error: tidegate_server::KeyEditError) -> Failure {
+        use tidegate::rules::KeyHashError;
+        use tidegate_server::KeyEditError;
+        match error {
+            KeyEditError::Unknown { .. } => Failure::UnknownKey { message: error.to_string() },
+            KeyEditError::Hash(KeyHashError::Store(error)) => error.into(),
+            error => Failure::KeyNotChanged(error.to_string()),
+        }
+    }
 }
 
 impl From<tidegate::StoreError> for Failure {

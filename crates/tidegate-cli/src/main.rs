@@ -11,6 +11,7 @@ mod counters;
 mod explain;
 mod failure;
 mod inherited;
+mod key;
 mod man;
 mod output;
 mod secrets;
@@ -18,10 +19,11 @@ mod serve;
 mod store;
 #[cfg(feature = "otlp")]
 mod traces;
+mod usage;
 
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 
 use self::arguments::{Arguments, Command};
@@ -34,8 +36,8 @@ use self::inherited::InheritedSockets;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Exit code of a denied `check`, of an `inspect` or `reset` of a counter that does not exist, and of
-/// `validate --deny-warnings` if there are warnings. Every other command that succeeds exits with 0.
+/// Exit code of a denied `check`, of an `inspect` or `reset` of a counter that does not exist, of `key` for a name that no
+/// key has, and of `validate --deny-warnings` if there are warnings. Every other command that succeeds exits with 0.
 const NEGATIVE: u8 = 1;
 /// Exit code of an error.
 const FAILED: u8 = 2;
@@ -50,11 +52,23 @@ fn main() -> ExitCode {
 }
 
 /// Prints the help or the version and returns exit code 0, or prints why the arguments are invalid and returns exit
-/// code 2. In an argument that is repeated in the message, the user and password of a URL are masked.
+/// code 2. In an argument that is repeated in the message, the user and password of a URL are masked. A tip says what to
+/// write instead, if that is known.
 ///
 /// # Errors
 /// If the help or the version cannot be written. A closed pipe is not an error.
 fn print_usage(mut usage: clap::Error) -> Result<ExitCode, Failure> {
+    let refused = match usage.kind() {
+        ErrorKind::UnknownArgument => usage.get(ContextKind::InvalidArg),
+        ErrorKind::ValueValidation => usage.get(ContextKind::InvalidValue),
+        _ => None,
+    };
+    if let Some(ContextValue::String(refused)) = refused {
+        let arguments: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into()).collect();
+        if let Some(tip) = usage::tip(refused, &arguments) {
+            usage.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+        }
+    }
     for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue] {
         if let Some(ContextValue::String(text)) = usage.get(kind) {
             let masked = secrets::mask_user(text);
@@ -68,8 +82,8 @@ fn print_usage(mut usage: clap::Error) -> Result<ExitCode, Failure> {
     Ok(if usage.use_stderr() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// Runs the subcommand and returns its exit code: 0; 1 if `check` was denied, `inspect` or `reset` found no counter, or
-/// `validate --deny-warnings` found a warning; 2 if `validate --json` found an error.
+/// Runs the subcommand and returns its exit code: 0; 1 if `check` was denied, `inspect` or `reset` found no counter, `key`
+/// found no key, or `validate --deny-warnings` found a warning; 2 if `validate --json` found an error.
 ///
 /// Without a subcommand, prints the help.
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
@@ -85,6 +99,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Some(Command::Explain(explain)) => in_runtime(explain::explain(explain))?,
         Some(Command::Inspect(inspect)) => return in_runtime(counters::inspect(inspect)).map(exit_code),
         Some(Command::Reset(reset)) => return in_runtime(counters::reset(reset)).map(exit_code),
+        Some(Command::Key { command }) => return in_runtime(key::key(command)).map(exit_code),
         Some(Command::Ban(ban)) => in_runtime(ban::ban(ban))?,
         Some(Command::Unban(unban)) => in_runtime(ban::unban(unban))?,
         Some(Command::Script { acl: false, .. }) => output::print(tidegate_redis::SCRIPT)?,

@@ -87,10 +87,9 @@ pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Looku
 /// If the file cannot be read or has an error.
 pub(crate) fn acl_command(config: Option<&Path>) -> Result<String, Failure> {
     let settings = configuration::settings(config, &Loader::new().check_store_access(false))?;
-    let hashes: Vec<&str> =
-        [&settings.plan_hash, &settings.key_hash].into_iter().flatten().map(String::as_str).collect();
-    let rules = tidegate_redis::acl_rules(&settings.prefix, &hashes)
-        .map_err(|error| tidegate::StoreUrlError::from(BuildError::from(error)))?;
+    let rules =
+        tidegate_redis::acl_rules(&settings.prefix, settings.plan_hash.as_deref(), settings.key_hash.as_deref())
+            .map_err(|error| tidegate::StoreUrlError::from(BuildError::from(error)))?;
     Ok(format!("ACL SETUSER tidegate reset on >PASSWORD {rules}"))
 }
 

@@ -33,35 +33,41 @@ const OTHERS: &[&str] = &[
 const CONNECTION: &[&str] = &["client|setname", "role", "select", "info", "cluster|slots", "asking", "wait"];
 /// The command that reads Redis hashes of plans and API keys.
 const HASHES: &str = "hget";
+/// The commands with which an operator lists the API keys of a hash, and changes one.
+const KEY_HASH: &[&str] = &["hscan", "hset"];
 
 /// Returns the rules of a Redis user that may do what a store needs, and nothing else.
 ///
 /// They are the arguments of `ACL SETUSER` after the name of the user and its password: the commands, the pattern of
-/// the keys with `prefix`, and for each Redis hash of plans or API keys in `hashes` the permission to read it. They
+/// the keys with `prefix`, and the permissions to read the Redis hash of plans, and to read and change that of API keys.
+/// A running instance changes it only for its operator (`PUT /v1/keys/NAME/limits`, `tidegate key set --admin`). They
 /// replace earlier permissions of the user, and do not change its passwords. They suffice on one server, on a cluster,
 /// and on a master that Sentinels watch, but are not those of a user of the Sentinels.
 ///
 /// ```
-/// let rules = tidegate_redis::acl_rules("tidegate", &["plans"])?;
+/// let rules = tidegate_redis::acl_rules("tidegate", Some("plans"), Some("keys"))?;
 /// assert!(rules.starts_with("clearselectors resetkeys resetchannels -@all +evalsha "));
-/// assert!(rules.ends_with(" +hget ~tidegate:tg2:* %R~plans"));
+/// assert!(rules.ends_with(" +hget +hscan +hset ~tidegate:tg2:* %R~plans ~keys"));
 /// # Ok::<(), tidegate_redis::PrefixError>(())
 /// ```
 ///
 /// # Errors
 /// Returns an error if the prefix is not one that a store accepts.
-pub fn acl_rules(prefix: &str, hashes: &[&str]) -> Result<String, PrefixError> {
+pub fn acl_rules(prefix: &str, plan_hash: Option<&str>, key_hash: Option<&str>) -> Result<String, PrefixError> {
     let mut rules = String::from("clearselectors resetkeys resetchannels -@all");
-    let hget = (!hashes.is_empty()).then_some(&HASHES);
-    for command in CALLS.iter().chain(READS).chain(OTHERS).chain(CONNECTION).chain(hget) {
+    let hget = plan_hash.or(key_hash).map(|_| &HASHES);
+    let of_keys = key_hash.map_or(&[][..], |_| KEY_HASH);
+    for command in CALLS.iter().chain(READS).chain(OTHERS).chain(CONNECTION).chain(hget).chain(of_keys) {
         rules.push_str(" +");
         rules.push_str(command);
     }
     rules.push_str(" ~");
     rules.push_str(&Prefix::new(prefix)?.key_pattern());
-    for hash in hashes {
-        rules.push_str(" %R~");
-        rules.push_str(&escape_pattern(hash));
+    for (access, hash) in [(" %R~", plan_hash), (" ~", key_hash)] {
+        if let Some(hash) = hash {
+            rules.push_str(access);
+            rules.push_str(&escape_pattern(hash));
+        }
     }
     Ok(rules)
 }
@@ -139,11 +145,13 @@ mod tests {
     }
 
     #[test]
-    fn rules_have_the_pattern_of_the_prefix_and_read_access_to_hashes() {
-        assert!(acl_rules("shop", &[]).unwrap().ends_with(" +asking +wait ~shop:tg2:*"));
-        let starred = acl_rules("a*[b]", &["pl?ns"]).unwrap();
+    fn rules_have_the_pattern_of_the_prefix_and_access_to_hashes() {
+        assert!(acl_rules("shop", None, None).unwrap().ends_with(" +asking +wait ~shop:tg2:*"));
+        let starred = acl_rules("a*[b]", Some("pl?ns"), None).unwrap();
         assert!(starred.ends_with(" +hget ~a\\*\\[b\\]:tg2:* %R~pl\\?ns"), "{starred}");
-        assert!(acl_rules("a b", &[]).is_err());
+        let keys = acl_rules("shop", None, Some("ke*s")).unwrap();
+        assert!(keys.ends_with(" +hget +hscan +hset ~shop:tg2:* ~ke\\*s"), "{keys}");
+        assert!(acl_rules("a b", None, None).is_err());
     }
 
     #[test]

@@ -46,6 +46,12 @@ const PROBE_SUBJECTS_MAX: u32 = 200_000;
 const INSTANCES_MAX: u32 = 1_000;
 /// If more callers wait, the server does not keep up, and waiting would not help.
 const QUEUE_LENGTH_DEFAULT: usize = 16_384;
+/// Replaces a field of a hash if it has the expected value. KEYS: the hash. ARGV: the field, the expected value, the new
+/// value. Returns 1 if it was replaced, else 0.
+const REPLACE_HASH_FIELD: &str = "\
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+return 1";
 
 /// A store of counters on Redis or Valkey: on one server, on the masters of a cluster, or on the master that Sentinels
 /// name. Cloning is cheap, and clones share the connections.
@@ -502,15 +508,35 @@ impl RedisStore {
             // A server does not reply to an empty command, and the connection would wait for the reply.
             return Err(self.error(Fault::new(Kind::Protocol, "a command must have a name")));
         }
-        let key = parts.get(1).map_or(&[][..], AsRef::as_ref);
-        self.command_on(key, parts).await
+        self.run_command(parts.get(1).map_or(&[], |key| key.as_ref()), parts).await
     }
 
-    /// Runs a command on the server with this key, and returns its reply. See [`RedisStore::command`] for the errors.
-    async fn command_on(&self, key: impl AsRef<[u8]>, parts: &[impl AsRef<[u8]>]) -> Result<Reply, StoreError> {
+    /// Replaces the value of a field of a Redis hash by `value`, if it is still `expected`. Returns whether it was.
+    ///
+    /// Returns `false`, and writes nothing, if the field has another value or does not exist. Both steps are one call on
+    /// the server, so no change of another writer is lost. The call is never resent. The store's key prefix is not added
+    /// to `hash`.
+    ///
+    /// # Errors
+    /// Returns an error in the cases of [`command`](RedisStore::command). After a timeout, the field may have been
+    /// replaced.
+    pub async fn replace_hash_field(
+        &self,
+        hash: &str,
+        field: &str,
+        expected: &[u8],
+        value: &[u8],
+    ) -> Result<bool, StoreError> {
+        let parts = [b"EVAL", REPLACE_HASH_FIELD.as_bytes(), b"1", hash.as_bytes(), field.as_bytes(), expected, value];
+        let reply = self.run_command(hash.as_bytes(), &parts).await?;
+        Ok(reply == Reply::Integer(1))
+    }
+
+    /// Sends a command to the node that owns the slot of `key`, and returns its reply.
+    async fn run_command(&self, key: &[u8], parts: &[impl AsRef<[u8]>]) -> Result<Reply, StoreError> {
         let slot = match self.0.router.call_scope {
             CallScope::Server => 0,
-            CallScope::Slot | CallScope::Node => slot_of_key(key.as_ref()),
+            CallScope::Slot | CallScope::Node => slot_of_key(key),
         };
         let mut request = Vec::new();
         push_command(&mut request, parts);
@@ -823,7 +849,7 @@ impl Store for RedisStore {
             let now = self.0.router.settings.clock.as_ref().map(|clock| clock.now().as_micros() / 1_000);
             let now_ms = now.map_or_else(String::new, |ms| ms.to_string());
             let call = ["EVAL", INSTANCES_SCRIPT, "1", &key, &id, &lifetime_ms, &size_max, &now_ms];
-            let reply = self.command_on(&key, &call).await?;
+            let reply = self.run_command(key.as_bytes(), &call).await?;
             let Reply::List(numbers) = &reply else { return Err(self.error(malformed_reply())) };
             match numbers[..] {
                 [Reply::Integer(count @ 1..), Reply::Integer(was_live)] => {

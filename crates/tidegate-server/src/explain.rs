@@ -25,7 +25,7 @@ use serde::Serialize;
 use tidegate::answer::{Policies, Policy};
 use tidegate::config::{Loaded, RuleConditions};
 use tidegate::identity::{Caller, Identifier, Identity, KeyDigest, KnownKey, Origin};
-use tidegate::rules::{CompiledRule, LimitSetId, Lookups, Mode, RequestView, RuleSet};
+use tidegate::rules::{CompiledRule, LimitSet, Lookups, Mode, RequestView, RuleSet};
 use tidegate::{
     Check, CheckOptions, Cost, Decision, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, OnFailure, Scope,
     Timestamp, Wait,
@@ -47,6 +47,9 @@ pub struct Explanation {
     /// The result of the key lookup, such as `found in the Redis hash tidegate:keys`. `None` if the request has no key,
     /// if the configuration lists it, or if no key lookup is configured.
     pub key_lookup: Option<String>,
+    /// The part of the key's entry in a lookup that is ignored, and why, such as `there is no plan gold`. `None` if
+    /// nothing is ignored.
+    pub key_problem: Option<String>,
     /// Why the JWT of the request is invalid. `None` if it is valid or there is none.
     pub token_refused: Option<String>,
     /// Whether the kill switch is on, so that no request is limited.
@@ -186,7 +189,7 @@ impl Explanation {
     fn with_answers<B>(
         loaded: &Loaded,
         key: &KeyAnswer,
-        looked_up: Option<LimitSetId>,
+        looked_up: Option<LimitSet>,
         request: &Request<B>,
         peer: IpAddr,
         now: Timestamp,
@@ -208,7 +211,7 @@ impl Explanation {
             because.extend(rules.is_off().then(|| "the kill switch is on".to_owned()));
             because.extend(exempt.map(|what| format!("the {what} is exempt")));
             let absent = |kind: &str| absence(kind, rules.identifier(), request.headers(), peer);
-            explained.push(explain_rule(rule, limit_set, &identity, because, absent, is_revealing));
+            explained.push(explain_rule(rule, &limit_set, &identity, because, absent, is_revealing));
         }
         name_limits(&mut explained);
         let mut explanation = Explanation {
@@ -222,6 +225,7 @@ impl Explanation {
             },
             key_name: identity.api_key().and_then(|(_, known)| Some(known.name.as_ref()?.to_string())),
             key_lookup: key.describe(loaded.settings.key_hash.as_deref()),
+            key_problem: key.problem(rules),
             token_refused: identity.token().and_then(Result::err).map(|error| error.to_string()),
             kill_switch: rules.is_off(),
             banned: refused(loaded, &view, &identity, now),
@@ -361,6 +365,14 @@ impl KeyAnswer {
         }
     }
 
+    /// Returns the part of the key's entry that is ignored, and why. `None` if nothing is, or no lookup knows the key.
+    fn problem(&self, rules: &RuleSet) -> Option<String> {
+        match self {
+            KeyAnswer::Known(_, known) => rules.key_problem(known).map(|problem| problem.to_string()),
+            KeyAnswer::NotNeeded | KeyAnswer::NotAsked | KeyAnswer::Unknown => None,
+        }
+    }
+
     /// Returns the answer as text. `hash` is the name of the Redis hash of keys in the configuration.
     ///
     /// `None` if no lookup is needed, or if none was asked and no hash is configured.
@@ -449,14 +461,15 @@ fn denied_demands(limit: Limit, key: Key<'_>, cost: Cost) -> Option<[Demand<'_>;
 
 fn explain_rule(
     rule: &CompiledRule,
-    limit_set: LimitSetId,
+    limit_set: &LimitSet,
     identity: &Identity<'_>,
     because: Vec<String>,
     absent: impl Fn(&str) -> String,
     is_revealing: bool,
 ) -> RuleExplanation {
     let subject = identity.subject(rule.by()).to_string();
-    let limits = rule.policies(limit_set).iter().map(|policy| LimitExplanation {
+    let policies = rule.policies(limit_set);
+    let limits = policies.iter().map(|policy| LimitExplanation {
         name: policy.name().to_owned(),
         limit: policy.limit().to_string(),
         remaining: None,

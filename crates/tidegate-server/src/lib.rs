@@ -39,10 +39,13 @@ mod worker_pool;
 pub use browser::{WebOrigin, WebOriginError};
 pub use explain::{Explanation, LimitExplanation, PlanExplanation, RuleExplanation, is_masked_subject};
 pub use listener::Listeners;
+pub use listeners::admin::api_keys::{
+    KeyChangeRequest, KeyEditError, KeyEditor, KeyListReport, KeyReport, OwnLimitReport,
+};
 pub use listeners::admin::is_loopback;
 pub use listeners::admin::keys::{CounterError, CounterQuery, CounterReport, CounterRules, CounterStatus, ResetReport};
 pub use listeners::admin::token::{AdminTokenError, Token};
-pub use listeners::gateway::{Gateway, UpstreamError};
+pub use listeners::gateway::{Gateway, UpstreamError, check_upstream};
 pub use memory_watch::watch_memory;
 pub use metrics::StoreTimes;
 pub use readiness::Readiness;

@@ -70,6 +70,9 @@ pub(crate) mod tests;
 
 pub use changes::{Changes, Part, PartKind};
 pub use compile::Settings;
+#[cfg(feature = "redis")]
+pub(crate) use compile::limits_from_json;
+pub(crate) use compile::{is_limit_name, limit_names};
 pub use conditions::RuleConditions;
 pub use finding::{Code, CodeError, Finding, Report, Severity};
 pub use forms::Secret;
@@ -78,7 +81,10 @@ pub use span::Span;
 pub use types::Config;
 pub use watch::RulesWatcher;
 pub(crate) use {
-    forms::{AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreEntry, StoreUrl},
+    forms::{
+        AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreEntry, StoreUrl,
+        TimeText,
+    },
     span::Spanned,
     types::{
         AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Exempt, Jwt, JwtAlgorithm, KeySources, LimitTable,

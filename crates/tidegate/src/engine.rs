@@ -69,7 +69,7 @@ use crate::identity::{KeyDigest, KnownKey};
 use crate::limiter::{EachDecision, Limiter, catch_panic, panicked};
 use crate::observe::BannedBy;
 use crate::receipt::{Receipt, RedeemError, Settlement};
-use crate::rules::{CompiledRule, Indices, LazyReadings, Lookups, RequestView, RuleSet};
+use crate::rules::{CompiledRule, Indices, LazyReadings, Lookups, RequestView, RuleSet, WarningGate};
 
 /// Applies rules to requests, and decides whether they are admitted.
 ///
@@ -104,6 +104,7 @@ struct Inner {
     lookups: Lookups,
     clock: Arc<dyn Clock>,
     pending: Arc<PendingWork>,
+    key_warnings: WarningGate,
 }
 
 /// The result of [`Engine::check`]: a permit or a refusal.
@@ -183,7 +184,8 @@ impl Engine {
     ) -> Engine {
         let active = ArcSwap::from_pointee(ActiveRules::new(rules, None));
         let lookups = lookups.or_deadline(limiter.deadline());
-        Engine(Arc::new(Inner { limiter, shield, active, lookups, clock, pending: Arc::default() }))
+        let key_warnings = WarningGate::default();
+        Engine(Arc::new(Inner { limiter, shield, active, lookups, clock, pending: Arc::default(), key_warnings }))
     }
 
     /// Replaces the rules, and reports this to the observers. Requests in progress finish under the old ones.
@@ -312,19 +314,20 @@ impl Engine {
         let rules = active.match_rules(request, &path);
         let banned = active.refuse_banned_caller(&identity, now);
         banned.inspect_err(|refusal| self.observe_ban(&identity, BannedBy::Caller, refusal))?;
-        match looked_up {
-            Some((digest, Some(known))) => identity = identity.with_api_key(digest, known),
-            Some((_, None)) => {}
-            None if rules.is_empty() || !self.0.lookups.has_keys() => {}
-            None => {
-                if let Some(digest) = identity.unknown_api_key() {
-                    match self.0.lookups.cached_key(&digest) {
-                        Some(Some(known)) => identity = identity.with_api_key(digest, known),
-                        Some(None) => {}
-                        None => return Ok(Prepared::UnknownKey(digest)),
-                    }
-                }
-            }
+        let found = match looked_up {
+            Some((digest, known)) => known.map(|known| (digest, known)),
+            None if rules.is_empty() || !self.0.lookups.has_keys() => None,
+            None => match identity.unknown_api_key() {
+                Some(digest) => match self.0.lookups.cached_key(&digest) {
+                    Some(known) => known.map(|known| (digest, known)),
+                    None => return Ok(Prepared::UnknownKey(digest)),
+                },
+                None => None,
+            },
+        };
+        if let Some((digest, known)) = found {
+            self.warn_about_key(&active.rules, &digest, &known);
+            identity = identity.with_api_key(digest, known);
         }
         if rules.is_empty() || active.is_exempt(&identity) {
             self.observe_exemption(&rules, &identity);
@@ -333,6 +336,19 @@ impl Engine {
         let limits = active.resolve_limits(&identity, &rules, self.0.lookups.has_plans());
         let context = RequestContext::new(rules.iter().map(CompiledRule::by), &identity, options);
         Ok(Prepared::Limited(Limited { rules: rules.into_indices(), limits, context }))
+    }
+
+    /// Logs a warning if a part of what a lookup found about an API key is ignored, at most every ten seconds.
+    fn warn_about_key(&self, rules: &RuleSet, digest: &KeyDigest, known: &KnownKey) {
+        if let Some(problem) = rules.key_problem(known)
+            && self.0.key_warnings.opens_at(self.0.clock.now())
+        {
+            tracing::warn!(
+                field = digest.field_pattern(),
+                %problem,
+                "a part of the entry of an API key is ignored; the key stays known, and its plan or `default` applies"
+            );
+        }
     }
 
     /// Refuses a request for which the shields have no room, unless its caller or path is exempt. `path` must hold the
@@ -489,13 +505,14 @@ impl Engine {
         banned.map_or(Ok(()), |banned| Err(Box::new(banned)))
     }
 
-    /// Returns whether the cached answer of a key lookup exempts the request's API key. `false` if none is cached.
+    /// Returns whether the last answer of a key lookup exempts the request's API key. `false` if none is cached.
     fn is_exempt_in_cache(&self, identity: &Identity<'_>) -> bool {
         if !self.0.lookups.has_keys() {
             return false;
         }
-        let cached = identity.unknown_api_key().and_then(|digest| self.0.lookups.cached_key(&digest));
-        cached.flatten().is_some_and(|known| known.exempt)
+        // However old: the request goes on to a lookup, which uses that answer only if the source does not answer.
+        let last = identity.unknown_api_key().and_then(|digest| self.0.lookups.last_key(&digest));
+        last.is_some_and(|known| known.exempt)
     }
 
     /// Checks the limits of a group of shields, which charges them.

@@ -132,7 +132,10 @@ pub struct ClusterLocation {
 /// The error returned if a URL names no store, or if a Redis store cannot be built.
 #[cfg(feature = "redis")]
 #[derive(Debug, thiserror::Error)]
-#[error("{0}{or_memory}", or_memory = if matches!(.0, tidegate_redis::BuildError::Url(_)) { ", or `memory`" } else { "" })]
+#[error("{0}{or_memory}", or_memory = match .0 {
+    tidegate_redis::BuildError::Url(error) if error.meant().is_none() => ", or `memory`",
+    _ => "",
+})]
 pub struct StoreUrlError(tidegate_redis::BuildError);
 
 #[cfg(feature = "redis")]

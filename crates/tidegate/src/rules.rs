@@ -51,6 +51,7 @@ mod lookup_cache;
 mod lookups;
 pub(crate) mod matcher;
 pub(crate) mod method;
+mod own_limits;
 pub(crate) mod path;
 pub(crate) mod pattern;
 mod plan;
@@ -66,20 +67,23 @@ mod tests;
 
 pub use builder::{Ban, JwtSettings, LimitText, ListedKey, Plan, Rule, Rules, SecretSource};
 #[cfg(feature = "redis")]
-pub use key_hash::KeyHash;
+pub use key_hash::{KeyChange, KeyHash, KeyHashError, KeyList};
 pub use key_lookup::{KeyFuture, KeyLookup};
 pub use lists::CompiledBan;
+pub(crate) use lookup_cache::WarningGate;
 pub use lookup_cache::{LookupError, LookupStats};
-pub use lookups::Lookups;
+pub use lookups::{KeyNameError, Lookups};
 pub(crate) use matcher::Indices;
+pub use own_limits::{OwnLimits, OwnLimitsError};
 pub(crate) use path::LazyReadings;
-pub use plan::{CompiledPlan, KeyEntry, LimitSetId, PlanFuture, PlanLookup, PlanQuestion};
+pub(crate) use plan::LimitSetId;
+pub use plan::{CompiledPlan, KeyEntry, LimitSet, PlanFuture, PlanLookup, PlanQuestion};
 #[cfg(feature = "redis")]
 pub use plan_hash::PlanHash;
 #[cfg(feature = "tower")]
 pub(crate) use request::FindUri;
 pub use request::RequestView;
-pub(crate) use rule::RuleLimits;
 pub use rule::{Charge, CompiledRule, Mode};
+pub(crate) use rule::{Overlaps, RuleLimits};
 pub(crate) use set::SetParts;
-pub use set::{Matched, RuleSet};
+pub use set::{KeyProblem, Matched, RuleSet};

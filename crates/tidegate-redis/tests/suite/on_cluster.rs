@@ -24,7 +24,7 @@ struct OnCluster {
 
 impl OnCluster {
     fn new(brand: Brand) -> OnCluster {
-        let rules = acl_rules("tidegate", &[]).unwrap();
+        let rules = acl_rules("tidegate", None, None).unwrap();
         let cluster = Cluster::with(&Config::new(brand).only_user("tidegate", "sesame", &rules));
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let clock = Arc::new(ManualClock::default());

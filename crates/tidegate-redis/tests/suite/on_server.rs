@@ -30,7 +30,7 @@ enum Place {
 
 impl OnServer {
     pub(crate) fn new(brand: Brand) -> OnServer {
-        let rules = acl_rules("tidegate", &[]).unwrap();
+        let rules = acl_rules("tidegate", None, None).unwrap();
         let server = Config::new(brand).only_user("tidegate", "sesame", &rules).start();
         let url = format!("redis://tidegate:sesame@{}", server.addr());
         OnServer::at(Place::Server(Box::new(server)), url)

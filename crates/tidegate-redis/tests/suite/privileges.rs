@@ -14,7 +14,7 @@ const PASSWORD: &str = "hunter2";
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn rules() -> String {
-    acl_rules("tidegate", &["plans"]).unwrap()
+    acl_rules("tidegate", Some("plans"), Some("keys")).unwrap()
 }
 
 /// Starts a server with the user `tidegate`, which has these rules, and without a default user.
@@ -63,12 +63,19 @@ async fn minimal_user_may_do_what_the_store_does_and_nothing_else() {
         store.withdraw(id).await.unwrap();
         assert_eq!(store.command(&["HGET", "plans", "user:1"]).await.unwrap().as_text(), Some("pro"));
 
+        server.command(&["HSET", "keys", "api_key:1", "{}"]);
+        assert!(store.replace_hash_field("keys", "api_key:1", b"{}", b"[]").await.unwrap());
+        assert!(!store.replace_hash_field("keys", "api_key:1", b"{}", b"{}").await.unwrap());
+        let scanned = store.command(&["HSCAN", "keys", "0", "COUNT", "10"]).await.unwrap();
+        assert!(format!("{scanned:?}").contains("List"), "{scanned:?}");
+
         for (command, expected) in [
             (&["FLUSHALL"][..], "may not run FLUSHALL"),
             (&["CONFIG", "GET", "requirepass"], "may not run CONFIG GET"),
             (&["KEYS", "*"], "may not run KEYS"),
             (&["GET", "other"], "~tidegate:tg2:*"),
             (&["SET", "plans", "x"], "may not access a key"),
+            (&["HSET", "plans", "user:1", "x"], "may not access a key"),
         ] {
             let error = store.command(command).await.unwrap_err();
             assert_eq!(error.kind(), Kind::Forbidden);

@@ -2,7 +2,7 @@
 
 use tidegate::config::Loaded;
 use tidegate::identity::Identity;
-use tidegate::rules::{LimitSetId, PlanQuestion};
+use tidegate::rules::{LimitSet, PlanQuestion};
 
 use super::PlanExplanation;
 
@@ -22,9 +22,9 @@ pub(super) fn question(loaded: &Loaded, identity: &Identity<'_>) -> Option<PlanQ
 /// `looked_up` is the result of the plan lookups; `None` if none was asked.
 pub(crate) fn resolve(
     loaded: &Loaded,
-    looked_up: Option<LimitSetId>,
+    looked_up: Option<LimitSet>,
     identity: &Identity<'_>,
-) -> (LimitSetId, Option<PlanExplanation>) {
+) -> (LimitSet, Option<PlanExplanation>) {
     let rules = &loaded.rules;
     let is_identified = identity.api_key().is_some() || identity.user().is_some();
     let default = rules.default_limit_set(is_identified);
@@ -32,13 +32,14 @@ pub(crate) fn resolve(
         return (default, None);
     }
     let known = rules.limit_set(identity);
-    let limit_set = known.or(looked_up).unwrap_or(default);
+    let is_looked_up = looked_up.is_some();
+    let limit_set = known.clone().or(looked_up).unwrap_or_else(|| default.clone());
     // The hash is not asked about a caller without identity.
     let hash = loaded.settings.plan_hash.as_ref().filter(|_| is_identified);
-    let source = match (known, hash) {
+    let source = match (&known, hash) {
         (Some(limit_set), _) => loaded.plan_source(identity, limit_set).into(),
         (None, Some(hash)) if limit_set != default => format!("the Redis hash {hash}").into(),
-        (None, Some(hash)) if looked_up.is_none() => {
+        (None, Some(hash)) if !is_looked_up => {
             format!("the Redis hash {hash} was not read, and no other source assigns a plan").into()
         }
         (None, Some(hash)) => format!("the Redis hash {hash} assigns no plan").into(),
@@ -46,5 +47,6 @@ pub(crate) fn resolve(
         (None, None) if is_identified => "no source assigns a plan".into(),
         (None, None) => "the caller has no known identity".into(),
     };
-    (limit_set, rules.plan(limit_set).map(|plan| PlanExplanation { name: plan.name().to_string(), source }))
+    let plan = rules.plan(&limit_set).map(|plan| PlanExplanation { name: plan.name().to_string(), source });
+    (limit_set, plan)
 }

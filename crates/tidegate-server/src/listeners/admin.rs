@@ -9,6 +9,10 @@
 //! | `/v1/rules` | GET | yes | the rules in force, and their decisions so far |
 //! | `/v1/keys?key=…` | GET | yes | the counters of a key |
 //! | `/v1/keys?key=…` | DELETE | yes | deletes them |
+//! | `/v1/keys` | GET | yes | the API keys in the Redis hash of the configuration |
+//! | `/v1/keys/{name}` | GET | yes | one of them |
+//! | `/v1/keys/{name}` | PATCH | yes | changes its plan and its own limits |
+//! | `/v1/keys/{name}/plan`, `/limits` | PUT, DELETE | yes | sets or removes one of them |
 //! | `/v1/bans?subject=…` | GET | yes | whether a subject is banned |
 //! | `/v1/bans?subject=…&for=1h` | PUT | yes | bans it, without `for` for good |
 //! | `/v1/bans?subject=…` | DELETE | yes | lifts the ban |
@@ -22,6 +26,7 @@
 //! Requests that a web page may have made a browser send are rejected first (`browser.rs`), and a client that guesses
 //! tokens waits for its responses (`auth_guard.rs`).
 
+pub(crate) mod api_keys;
 pub(crate) mod bans;
 pub(crate) mod keys;
 pub(crate) mod rules;
@@ -61,6 +66,9 @@ use crate::stream::ClientStream;
 /// The longest time that a client has to send a complete request header, even if `Bounds::http_idle` is longer.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 /// The message for a client whose address has too many attempts waiting.
+/// The messages for a request without a token, and with a wrong one.
+pub(crate) const TOKEN_MISSING: &str = "this request needs a token: send the header Authorization: Bearer TOKEN";
+pub(crate) const TOKEN_WRONG: &str = "the token in the header Authorization is wrong";
 pub(crate) const TOO_MANY_ATTEMPTS: &str = "too many failed attempts from this address; try again later";
 /// The most bytes of a body: enough for all headers of a request to explain.
 const BODY_BYTES_MAX: usize = 256 * 1024;
@@ -228,9 +236,11 @@ impl AdminListener {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/v1/rules") => rules::list(&self.reloader),
             (_, "/v1/rules") => method_not_allowed("GET, HEAD"),
+            (&Method::GET | &Method::HEAD, "/v1/keys") if query.is_empty() => api_keys::list(self).await,
             (&Method::GET | &Method::HEAD, "/v1/keys") => keys::inspect(self, &query).await,
             (&Method::DELETE, "/v1/keys") => keys::reset(self, &query).await,
             (_, "/v1/keys") => method_not_allowed("GET, HEAD, DELETE"),
+            (_, path) if path.starts_with("/v1/keys/") => api_keys::answer(self, request).await,
             (&Method::GET | &Method::HEAD, "/v1/bans") => bans::inspect(self, &query).await,
             (&Method::PUT, "/v1/bans") => bans::set(self, &query).await,
             (&Method::DELETE, "/v1/bans") => bans::lift(self, &query).await,
@@ -240,8 +250,8 @@ impl AdminListener {
             (&Method::POST, "/v1/reload") => self.reload().await,
             (_, "/v1/reload") => method_not_allowed("POST"),
             _ => {
-                let message = "expected /v1/rules, /v1/keys, /v1/bans, /v1/explain, /v1/reload, /metrics, /healthz, /readyz, \
-                               /openapi.json or /docs";
+                let message = "expected /v1/rules, /v1/keys, /v1/keys/{name}, /v1/keys/{name}/plan, /v1/keys/{name}/limits, \
+                               /v1/bans, /v1/explain, /v1/reload, /metrics, /healthz, /readyz, /openapi.json or /docs";
                 problem(StatusCode::NOT_FOUND, "not_found", message)
             }
         }
@@ -254,9 +264,8 @@ impl AdminListener {
     async fn authenticate(&self, headers: &HeaderMap, peer: IpAddr) -> Result<(), Response<Bytes>> {
         let checked = token::authenticate(self.token.as_ref(), headers, peer, &self.auth_guard, &self.stats).await;
         checked.map_err(|error| match error {
-            AuthError::Unauthenticated => {
-                unauthorized("expected the header Authorization: Bearer with the admin token", "admin")
-            }
+            AuthError::Missing => unauthorized(TOKEN_MISSING, "admin"),
+            AuthError::Wrong => unauthorized(TOKEN_WRONG, "admin"),
             AuthError::TooManyAttempts => {
                 let mut response = problem(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", TOO_MANY_ATTEMPTS);
                 response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::{header, not_allowed, openapi, rejected, retry_after, schema_settings, unauthenticated};
 use crate::explain::Explanation;
+use crate::listeners::admin::api_keys::{KeyChangeRequest, KeyListReport, KeyReport};
 use crate::listeners::admin::bans::BanBody;
 use crate::listeners::admin::keys::{CounterReport, ResetReport};
 use crate::listeners::admin::rules::RulesBody;
@@ -33,10 +34,12 @@ enum Access {
 pub(super) fn document() -> Value {
     let mut requests = schema_settings().into_generator();
     let described = by_rules_schema(&mut requests);
+    let change = requests.subschema_for::<KeyChangeRequest>();
     let mut bodies = schema_settings().for_serialize().into_generator();
     let problem = bodies.subschema_for::<ErrorBody>();
     let [healthz, readyz] = [bodies.subschema_for::<HealthBody>(), bodies.subschema_for::<ReadinessBody>()];
     let [counters, reset] = [bodies.subschema_for::<CounterReport>(), bodies.subschema_for::<ResetReport>()];
+    let [key, keys] = [bodies.subschema_for::<KeyReport>(), bodies.subschema_for::<KeyListReport>()];
     let [ban, rules] = [bodies.subschema_for::<BanBody>(), bodies.subschema_for::<RulesBody>()];
     let [reloaded, not_reloaded] = [bodies.subschema_for::<ReloadedBody>(), bodies.subschema_for::<NotReloadedBody>()];
     let explanation = bodies.subschema_for::<Explanation>();
@@ -49,6 +52,39 @@ pub(super) fn document() -> Value {
         let what = "What a rule counts by, as `tidegate explain --reveal` shows it, or the key that a check names. \
                     At most 65536 bytes.";
         parameter("subject", true, what, "ip:203.0.113.9", json!({ "type": "string" }))
+    };
+    let of_key = |id: &str, summary: &str, body: Option<(Value, Value)>| {
+        let mut operation = json!({
+            "operationId": id,
+            "summary": summary,
+            "parameters": [{
+                "name": "name", "in": "path", "required": true, "description": "The name of the key's owner.",
+                "example": "acme", "schema": { "type": "string" },
+            }],
+            "responses": {
+                "200": response("The key, after the change if there is one.", &key),
+                "400": rejected("The query, the name or the body is invalid. The message says what is accepted."),
+                "404": rejected("No API key in the Redis hash has this name."),
+                "409": rejected(
+                    "The configuration has no Redis hash of API keys, lists the key itself, or the entry cannot be changed.",
+                ),
+                "503": store_failed(),
+            },
+        });
+        if let Some((schema, example)) = body {
+            operation["description"] = "In force on all instances within a second. Counters are kept.".into();
+            operation["requestBody"] = json!({ "required": true, "content": { "application/json": {
+                "schema": schema, "example": example,
+            } } });
+            operation["responses"]["408"] = rejected("The body did not arrive in time.");
+            operation["responses"]["413"] = rejected("The body has more than 16 KiB.");
+        }
+        operation
+    };
+    let one_field = |field: &str, schema: Value| json!({ "type": "object", "properties": { field: schema }, "required": [field], "additionalProperties": false });
+    let limits = || {
+        let what = "The key's own limits, each a text or an object as in a keys file; or one of them.";
+        json!({ "description": what, "type": ["array", "string", "object"] })
     };
     let paths = json!({
         "/healthz": path(Access::Everyone, "GET, HEAD", json!({ "get": {
@@ -78,11 +114,15 @@ pub(super) fn document() -> Value {
         "/v1/keys": path(Access::Token, "GET, HEAD, DELETE", json!({
             "get": {
                 "operationId": "inspectCounters",
-                "summary": "Return the counters of a key, or of a client in a rule",
-                "description": "Either `limit` or `rule` is required. Nothing is charged.",
-                "parameters": counter_parameters(),
+                "summary": "Return the counters of a key, or of a client in a rule, or list the API keys of the Redis hash",
+                "description": "`key` and either `limit` or `rule` select counters. Nothing is charged. Without parameters, lists the \
+                    API keys in the Redis hash of the configuration, at most 1,000.",
+                "parameters": counter_parameters(false),
                 "responses": {
-                    "200": response("The selected counters.", &counters), "400": bad_query(), "503": store_failed(),
+                    "200": response("The selected counters, or the API keys.", &json!({ "anyOf": [counters, keys] })),
+                    "400": bad_query(),
+                    "409": rejected("The configuration has no Redis hash of API keys."),
+                    "503": store_failed(),
                 },
             },
             "delete": {
@@ -90,11 +130,32 @@ pub(super) fn document() -> Value {
                 "summary": "Delete the counters of a key, or of a client in a rule",
                 "description": "Either `limit` or `rule` is required. In a rule with limits per plan, the counters of all plans are \
                     deleted. After a 503, some counters may be deleted.",
-                "parameters": counter_parameters(),
+                "parameters": counter_parameters(true),
                 "responses": {
                     "200": response("The number of counters that existed.", &reset), "400": bad_query(), "503": store_failed(),
                 },
             },
+        })),
+        "/v1/keys/{name}": path(Access::Token, "GET, HEAD, PATCH", json!({
+            "get": of_key("showKey", "Return an API key in the Redis hash of the configuration", None),
+            "patch": of_key(
+                "changeKey", "Change the plan and the own limits of an API key",
+                Some((json!(change), json!({ "plan": "pro", "limits": ["5000/h"] }))),
+            ),
+        })),
+        "/v1/keys/{name}/plan": path(Access::Token, "PUT, DELETE", json!({
+            "put": of_key(
+                "setKeyPlan", "Set the plan of an API key",
+                Some((one_field("plan", json!({ "type": "string" })), json!({ "plan": "pro" }))),
+            ),
+            "delete": of_key("removeKeyPlan", "Remove the plan of an API key", None),
+        })),
+        "/v1/keys/{name}/limits": path(Access::Token, "PUT, DELETE", json!({
+            "put": of_key(
+                "setKeyLimits", "Set the own limits of an API key, which replace those of its plan",
+                Some((one_field("limits", limits()), json!({ "limits": ["100/min", "5000/h"] }))),
+            ),
+            "delete": of_key("removeKeyLimits", "Remove the own limits of an API key", None),
         })),
         "/v1/bans": path(Access::Token, "GET, HEAD, PUT, DELETE", json!({
             "get": {
@@ -183,7 +244,7 @@ fn complete(mut operations: Value, access: Access, methods: &str, problem: &Sche
         }
         if access == Access::Token {
             responses["401"] =
-                unauthenticated(problem, "The request has no `Authorization: Bearer` header with the token.");
+                unauthenticated(problem, "The request has no `Authorization: Bearer` header, or its token is wrong.");
             responses["429"] = rejected(problem, "Too many attempts from this address are waiting.");
             responses["429"]["headers"] = json!({ "Retry-After": retry_after() });
         }
@@ -244,15 +305,15 @@ fn parameter(name: &str, is_required: bool, description: &str, example: &str, sc
     })
 }
 
-/// Returns the parameters that select counters.
-fn counter_parameters() -> Value {
+/// Returns the parameters that select counters. `key` is not required where there is another operation without it.
+fn counter_parameters(is_key_required: bool) -> Value {
     let text = || json!({ "type": "string" });
     let key =
         "The key that a check names. With `rule`, a client: an address, an API key, the name of a key, or a subject.";
     let limit = "The limit that a check names. With `rule`, the name of one of its limits; all of them by default.";
     let plan = "The plan of the client, in a rule with limits per plan. Required if nothing else determines it.";
     json!([
-        parameter("key", true, key, "user:42", text()),
+        parameter("key", is_key_required, key, "user:42", text()),
         parameter("limit", false, limit, "10/min", text()),
         parameter("rule", false, "The name of a rule.", "shorten", text()),
         parameter("plan", false, plan, "pro", text()),

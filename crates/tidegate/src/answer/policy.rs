@@ -153,6 +153,15 @@ impl Policy {
         Policy { format, ..self }
     }
 
+    /// Returns a policy for another limit, whose name is that of the limit within its rule. Everything else is as in this
+    /// policy.
+    ///
+    /// The name must match `[a-z0-9-]+`.
+    pub(crate) fn with_limit(&self, name: &str, limit: Limit) -> Policy {
+        let Policy { rule, plan, upgrade_url, styles, format, .. } = self.clone();
+        Policy { rule, plan, upgrade_url, styles, format, ..Policy::named(name, limit) }
+    }
+
     /// Returns a copy with another name for clients. The name must not contain characters that a header has to escape.
     pub(super) fn renamed(&self, name: &str) -> Policy {
         Policy { name: name.into(), rendered: Rendered::new(name, &self.limit), ..self.clone() }

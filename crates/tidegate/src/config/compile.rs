@@ -22,7 +22,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub(crate) use self::keys::KeysFile;
-pub(crate) use self::limits::NamedLimit;
+#[cfg(feature = "redis")]
+pub(crate) use self::limits::limits_from_json;
+pub(crate) use self::limits::{NamedLimit, is_limit_name, limit_names};
 pub use self::settings::Settings;
 
 use super::changes::Changes;
@@ -33,7 +35,7 @@ use super::load::{Loaded, Loader};
 use super::source::Source;
 use super::span::{Span, Spanned};
 use super::types::Config;
-use crate::rules::{KeyEntry, Mode, RuleSet, SetParts};
+use crate::rules::{CompiledRule, KeyEntry, RuleSet, SetParts};
 
 /// Checks a configuration and compiles it to rules and settings. Reads the keys file and the secrets that it names.
 ///
@@ -136,7 +138,8 @@ impl Compiler<'_> {
         let assigned_plans = limit_sets.assigned_plans();
         let (default, anonymous) = limit_sets.fallbacks();
         let parts = SetParts {
-            needs_limit_set: rules.iter().any(|rule| rule.mode() != Mode::Off && rule.is_by_plan()),
+            needs_limit_set: rules.iter().any(CompiledRule::uses_plans),
+            plan_cost_max: rules.iter().filter(|rule| rule.uses_plans()).map(CompiledRule::cost).max(),
             rules,
             matcher,
             shields,

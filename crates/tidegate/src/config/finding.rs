@@ -172,6 +172,8 @@ pub struct Finding {
     code: Code,
     message: String,
     help: Option<String>,
+    /// The remedy for rules that were built in code.
+    help_in_code: Option<String>,
     span: Span,
     label: String,
     source: Option<Arc<Source>>,
@@ -183,6 +185,7 @@ impl Finding {
             code,
             message: message.into(),
             help: None,
+            help_in_code: None,
             span: Span::default(),
             label: "here".to_owned(),
             source: None,
@@ -191,6 +194,12 @@ impl Finding {
 
     pub(crate) fn help(self, help: impl Into<String>) -> Finding {
         Finding { help: Some(help.into()), ..self }
+    }
+
+    /// Sets the remedy for rules that were built in code, where fields of a file would be the wrong words. Defaults to that
+    /// of [`help`](Finding::help).
+    pub(crate) fn help_in_code(self, help: impl Into<String>) -> Finding {
+        Finding { help_in_code: Some(help.into()), ..self }
     }
 
     pub(crate) fn label(self, label: impl Into<String>) -> Finding {
@@ -205,7 +214,12 @@ impl Finding {
     ///
     /// If the configuration was built in code and the span is known, the name of the value is put before the message
     /// instead, and the span is removed.
-    pub(crate) fn with_source(self, source: &Arc<Source>) -> Finding {
+    ///
+    /// The remedy is then that of [`help_in_code`](Finding::help_in_code).
+    pub(crate) fn with_source(mut self, source: &Arc<Source>) -> Finding {
+        if source.is_code() && self.help_in_code.is_some() {
+            self.help = self.help_in_code.take();
+        }
         match source.value(self.span) {
             Some(value) => Finding { message: format!("{value}: {}", self.message), span: Span::default(), ..self },
             None => Finding { source: Some(source.clone()), ..self },
@@ -342,9 +356,25 @@ impl Report {
 
     /// Returns one line with the name of the configuration and the number of errors, such as `tidegate.toml is invalid: 2
     /// errors`.
+    ///
+    /// Only the message of the error if the file cannot be read, because then it is not known to be invalid.
     pub fn summary(&self) -> String {
+        if let Some(unread) = self.unread() {
+            return unread.message.clone();
+        }
         let count = self.errors();
         format!("{} is invalid: {count} error{}", self.name, if count == 1 { "" } else { "s" })
+    }
+
+    /// Returns the only finding, if it is that the configuration file itself cannot be read. A finding about another file
+    /// has a place.
+    fn unread(&self) -> Option<&Finding> {
+        match &self.findings[..] {
+            [finding] if finding.span().is_none() => {
+                Some(finding).filter(|finding| matches!(finding.code, Code::FileUnreadable | Code::UnknownFormat))
+            }
+            _ => None,
+        }
     }
 
     /// Returns the number of errors among the findings, which is at least 1.
@@ -358,6 +388,9 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.summary())?;
+        if self.unread().is_some() {
+            return Ok(());
+        }
         f.write_str(if self.errors() == 1 { "" } else { ", the first" })?;
         match self.findings.iter().find(|finding| finding.severity() == Severity::Error) {
             Some(first) => write!(f, ": {first:?}"),
@@ -376,7 +409,18 @@ impl fmt::Debug for Report {
 impl std::error::Error for Report {}
 
 impl Diagnostic for Report {
+    fn code<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.unread().and_then(Diagnostic::code)
+    }
+
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.unread().and_then(Diagnostic::help)
+    }
+
     fn related<'a>(&'a self) -> Option<Box<dyn Iterator<Item = &'a dyn Diagnostic> + 'a>> {
+        if self.unread().is_some() {
+            return None;
+        }
         Some(Box::new(self.findings.iter().map(|finding| finding as &dyn Diagnostic)))
     }
 }

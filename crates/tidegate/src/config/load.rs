@@ -21,11 +21,11 @@ use super::yaml;
 use crate::__io_reason;
 #[cfg(feature = "redis")]
 use crate::engine::Engine;
-use crate::gateway::GatewaySettings;
+use crate::gateway::{GatewaySettings, UpstreamSettings};
 use crate::identity::{Identity, Networks};
 #[cfg(feature = "redis")]
 use crate::limiter::StoreUrlError;
-use crate::rules::{LimitSetId, RuleSet};
+use crate::rules::{LimitSet, RuleSet};
 
 /// The format of a configuration file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -83,9 +83,9 @@ impl Loaded {
     /// `limit_set` is what [`RuleSet::limit_set`] returned for this caller. The phrase is one of `the API key's own
     /// limits`, `the API key`, `the address`, `the trusted proxy's header` and `the token's claim`. The last one is
     /// returned if none of the others applies.
-    pub fn plan_source(&self, identity: &Identity<'_>, limit_set: LimitSetId) -> &'static str {
+    pub fn plan_source(&self, identity: &Identity<'_>, limit_set: &LimitSet) -> &'static str {
         let rules = &self.rules;
-        let is_own = !rules.plans().iter().any(|plan| rules.limit_set_named(plan.name()) == Some(limit_set));
+        let is_own = !rules.plans().iter().any(|plan| rules.limit_set_named(plan.name()).as_ref() == Some(limit_set));
         if is_own {
             return "the API key's own limits";
         }
@@ -176,8 +176,12 @@ pub struct Loader {
     directory: PathBuf,
     environment: Arc<Environment>,
     checks_store_access: bool,
+    upstream_check: Option<Arc<UpstreamCheck>>,
     is_reload: bool,
 }
+
+/// Checks whether an upstream can be used. The error says why not.
+type UpstreamCheck = dyn Fn(&UpstreamSettings) -> Result<(), String> + Send + Sync;
 
 impl Default for Loader {
     fn default() -> Self {
@@ -188,6 +192,7 @@ impl Default for Loader {
             directory: PathBuf::new(),
             environment: Arc::new(|name| std::env::var(name).ok().filter(|value| !value.is_empty())),
             checks_store_access: true,
+            upstream_check: None,
             is_reload: false,
         }
     }
@@ -246,6 +251,19 @@ impl Loader {
     #[must_use]
     pub fn environment(self, environment: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Loader {
         Loader { environment: Arc::new(environment), ..self }
+    }
+
+    /// Sets the function that checks each upstream of the gateway, without connecting, such as its certificate
+    /// authorities. Its message becomes an error of the file. Defaults to none.
+    ///
+    /// Only a program that forwards requests can use them, and this library does not.
+    #[doc(hidden)] // for the command
+    #[must_use]
+    pub fn check_upstreams(
+        self,
+        check: impl Fn(&UpstreamSettings) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Loader {
+        Loader { upstream_check: Some(Arc::new(check)), ..self }
     }
 
     /// Sets the directory of the keys and secret files that a text names by a relative path. Defaults to the current
@@ -370,6 +388,11 @@ impl Loader {
     /// A reload does not depend on them, because the store reads them again at each connect.
     pub(crate) fn checks_store_files(&self) -> bool {
         self.checks_store_access && !self.is_reload
+    }
+
+    /// Checks an upstream with the function of [`check_upstreams`](Loader::check_upstreams), if there is one.
+    pub(crate) fn check_upstream(&self, upstream: &UpstreamSettings) -> Result<(), String> {
+        self.upstream_check.as_ref().map_or(Ok(()), |check| check(upstream))
     }
 
     /// Returns the number of instances that overrides the one of the file, or `None` if [`Loader::instances`] was not

@@ -53,6 +53,11 @@ impl Source {
         self.values.get(span.start).filter(|_| !span.is_unknown()).map(String::as_str)
     }
 
+    /// Returns whether the configuration was built in code.
+    pub(crate) fn is_code(&self) -> bool {
+        !self.values.is_empty()
+    }
+
     /// Returns whether a finding with this span is certain, although parts of the file may not have been read.
     ///
     /// If there are such parts, a finding without a place may be about a default or a stand-in for a value that could

@@ -22,11 +22,11 @@ pub(crate) struct Node {
     pub(crate) value: Value,
 }
 
-/// A value of a file, without its span. Only YAML has `Null`. The value of a `Float` is not kept, because no field
+/// A value of a file, without its span. Only YAML and JSON have `Null`. The value of a `Float` is not kept, because no field
 /// takes one. A date or time of TOML is a `Text`.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
-    #[cfg_attr(not(feature = "yaml"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "yaml", feature = "redis")), allow(dead_code))]
     Null,
     Bool(bool),
     Int(i64),
@@ -50,6 +50,29 @@ pub(crate) struct Entry {
 pub(crate) struct SyntaxError {
     pub(crate) message: String,
     pub(crate) span: Span,
+}
+
+#[cfg(feature = "redis")]
+impl Node {
+    /// Converts a JSON value, whose spans are unknown. A number that is not an `i64` becomes a `Float`.
+    pub(crate) fn from_json(json: &serde_json::Value) -> Node {
+        let value = match json {
+            serde_json::Value::Null => Value::Null,
+            serde_json::Value::Bool(value) => Value::Bool(*value),
+            serde_json::Value::Number(number) => number.as_i64().map_or(Value::Float, Value::Int),
+            serde_json::Value::String(text) => Value::Text(text.clone()),
+            serde_json::Value::Array(items) => Value::List(items.iter().map(Node::from_json).collect()),
+            serde_json::Value::Object(fields) => {
+                let entry = |(key, value): (&String, &serde_json::Value)| Entry {
+                    key: key.clone(),
+                    key_span: Span::default(),
+                    node: Node::from_json(value),
+                };
+                Value::Table(fields.iter().map(entry).collect())
+            }
+        };
+        Node { span: Span::default(), value }
+    }
 }
 
 impl Value {

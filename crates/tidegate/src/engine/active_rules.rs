@@ -15,7 +15,7 @@ use super::check_plan::CheckPlan;
 use super::rule_counts::{RuleCounts, RuleStats};
 use crate::identity::{Identity, Origin};
 use crate::rules::{
-    CompiledBan, CompiledRule, Indices, LazyReadings, LimitSetId, Lookups, Matched, PlanQuestion, RequestView, RuleSet,
+    CompiledBan, CompiledRule, Indices, LazyReadings, LimitSet, Lookups, Matched, PlanQuestion, RequestView, RuleSet,
 };
 
 /// The maximum number of cached plans. When it is reached, all are dropped and laid out again on demand.
@@ -36,12 +36,12 @@ pub(super) struct ActiveRules {
     path_bytes_max: usize,
     counts: RuleCounts,
     /// The check plans, by the indices of their rules and the limit set.
-    plans: RwLock<HashMap<(Indices, LimitSetId), Arc<CheckPlan>, RandomState>>,
+    plans: RwLock<HashMap<(Indices, LimitSet), Arc<CheckPlan>, RandomState>>,
 }
 
 /// The limit set of a caller, or the question that a [`PlanLookup`](crate::rules::PlanLookup) must answer first.
 pub(super) enum Limits {
-    Known(LimitSetId),
+    Known(LimitSet),
     Lookup(PlanQuestion),
 }
 
@@ -154,7 +154,7 @@ impl ActiveRules {
     /// of its plan.
     ///
     /// If no lookup returns an existing plan within the deadline of lookups, it is the default limit set.
-    pub(super) async fn limit_set(&self, limits: Limits, lookups: &Lookups, spent: Duration) -> (LimitSetId, Duration) {
+    pub(super) async fn limit_set(&self, limits: Limits, lookups: &Lookups, spent: Duration) -> (LimitSet, Duration) {
         match limits {
             Limits::Known(limit_set) => (limit_set, spent),
             Limits::Lookup(question) => {
@@ -168,22 +168,37 @@ impl ActiveRules {
     /// Returns the check plan of the rules with these indices for callers with this limit set: a cached one, else a new
     /// one, which is then cached. If [`PLANS_MAX`] plans are cached, all are dropped first.
     ///
-    /// The limit set must be one of this rule set; otherwise rules by plan have no limits.
+    /// The limit set must be one of this rule set; otherwise rules by plan have no limits. If own limits of a key that a
+    /// lookup found are too many to be decided together with the others, the limits of its plan are laid out, and a
+    /// warning is logged.
     ///
     /// # Panics
     /// Panics if an index is not one of this rule set.
-    pub(super) fn check_plan(&self, rules: Indices, limit_set: LimitSetId) -> Arc<CheckPlan> {
+    pub(super) fn check_plan(&self, rules: Indices, limit_set: LimitSet) -> Arc<CheckPlan> {
         let key = (rules, limit_set);
         if let Some(plan) = self.plans.read().get(&key) {
             return plan.clone();
         }
-        let plan = Arc::new(CheckPlan::new(&self.rules, &key.0, limit_set, &self.counts));
+        let plan = Arc::new(self.lay_out(&key.0, &key.1));
         let mut plans = self.plans.write();
         if plans.len() >= PLANS_MAX {
             plans.clear();
         }
         plans.insert(key, plan.clone());
         plan
+    }
+
+    /// Lays out the check plan of the rules with these indices; see [`ActiveRules::check_plan`].
+    fn lay_out(&self, rules: &[u32], limit_set: &LimitSet) -> CheckPlan {
+        let plan = CheckPlan::new(&self.rules, rules, limit_set, &self.counts);
+        if limit_set.own.is_none() || !plan.is_oversized() {
+            return plan;
+        }
+        // The rules alone are within the bound: the configuration was checked.
+        tracing::warn!(
+            "the own limits of an API key are too many for the rules that match one request; its plan applies"
+        );
+        CheckPlan::new(&self.rules, rules, &limit_set.id.into(), &self.counts)
     }
 }
 

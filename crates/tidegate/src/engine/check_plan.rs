@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tidegate_core::{Algorithm, Check, Cost, Demand, Key, Limit, LimitStatus, RuleScopeBuf, Source, Wait};
+use tidegate_core::{Algorithm, Check, Cost, DEMANDS_MAX, Demand, Key, Limit, LimitStatus, RuleScopeBuf, Source, Wait};
 
 use super::Refusal;
 use super::request::{RequestContext, RequestOptions};
@@ -18,7 +18,7 @@ use crate::counts::DecisionOutcome;
 use crate::failure::OnFailure;
 use crate::identity::SubjectKey;
 use crate::limiter::{EachDecision, refund_status};
-use crate::rules::{Charge, CompiledRule, LimitSetId, Mode, RuleSet};
+use crate::rules::{Charge, CompiledRule, LimitSet, Mode, RuleSet};
 
 /// The limits of a combination of rules, for callers with one limit set. The limits of each group are decided together.
 pub(super) struct CheckPlan {
@@ -80,7 +80,7 @@ impl CheckPlan {
     ///
     /// # Panics
     /// Panics if an index is not one of `set`.
-    pub(super) fn new(set: &RuleSet, rules: &[u32], limit_set: LimitSetId, counts: &RuleCounts) -> CheckPlan {
+    pub(super) fn new(set: &RuleSet, rules: &[u32], limit_set: &LimitSet, counts: &RuleCounts) -> CheckPlan {
         let (mut shield, mut enforced, mut shadow) = (Vec::new(), Vec::new(), Vec::new());
         for (subject, &index) in rules.iter().enumerate() {
             let rule = &set.rules()[index as usize];
@@ -97,6 +97,11 @@ impl CheckPlan {
             enforced: LimitGroup::new(set, &enforced, false),
             shadow,
         }
+    }
+
+    /// Returns whether a group has more limits than can be decided together.
+    pub(super) fn is_oversized(&self) -> bool {
+        self.shield.iter().chain(&self.enforced).chain(&self.shadow).any(|group| group.limits.len() > DEMANDS_MAX)
     }
 
     /// Returns the limits whose status the client is shown: the enforced ones or, if there are none, the shields.
@@ -123,20 +128,21 @@ impl CheckPlan {
 struct PlannedRule<'a> {
     rule: &'a CompiledRule,
     subject: usize,
-    limit_set: LimitSetId,
+    limit_set: &'a LimitSet,
     count: RuleCount,
 }
 
 impl PlannedRule<'_> {
-    fn limits(&self) -> impl ExactSizeIterator<Item = PlannedLimit> {
-        self.rule.policies(self.limit_set).iter().map(|policy| PlannedLimit {
+    fn limits(&self) -> Vec<PlannedLimit> {
+        let limit = |policy: &Arc<Policy>| PlannedLimit {
             limit: *policy.limit(),
             scope: RuleScopeBuf::new(self.rule.name().clone(), policy.limit_name()),
             subject: self.subject,
             policy: policy.clone(),
             cost: self.rule.cost(),
             charge: self.rule.charge(),
-        })
+        };
+        self.rule.policies(self.limit_set).iter().map(limit).collect()
     }
 }
 

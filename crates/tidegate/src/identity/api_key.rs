@@ -17,6 +17,7 @@ use http::{HeaderMap, HeaderName};
 use sha2::{Digest, Sha256};
 
 use super::single_value::{self, SingleValue};
+use crate::rules::{LimitText, OwnLimits};
 
 /// Maximum length of an API key in bytes. A longer value is not read as a key.
 pub const API_KEY_BYTES_MAX: usize = 1024;
@@ -67,9 +68,22 @@ impl KeyDigest {
     }
 
     /// Returns the field of the key in a Redis hash of keys or plans: `api_key:` and 64 lowercase hexadecimal digits.
-    pub(crate) fn field(&self) -> String {
+    pub fn field(&self) -> String {
         let hex = |byte: &u8| [byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)]));
         "api_key:".chars().chain(self.0.iter().flat_map(hex)).collect()
+    }
+
+    /// Returns a pattern for the field of the key in a Redis hash, such as `api_key:4e738ca5*`, for messages.
+    ///
+    /// `HSCAN … MATCH` finds the field by it. It has too few digits to recover the key.
+    pub fn field_pattern(&self) -> String {
+        format!("{}*", &self.field()[..16])
+    }
+
+    /// Returns the digest in the field of a Redis hash, or `None` if it is not the field of a key.
+    #[cfg(feature = "redis")]
+    pub(crate) fn from_field(field: &str) -> Option<KeyDigest> {
+        field.strip_prefix("api_key:")?.parse().ok()
     }
 }
 
@@ -205,8 +219,9 @@ fn token_in(value: &[u8]) -> Option<&[u8]> {
 /// ```
 /// use tidegate::identity::KnownKey;
 ///
-/// let known = KnownKey::new().name("acme").plan("pro");
+/// let known = KnownKey::new().name("acme").plan("pro").limit("5000/h");
 /// assert_eq!(known.plan.as_deref(), Some("pro"));
+/// assert_eq!(known.limits.unwrap().to_string(), "5000/h");
 /// assert!(!known.exempt);
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
@@ -216,8 +231,12 @@ pub struct KnownKey {
     pub name: Option<Arc<str>>,
     /// The name of the plan of the key's owner, or `None` if the key source assigns none.
     pub plan: Option<Arc<str>>,
+    /// The limits of this key, which replace those of its plan. `None` if the key source sets none.
+    pub limits: Option<OwnLimits>,
     /// Whether requests with this key are never limited.
     pub exempt: bool,
+    /// Why a part of what the key source says about the key is ignored.
+    pub(crate) problem: Option<Arc<str>>,
 }
 
 impl KnownKey {
@@ -238,10 +257,52 @@ impl KnownKey {
         KnownKey { plan: Some(plan.into()), ..self }
     }
 
+    /// Adds a limit of the key's own, such as `5000/h`. All own limits together replace those of the key's plan.
+    ///
+    /// The limit is named after its window, such as `per-hour`, or `per-hour-2` if that name is taken. The name is part
+    /// of the counter's name. Own limits apply only in rules that take their limits from plans.
+    ///
+    /// If the text is not a limit, or there are more than [`OwnLimits::MAX`], the key has no limits of its own, and
+    /// [`problem`](KnownKey::problem) says why: the limits of its plan apply.
+    #[must_use]
+    pub fn limit(self, limit: impl Into<LimitText>) -> KnownKey {
+        self.with_limit(None, limit.into())
+    }
+
+    /// Adds a limit of the key's own with a name of 1 to 64 characters `a-z`, `0-9` and `-`, unique among its own
+    /// limits.
+    ///
+    /// If the name is invalid or taken, the key has no limits of its own, as for a text that is not a
+    /// [`limit`](KnownKey::limit).
+    #[must_use]
+    pub fn named_limit(self, name: impl Into<String>, limit: impl Into<LimitText>) -> KnownKey {
+        self.with_limit(Some(name.into()), limit.into())
+    }
+
+    fn with_limit(self, name: Option<String>, limit: LimitText) -> KnownKey {
+        // Half of the limits must not apply instead of all.
+        if self.problem.is_some() {
+            return self;
+        }
+        match self.limits.clone().unwrap_or_default().with(name, &limit) {
+            Ok(limits) => KnownKey { limits: Some(limits), ..self },
+            Err(error) => KnownKey { limits: None, problem: Some(error.to_string().into()), ..self },
+        }
+    }
+
     /// Sets whether requests with this key are never limited. Defaults to `false`.
     #[must_use]
     pub fn exempt(self, exempt: bool) -> KnownKey {
         KnownKey { exempt, ..self }
+    }
+
+    /// Returns why a part of what the key source says about the key is ignored, such as a limit that cannot be parsed.
+    /// `None` if nothing is.
+    ///
+    /// A plan that the rules do not have is not reported here; see
+    /// [`RuleSet::key_problem`](crate::rules::RuleSet::key_problem).
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
     }
 }
 

@@ -5,6 +5,8 @@ use std::pin::Pin;
 
 use tidegate_core::Store;
 
+#[cfg(feature = "redis")]
+use super::key_hash::KeyHash;
 use super::lookup_cache::LookupError;
 use crate::identity::{KeyDigest, KnownKey};
 
@@ -63,6 +65,13 @@ pub trait KeyLookup: Send + Sync {
     /// On a busy machine, a reply of this store may be received before the deadline and not yet be delivered when it
     /// passes. Such a reply is still used.
     fn store(&self) -> Option<&dyn Store> {
+        None
+    }
+
+    /// Returns the Redis hash that this source is, so that operators can find keys by name and change them, or `None` if
+    /// it is another source. Defaults to `None`.
+    #[cfg(feature = "redis")]
+    fn hash(&self) -> Option<&KeyHash> {
         None
     }
 }

@@ -66,8 +66,7 @@ pub type LookupError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct LookupStats {
-    /// Lookups that were sent to a source. Answers from a cache are not included, nor are calls to plan sources without
-    /// [statistics](super::PlanLookup::stats).
+    /// Lookups that were sent to a source. Answers from a cache are not included.
     pub calls: u64,
     /// Failures: a source returned an error, panicked or did not answer in time, or too many lookups were running.
     ///
@@ -103,6 +102,9 @@ pub(crate) struct CacheOptions {
 #[derive(Clone, Copy)]
 pub(crate) struct WaitOptions<'s> {
     pub(crate) timeout: Duration,
+    /// Whether the timeout is much shorter than a lookup may usually take, because the request has spent the time
+    /// elsewhere. Such a timeout says nothing about the source, so it pauses nothing.
+    pub(crate) is_shortened: bool,
     /// The store whose connection the lookup uses, or `None` if it uses another one. A reply of this store that was
     /// received before the timeout is used even if its task has not run by then.
     pub(crate) store: Option<&'s dyn Store>,
@@ -243,7 +245,7 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
             return value;
         }
         let ids = self.ids(&name);
-        let last = self.recall(ids).and_then(|cached| cached.value);
+        let last = self.last(&name);
         if self.is_paused(ids.found, self.0.options.clock.now()) {
             return last;
         }
@@ -260,6 +262,10 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
         match loaded {
             Some(Ok(value)) => value,
             Some(Err(Failed)) => last,
+            None if wait.is_shortened => {
+                self.0.count_failure("the request had too little time left");
+                last
+            }
             None if has_permit.load(Ordering::Relaxed) => {
                 self.0.record_timeout(ids.found, "no answer within the timeout");
                 last
@@ -270,6 +276,11 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
                 last
             }
         }
+    }
+
+    /// Returns the last value of the source under this name, however old. `None` if it had none, or nothing is cached.
+    pub(crate) fn last(&self, name: impl Hash) -> Option<V> {
+        self.recall(self.ids(name)).and_then(|cached| cached.value)
     }
 
     /// Joins the running lookup of this name, or else waits for a permit and starts one.

@@ -2,44 +2,53 @@
 //!
 //! ```text
 //!   decision      ├──────────────────────── deadline ────────────────────────┤
-//!   key lookup    ├─────────── at most 3/4 ───────────┤
-//!   plan lookups            ├────────── what is left of the deadline ─────────┤
+//!   key lookups   ├─────────── at most 3/4 ───────────┤
+//!   plan lookup             ├─────────── at most 3/4, and what is left ───────┤
 //!   check                            ├──────── what is left of the deadline ──┤
 //! ```
 //!
-//! A lookup that hangs never holds its request beyond the deadline. A key without an answer by then is treated as in
-//! its last cached answer, or as unknown if there is none. A caller whose plan is not found has the plan `default` or
+//! A lookup that hangs never holds its request beyond the deadline. A key or plan without an answer by then is treated as
+//! in its last cached answer, however old. This holds even if no time is left to ask: a slow source never makes the cached
+//! answers of another one unreachable. Without a cached answer, the key is unknown, and the plan is `default` or
 //! `anonymous`. A lookup that is ready at its first poll costs no timer.
+//!
+//! **Cached** (`lookup_cache.rs`), because lookups are on the request path. An answer, also that there is none, is cached
+//! for a second. Requests in the second half of that second start a lookup in the background, so a caller with two
+//! requests a second or more never waits for one.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate_core::{Clock, SystemClock};
 use tokio::time::Instant;
 
+#[cfg(feature = "redis")]
+use super::key_hash::KeyHash;
 use super::key_lookup::KeyLookup;
-use super::lookup_cache::{CacheOptions, Loading, LookupCache, LookupStats, TTL_DEFAULT, WaitOptions, WarningGate};
-use super::plan::{LimitSetId, PlanLookup, PlanQuestion};
+use super::lookup_cache::{CacheOptions, Loading, LookupCache, LookupError, LookupStats, TTL_DEFAULT, WaitOptions};
+use super::plan::{LimitSet, PlanLookup, PlanQuestion};
 use super::set::RuleSet;
-use crate::deadline::within;
 use crate::identity::{KeyDigest, KnownKey};
+use crate::limiter::catch_panic;
 
 /// The default deadline of lookups without an engine: that of a limiter.
 const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
-/// The default maximum number of key lookups at once.
-const KEY_LOOKUPS_MAX: usize = 64;
+/// The default maximum number of lookups of a source at once.
+const LOOKUPS_MAX: usize = 64;
+/// The maximum number of plan lookups at once on the store's connection. They share it, and an instance that starts sees
+/// many callers at once.
+const STORE_LOOKUPS_MAX: usize = 1_024;
 
 /// The sources of plans and API keys that an [`Engine`](crate::engine::Engine) asks about callers that its rules do not
 /// determine.
 ///
-/// Clones share the cached keys. A `Vec<Arc<dyn PlanLookup>>` converts into it.
+/// Clones share the cached answers. A `Vec<Arc<dyn PlanLookup>>` converts into it.
 ///
 /// **Keys** are looked up by their digest. Answers are cached for a second by default, for each source at most 10,000
 /// known and 10,000 unknown keys. Requests with the same key share one lookup, and by default at most 64 lookups of a
 /// source run at once. So a flood of invented keys neither grows the memory nor evicts known keys.
 ///
-/// **Plans** are not cached here; `PlanHash` has a cache of its own.
+/// **Plans** are looked up by the caller ([`PlanQuestion`]). Answers are cached for a second, with the same bounds.
 ///
 /// **Deadline.** All lookups of a request together take at most the deadline of a check, unless
 /// [`deadline`](Lookups::deadline) sets another one.
@@ -74,13 +83,12 @@ const KEY_LOOKUPS_MAX: usize = 64;
 /// ```
 #[derive(Clone)]
 pub struct Lookups {
-    plans: Vec<Arc<dyn PlanLookup>>,
+    plans: Vec<CachedPlans>,
     keys: Vec<CachedKeys>,
     /// `None` until it is set: the engine then uses the deadline of its limiter.
     deadline: Option<Duration>,
     /// The settings of the caches of keys.
     key_cache: CacheOptions,
-    plan_failures: Arc<PlanFailures>,
 }
 
 /// A source of keys, with its cache.
@@ -90,11 +98,23 @@ struct CachedKeys {
     cache: LookupCache<KnownKey>,
 }
 
-/// Plan lookups that panicked or did not answer within the deadline.
-#[derive(Default)]
-struct PlanFailures {
-    count: AtomicU64,
-    warnings: WarningGate,
+/// A source of plans, with its cache.
+#[derive(Clone)]
+struct CachedPlans {
+    lookup: Arc<dyn PlanLookup>,
+    cache: LookupCache<Arc<str>>,
+}
+
+/// The error of [`Lookups::key_named`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyNameError {
+    /// Several keys have this name. The field is their number.
+    #[error("{0} API keys have this name")]
+    Ambiguous(usize),
+    /// The source of keys cannot be searched. The message has no key.
+    #[error(transparent)]
+    Source(LookupError),
 }
 
 impl Default for Lookups {
@@ -102,12 +122,11 @@ impl Default for Lookups {
         let key_cache = CacheOptions {
             clock: Arc::new(SystemClock::new()),
             ttl: TTL_DEFAULT,
-            lookups_max: KEY_LOOKUPS_MAX,
+            lookups_max: LOOKUPS_MAX,
             failing: "cannot look up API keys; cached keys stay valid, and all others are treated as unknown",
             recovered: "API keys can be looked up again",
         };
-        let plan_failures = Arc::default();
-        Lookups { plans: Vec::new(), keys: Vec::new(), deadline: None, key_cache, plan_failures }
+        Lookups { plans: Vec::new(), keys: Vec::new(), deadline: None, key_cache }
     }
 }
 
@@ -117,12 +136,25 @@ impl Lookups {
         Lookups::default()
     }
 
-    /// Adds a source of plans, for callers whose plan the rules do not determine.
+    /// Adds a source of plans, for callers whose plan the rules do not determine: an asynchronous closure, a `PlanHash`,
+    /// or another [`PlanLookup`].
     ///
-    /// Sources are asked in the order in which they were added, until one returns a plan that exists.
+    /// Sources are asked in the order in which they were added, until one returns a plan that exists. Each has a cache of
+    /// its own.
+    ///
+    /// ```
+    /// use tidegate::rules::{Lookups, PlanQuestion};
+    ///
+    /// // In a service, a query of its database.
+    /// let plan_of = |question: PlanQuestion| async move {
+    ///     Ok::<_, std::io::Error>(question.user.map(|_| "pro"))
+    /// };
+    /// let lookups = Lookups::new().plan(plan_of);
+    /// assert!(lookups.has_plans());
+    /// ```
     #[must_use]
     pub fn plan(mut self, lookup: impl PlanLookup + 'static) -> Lookups {
-        self.plans.push(Arc::new(lookup));
+        self.plans.push(CachedPlans::new(Arc::new(lookup), &self.key_cache.clock));
         self
     }
 
@@ -138,14 +170,14 @@ impl Lookups {
     /// Sets the time that the lookups of one request may take together. Defaults to the deadline of the engine's
     /// limiter, and to 25 ms without an engine.
     ///
-    /// Key lookups get three quarters of it, so that slow ones leave time for the check. After that the last cached
-    /// answer about the key is used, even if it has expired; without one, the key is unknown. If the deadline passes
-    /// before a plan is found, the plan is `default` or `anonymous`.
+    /// The key lookups get three quarters of it, and so does each plan lookup, within what is left, so that slow ones
+    /// leave time for the check. After that the last cached answer is used, even if it has expired. Without one, the key
+    /// is unknown, and the plan is `default` or `anonymous`.
     ///
     /// The time of lookups counts against the deadline of the check, too. If none of that is left, the failure policy
     /// decides.
     ///
-    /// A key lookup fails after five seconds, even if the deadline is longer. Outside a tokio runtime with a timer,
+    /// A lookup fails after five seconds, even if the deadline is longer. Outside a tokio runtime with a timer,
     /// neither bound applies.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Lookups {
@@ -174,13 +206,14 @@ impl Lookups {
         self.with_key_cache(key_cache)
     }
 
-    /// Sets the clock by which cached keys expire. Defaults to [`SystemClock`].
+    /// Sets the clock by which cached answers expire. Defaults to [`SystemClock`].
     ///
     /// Answers cached so far are discarded, and earlier clones keep caches of their own.
     #[must_use]
     pub fn clock(self, clock: Arc<dyn Clock>) -> Lookups {
-        let key_cache = CacheOptions { clock, ..self.key_cache.clone() };
-        self.with_key_cache(key_cache)
+        let key_cache = CacheOptions { clock: clock.clone(), ..self.key_cache.clone() };
+        let plans = self.plans.iter().map(|plans| CachedPlans::new(plans.lookup.clone(), &clock)).collect();
+        Lookups { plans, ..self }.with_key_cache(key_cache)
     }
 
     /// Replaces the settings of the key caches, and every cache by an empty one.
@@ -205,12 +238,8 @@ impl Lookups {
     }
 
     /// Returns the sum of the statistics of all sources of plans.
-    ///
-    /// Includes a failure for each lookup that panicked, and for each request whose deadline passed before its plan was
-    /// found. A source without statistics of its own (see [`PlanLookup::stats`]) adds nothing else.
     pub fn plan_stats(&self) -> LookupStats {
-        let failures = LookupStats { calls: 0, failures: self.plan_failures.count.load(Ordering::Relaxed) };
-        self.plans.iter().map(|lookup| lookup.stats()).fold(failures, LookupStats::plus)
+        self.plans.iter().map(|plans| plans.cache.stats()).fold(LookupStats::default(), LookupStats::plus)
     }
 
     /// Returns the sum of the statistics of all sources of API keys.
@@ -225,9 +254,10 @@ impl Lookups {
     /// `None` if no source knows the key, or if there is no such answer. In a tokio runtime, a lookup continues in the
     /// background if the returned future is dropped.
     pub async fn find_key(&self, digest: &KeyDigest) -> Option<KnownKey> {
-        let (begun, time_max) = (Instant::now(), self.key_time_max());
+        let (begun, full) = (Instant::now(), self.time_max());
         for keys in &self.keys {
-            let wait = WaitOptions { timeout: time_max.saturating_sub(begun.elapsed()), store: keys.lookup.store() };
+            let timeout = full.saturating_sub(begun.elapsed());
+            let wait = WaitOptions { timeout, is_shortened: timeout < full / 2, store: keys.lookup.store() };
             if let Some(known) = keys.cache.get(digest.as_bytes(), wait, || keys.load(*digest)).await {
                 return Some(known);
             }
@@ -246,42 +276,86 @@ impl Lookups {
         Some(None)
     }
 
-    /// Looks up the limit set of a caller whose plan the rules do not determine, within the deadline.
+    /// Returns the last answer about an API key that a source knows, however old. `None` if there is none.
+    pub(crate) fn last_key(&self, digest: &KeyDigest) -> Option<KnownKey> {
+        self.keys.iter().find_map(|keys| keys.cache.last(digest.as_bytes()))
+    }
+
+    /// Returns the first source of API keys that is a Redis hash, or `None` if there is none.
+    #[cfg(feature = "redis")]
+    pub fn key_hash(&self) -> Option<&KeyHash> {
+        self.keys.iter().find_map(|keys| keys.lookup.hash())
+    }
+
+    /// Finds the API key whose owner has this name, in the Redis hash of keys. Returns `None` if no key there has it, or
+    /// if no source is a Redis hash. Other sources cannot be searched for a name.
     ///
-    /// Returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller if no source returns a plan that
-    /// exists before the deadline.
-    pub async fn limit_set(&self, rules: &RuleSet, question: &PlanQuestion) -> LimitSetId {
+    /// Scans the hash, so it is for operators, and never called for a request. Has no deadline of its own.
+    ///
+    /// # Errors
+    /// If several keys have the name, the store fails, or the hash has more than 1,000,000 entries.
+    #[cfg_attr(not(feature = "redis"), allow(clippy::unused_async))]
+    pub async fn key_named(&self, name: &str) -> Result<Option<(KeyDigest, KnownKey)>, KeyNameError> {
+        #[cfg(feature = "redis")]
+        if let Some(hash) = self.key_hash() {
+            let mut named = hash.find_named(name).await.map_err(|error| KeyNameError::Source(error.into()))?;
+            return match named.len() {
+                0 | 1 => Ok(named.pop()),
+                several => Err(KeyNameError::Ambiguous(several)),
+            };
+        }
+        let _ = name;
+        Ok(None)
+    }
+
+    /// Looks up the limit set of a caller whose plan the rules do not determine, in the caches and the sources, within
+    /// the deadline.
+    ///
+    /// If a source fails or does not answer in time, its last cached answer is used, even if it has expired. Returns the
+    /// [`default_limit_set`](RuleSet::default_limit_set) of the caller if no source returns a plan that exists.
+    pub async fn limit_set(&self, rules: &RuleSet, question: &PlanQuestion) -> LimitSet {
         self.limit_set_after(Duration::ZERO, rules, question).await
     }
 
     /// Looks up a limit set like [`limit_set`](Lookups::limit_set), for a request that has used the time `spent` of the
     /// deadline.
-    pub(crate) async fn limit_set_after(
-        &self,
-        spent: Duration,
-        rules: &RuleSet,
-        question: &PlanQuestion,
-    ) -> LimitSetId {
+    pub(crate) async fn limit_set_after(&self, spent: Duration, rules: &RuleSet, question: &PlanQuestion) -> LimitSet {
+        let (begun, full) = (Instant::now(), self.time_max());
         let deadline = self.deadline.unwrap_or(DEADLINE_DEFAULT);
-        let on_panic = || self.record_plan_failure("the lookup panicked");
-        let lookup = rules.look_up_limit_set_with(question, &self.plans, on_panic);
-        within(deadline.saturating_sub(spent), lookup).await.unwrap_or_else(|| {
-            self.record_plan_failure("no answer within the deadline");
-            rules.default_limit_set(question.is_identified())
-        })
-    }
-
-    /// Counts a failed plan lookup, and logs a warning unless one was logged in the last ten seconds.
-    fn record_plan_failure(&self, reason: &str) {
-        self.plan_failures.count.fetch_add(1, Ordering::Relaxed);
-        if self.plan_failures.warnings.opens_at(self.key_cache.clock.now()) {
-            tracing::warn!(reason, "a plan lookup failed; the caller gets the plan of the next source, or default");
+        for plans in &self.plans {
+            let Some(question) = catch_panic(|| plans.lookup.relevant(question)).flatten() else { continue };
+            let timeout = deadline.saturating_sub(spent + begun.elapsed()).min(full);
+            let wait = WaitOptions { timeout, is_shortened: timeout < full / 2, store: plans.lookup.store() };
+            let plan = plans.cache.get(&*question, wait, || plans.load(&question)).await;
+            if let Some(limit_set) = plan.and_then(|plan| rules.limit_set_named(&plan)) {
+                return limit_set;
+            }
         }
+        rules.default_limit_set(question.is_identified())
     }
 
-    /// Returns the time that key lookups may take. The rest of the deadline is left to the check.
-    fn key_time_max(&self) -> Duration {
+    /// Returns the time that the lookups of a key, or one of a plan, may take. The rest of the deadline is left to the
+    /// check.
+    fn time_max(&self) -> Duration {
         self.deadline.unwrap_or(DEADLINE_DEFAULT) / 4 * 3
+    }
+}
+
+impl CachedPlans {
+    fn new(lookup: Arc<dyn PlanLookup>, clock: &Arc<dyn Clock>) -> CachedPlans {
+        let cache = LookupCache::new(CacheOptions {
+            clock: clock.clone(),
+            ttl: TTL_DEFAULT,
+            lookups_max: if lookup.store().is_some() { STORE_LOOKUPS_MAX } else { LOOKUPS_MAX },
+            failing: "cannot look up plans; cached callers keep their last plan, and others get `default`",
+            recovered: "plans can be looked up again",
+        });
+        CachedPlans { lookup, cache }
+    }
+
+    fn load(&self, question: &PlanQuestion) -> Loading<Arc<str>> {
+        let (lookup, question) = (self.lookup.clone(), question.clone());
+        Box::pin(async move { lookup.plan(&question).await })
     }
 }
 
@@ -298,7 +372,9 @@ impl CachedKeys {
 
 impl From<Vec<Arc<dyn PlanLookup>>> for Lookups {
     fn from(plans: Vec<Arc<dyn PlanLookup>>) -> Lookups {
-        Lookups { plans, ..Lookups::default() }
+        let lookups = Lookups::default();
+        let plans = plans.into_iter().map(|lookup| CachedPlans::new(lookup, &lookups.key_cache.clock)).collect();
+        Lookups { plans, ..lookups }
     }
 }
 

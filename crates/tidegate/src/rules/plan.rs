@@ -14,16 +14,24 @@
 //! A source that names a plan that does not exist counts as one that does not know the plan. A removed plan that tokens
 //! in circulation still name must neither fail their requests nor admit them without a limit.
 //!
-//! The result is the id of the caller's *limit set* ([`LimitSetId`]): the limits of its plan, or an API key's own
-//! limits. The id is an index under which every rule that takes its limits from plans keeps these limits, so that
-//! finding a caller's limits is one slice access.
+//! The result is the caller's *limit set* ([`LimitSet`]): the limits of its plan, or an API key's own limits. It has an
+//! index under which every rule that takes its limits from plans keeps these limits. So finding the limits of a plan, or
+//! of a key in the configuration, is one slice access. The own limits of a key that a lookup found are not known when
+//! the rules are compiled. The limit set then carries them, and the engine lays out what a request of this caller
+//! demands once per limit set, like for the others (`engine/check_plan.rs`).
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::net::IpAddr;
+#[cfg(feature = "redis")]
+use std::net::Ipv4Addr;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::lookup_cache::LookupStats;
+use tidegate_core::Store;
+
+use super::lookup_cache::LookupError;
+use super::own_limits::OwnLimits;
 use crate::identity::{Identity, KeyDigest, KnownKey};
 
 /// The name and the upgrade URL of a plan of a [`RuleSet`](super::RuleSet).
@@ -48,12 +56,35 @@ impl CompiledPlan {
     }
 }
 
-/// The id of a limit set: the limits that apply to a caller, which are those of a plan, or an API key's own.
+/// The limits that apply to a caller: those of a plan, or an API key's own.
 ///
 /// Returned by [`RuleSet::limit_set`](super::RuleSet::limit_set) and similar methods, and valid only for that rule set.
-/// [`CompiledRule::policies`](super::CompiledRule::policies) returns the limits.
+/// [`CompiledRule::policies`](super::CompiledRule::policies) returns the limits. Clones are cheap.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct LimitSet {
+    /// The limits of a plan, or of a key in the configuration.
+    pub(crate) id: LimitSetId,
+    /// The own limits of a key that a lookup found. They replace those of the plan `id`.
+    pub(crate) own: Option<OwnLimits>,
+}
+
+impl LimitSet {
+    /// Returns the own limits of an API key that a lookup found. `None` for the limits of a plan, and of a key in the
+    /// configuration.
+    pub fn own_limits(&self) -> Option<&OwnLimits> {
+        self.own.as_ref()
+    }
+}
+
+impl From<LimitSetId> for LimitSet {
+    fn from(id: LimitSetId) -> LimitSet {
+        LimitSet { id, own: None }
+    }
+}
+
+/// The index of a limit set that is known when the rules are compiled.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct LimitSetId(pub(crate) u32);
+pub(crate) struct LimitSetId(pub(crate) u32);
 
 /// What the configuration sets for one API key: owner, plan, own limits, exemption. Does not contain the key.
 #[derive(Clone, Debug)]
@@ -78,8 +109,8 @@ impl KeyEntry {
     /// Returns the limit set of the key: its own limits, else those of its plan.
     ///
     /// `None` if the key has neither, or if it has only limits of its own and there are no plans.
-    pub fn limit_set(&self) -> Option<LimitSetId> {
-        self.limit_set
+    pub fn limit_set(&self) -> Option<LimitSet> {
+        self.limit_set.map(LimitSet::from)
     }
 
     /// Returns whether callers with this key are exempt from all rules.
@@ -91,7 +122,8 @@ impl KeyEntry {
 /// Converts to the attributes of the key. Its own limits are left out.
 impl From<&KeyEntry> for KnownKey {
     fn from(entry: &KeyEntry) -> KnownKey {
-        KnownKey { name: entry.name.clone(), plan: entry.plan.clone(), exempt: entry.is_exempt }
+        let (name, plan) = (entry.name.clone(), entry.plan.clone());
+        KnownKey { name, plan, exempt: entry.is_exempt, ..KnownKey::default() }
     }
 }
 
@@ -126,6 +158,16 @@ impl PlanQuestion {
         self.api_key.is_some() || self.user.is_some() || self.caller.is_some()
     }
 
+    /// Returns the question about a caller with the same [field](PlanQuestion::field), without everything else: equal for
+    /// all requests whose plan is in this field. `None` if there is no field.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_field(&self) -> Option<PlanQuestion> {
+        let (api_key, address) = (self.api_key, Ipv4Addr::UNSPECIFIED.into());
+        let user = self.user.clone().filter(|_| api_key.is_none());
+        let caller = self.caller.clone().filter(|_| api_key.is_none() && user.is_none());
+        self.is_identified().then_some(PlanQuestion { api_key, user, caller, address })
+    }
+
     /// Returns the name of the field of a Redis hash (`PlanHash`) that holds the caller's plan.
     ///
     /// It is `api_key:` and the key's SHA-256 in lowercase hexadecimal, else `user:` and the user, else `caller:` and
@@ -140,41 +182,81 @@ impl PlanQuestion {
     }
 }
 
-/// The future returned by [`PlanLookup::plan`]. Resolves to the name of the plan, or to `None` if it is not known.
-pub type PlanFuture<'a> = Pin<Box<dyn Future<Output = Option<Arc<str>>> + Send + 'a>>;
+/// The future returned by [`PlanLookup::plan`]: the name of the plan, `None` if it is not known, or an error.
+pub type PlanFuture<'a> = Pin<Box<dyn Future<Output = Result<Option<Arc<str>>, LookupError>> + Send + 'a>>;
 
-/// An external source of callers' plans: a Redis hash (`PlanHash`), a database, a closure.
+/// An external source of callers' plans: a Redis hash (`PlanHash`), a database, an asynchronous closure.
 ///
-/// An [`Engine`](crate::engine::Engine) awaits it while it decides a request, but only if a matching rule takes its
-/// limits from plans and neither API key, address, trusted header nor token determines the caller's plan. The time that
-/// it takes counts against the deadline of the decision. If it does not answer within the
-/// [deadline of lookups](super::Lookups::deadline), its future is dropped, and the plan is `default` or `anonymous`.
-/// Answers are not cached. A panic is logged, counts as a failure, and is treated like an answer of `None`.
+/// An [`Engine`](crate::engine::Engine) asks it while it decides a request, but only if a matching rule takes its
+/// limits from plans and neither API key, address, trusted header nor token determines the caller's plan. Answers are
+/// cached, including that no plan is known, so only a small part of the requests calls this; see
+/// [`Lookups`](super::Lookups) for the bounds.
 ///
-/// It should resolve to `None` on errors, too. The plan is then that of the next lookup, else `default` or `anonymous`.
+/// If a lookup fails, panics or does not answer in time, the last cached answer about the caller is used, even if it has
+/// expired. Without one, the plan is that of the next source, else `default` or `anonymous`. The error is logged, at
+/// most every ten seconds. After a failure, the source is not asked for 250 ms, as described for
+/// [`KeyLookup`](super::KeyLookup). In a tokio runtime, a lookup whose request no longer waits continues in the
+/// background. It is dropped after five seconds.
 ///
 /// ```
+/// use std::collections::HashMap;
 /// use std::sync::Arc;
 /// use tidegate::rules::{PlanLookup, PlanQuestion};
 ///
-/// let lookup = |question: &PlanQuestion| question.user.is_some().then(|| Arc::from("pro"));
+/// # let rows = HashMap::from([("ann".to_owned(), "pro".to_owned())]);
+/// # struct Database { rows: HashMap<String, String> }
+/// # impl Database {
+/// #     async fn plan_of(&self, user: &str) -> Result<Option<String>, std::io::Error> {
+/// #         Ok(self.rows.get(user).cloned())
+/// #     }
+/// # }
+/// # let database = Database { rows };
+/// let database = Arc::new(database);
+/// let lookup = move |question: PlanQuestion| {
+///     let database = database.clone();
+///     async move {
+///         match &question.user {
+///             Some(user) => database.plan_of(user).await,
+///             None => Ok(None),
+///         }
+///     }
+/// };
 /// fn accepts(_: &dyn PlanLookup) {}
 /// accepts(&lookup);
 /// ```
 pub trait PlanLookup: Send + Sync {
     /// Looks up the name of a caller's plan.
     ///
-    /// The future resolves to `None` if the plan is not known. A name that no plan has is ignored like `None`.
+    /// The future resolves to `Ok(None)` if the plan is not known, and to an error if the source failed. A name that no
+    /// plan has is ignored like `Ok(None)`.
     fn plan<'a>(&'a self, question: &'a PlanQuestion) -> PlanFuture<'a>;
 
-    /// Returns the number of calls to the source and of failures. Defaults to zeros, for a source without statistics.
-    fn stats(&self) -> LookupStats {
-        LookupStats::default()
+    /// Returns the part of the question that the answer depends on, or `None` if the source is not to be asked about such
+    /// a caller. Defaults to the whole question.
+    ///
+    /// [`plan`](PlanLookup::plan) is called with the result, and callers with equal results share a cached answer.
+    fn relevant<'q>(&self, question: &'q PlanQuestion) -> Option<Cow<'q, PlanQuestion>> {
+        Some(Cow::Borrowed(question))
+    }
+
+    /// Returns the store whose connection the lookup uses, or `None` if it uses another one. Defaults to `None`.
+    ///
+    /// On a busy machine, a reply of this store may be received before the deadline and not yet be delivered when it
+    /// passes. Such a reply is still used.
+    fn store(&self) -> Option<&dyn Store> {
+        None
     }
 }
 
-impl<F: Fn(&PlanQuestion) -> Option<Arc<str>> + Send + Sync> PlanLookup for F {
+impl<F, Found, P, E> PlanLookup for F
+where
+    F: Fn(PlanQuestion) -> Found + Send + Sync,
+    Found: Future<Output = Result<Option<P>, E>> + Send + 'static,
+    P: Into<Arc<str>>,
+    E: Into<LookupError>,
+{
     fn plan<'a>(&'a self, question: &'a PlanQuestion) -> PlanFuture<'a> {
-        Box::pin(std::future::ready(self(question)))
+        let found = self(question.clone());
+        Box::pin(async move { found.await.map(|plan| plan.map(Into::into)).map_err(Into::into) })
     }
 }

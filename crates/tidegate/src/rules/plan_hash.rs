@@ -5,51 +5,24 @@
 //!   HSET tidegate:plans  user:ann           free       by the verified user
 //! ```
 //!
-//! **Cached** (`lookup_cache.rs`), because lookups are on the request path. A reply, also *no such field*, is cached
-//! for a second. Requests in the second half of that second start a lookup in the background, so a caller with two
-//! requests a second or more never waits for one. At most 10,000 callers with a plan and 10,000 without one are cached.
-//! While the cache is full, the hash is read for every request of a caller that is not in it.
-//!
-//! **Does not block requests.** The command uses the store's connection and has a timeout. The time it takes counts
-//! against the deadline of the decision: the check that follows gets what is left. So a caller that is not cached is
-//! decided by the store, under its plan, while two round trips fit into the deadline.
-//!
-//! ```text
-//!   decision   ├────────────── deadline ──────────────┤
-//!   lookup     ├─────── timeout: 3/4 ───────┤
-//!   check              ├───── what is left ───────────┤
-//! ```
-//!
-//! A lookup that times out continues in the background, and its reply is cached. After a failure, or after timeouts for
-//! two callers, no request reads the hash for 250 ms, so that few requests wait for the timeout. Meanwhile the last
-//! reply for a caller is used, even if it has expired. For a caller without a cached reply the lookup resolves to
-//! `None`. So callers keep their plans during an outage, as long as they are in the cache. Failures are logged as a
-//! warning, at most every ten seconds.
+//! The replies are cached, and the time of a lookup is bounded, as for every source of plans: see `lookups.rs`.
 //!
 //! **Why not in the same call as the decision?** The plan determines which limits are decided.
 
+use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Duration;
 
-use tidegate_core::{Clock, SystemClock};
+use tidegate_core::Store;
 use tidegate_redis::{RedisStore, Reply};
 
-use super::lookup_cache::{CacheOptions, Loading, LookupCache, LookupStats, TTL_DEFAULT, WaitOptions};
 use super::plan::{PlanFuture, PlanLookup, PlanQuestion};
 
-/// Maximum number of commands at once. They share one connection, and an instance that starts sees many callers at
-/// once.
-const LOOKUPS_MAX: usize = 1_024;
 /// Maximum length of a plan's name. A longer value is treated like a missing field.
 const NAME_BYTES_MAX: usize = 64;
-/// The default deadline of a decision.
-const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
 
 /// A [`PlanLookup`] in a Redis hash that maps callers to the names of their plans.
 ///
-/// The fields of the hash are those of [`PlanQuestion::field`]. Replies are cached for a second, missing fields
-/// included. If Redis fails or does not reply within the [timeout](PlanHash::timeout), the caller's last cached plan is
-/// used; without one the lookup resolves to `None`. Failures are logged as a warning, at most every ten seconds.
+/// The fields of the hash are those of [`PlanQuestion::field`]. It is not read for a caller without one.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -70,9 +43,7 @@ const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
 /// ```
 pub struct PlanHash {
     store: RedisStore,
-    name: Arc<str>,
-    timeout: Duration,
-    cache: LookupCache<Arc<str>>,
+    name: Box<str>,
 }
 
 impl PlanHash {
@@ -80,50 +51,8 @@ impl PlanHash {
     ///
     /// The store's key prefix is not added to `name`.
     pub fn new(store: RedisStore, name: impl Into<Box<str>>) -> PlanHash {
-        let (name, clock) = (Arc::from(name.into()), Arc::new(SystemClock::new()));
-        PlanHash { store, name, timeout: PlanHash::timeout_for(DEADLINE_DEFAULT), cache: cache(clock) }
+        PlanHash { store, name: name.into() }
     }
-
-    /// Returns the timeout of a lookup that suits a limiter with this deadline: three quarters of it.
-    ///
-    /// A lookup and the check that follows it share the deadline of the decision. The last quarter is left to the
-    /// check.
-    pub fn timeout_for(deadline: Duration) -> Duration {
-        deadline / 4 * 3
-    }
-
-    /// Sets the time after which a request no longer waits for Redis. Defaults to 18.75 ms. A command
-    /// fails after five seconds, even if the timeout is longer.
-    ///
-    /// The default suits a limiter with the default deadline of 25 ms; [`PlanHash::timeout_for`] computes it for
-    /// others.
-    #[must_use]
-    pub fn timeout(self, timeout: Duration) -> PlanHash {
-        PlanHash { timeout, ..self }
-    }
-
-    /// Sets the clock by which cached replies expire. Defaults to [`SystemClock`]. Replies cached so far are discarded.
-    #[must_use]
-    pub fn clock(self, clock: Arc<dyn Clock>) -> PlanHash {
-        PlanHash { cache: cache(clock), ..self }
-    }
-
-    /// Returns a future that reads a field of the hash.
-    fn read(&self, field: &str) -> Loading<Arc<str>> {
-        let (store, name, field) = (self.store.clone(), self.name.clone(), field.to_owned());
-        Box::pin(async move { Ok(plan_name(&store.command(&["HGET", &name, &field]).await?)) })
-    }
-}
-
-/// Creates the cache of the plans in a hash.
-fn cache(clock: Arc<dyn Clock>) -> LookupCache<Arc<str>> {
-    LookupCache::new(CacheOptions {
-        clock,
-        ttl: TTL_DEFAULT,
-        lookups_max: LOOKUPS_MAX,
-        failing: "cannot read plans from Redis; cached callers keep their last plan, and others get `default`",
-        recovered: "plans can be read from Redis again",
-    })
 }
 
 /// Returns the name of the plan in a reply.
@@ -136,19 +65,22 @@ fn plan_name(reply: &Reply) -> Option<Arc<str>> {
 impl PlanLookup for PlanHash {
     fn plan<'a>(&'a self, question: &'a PlanQuestion) -> PlanFuture<'a> {
         Box::pin(async move {
-            let field = question.field()?;
-            let wait = WaitOptions { timeout: self.timeout, store: Some(&self.store) };
-            self.cache.get(&field, wait, || self.read(&field)).await
+            let Some(field) = question.field() else { return Ok(None) };
+            Ok(plan_name(&self.store.command(&["HGET", &*self.name, &field]).await?))
         })
     }
 
-    fn stats(&self) -> LookupStats {
-        self.cache.stats()
+    fn relevant<'q>(&self, question: &'q PlanQuestion) -> Option<Cow<'q, PlanQuestion>> {
+        question.of_field().map(Cow::Owned)
+    }
+
+    fn store(&self) -> Option<&dyn Store> {
+        Some(&self.store)
     }
 }
 
 impl std::fmt::Debug for PlanHash {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PlanHash").field("store", &self.store).field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("PlanHash").field("store", &self.store).field("name", &self.name).finish()
     }
 }

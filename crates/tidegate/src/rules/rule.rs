@@ -1,10 +1,12 @@
 //! The compiled form of a rule.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tidegate_core::Cost;
+use tidegate_core::{Cost, Limit};
 
-use super::plan::LimitSetId;
+use super::plan::LimitSet;
 use crate::answer::Policy;
 use crate::failure::OnFailure;
 use crate::identity::Subjects;
@@ -91,6 +93,19 @@ pub struct CompiledRule {
     pub(crate) charge: Charge,
     pub(crate) cost: Cost,
     pub(crate) is_shield: bool,
+    pub(crate) overlaps: Overlaps,
+}
+
+/// The limits of other enforced rules that may apply to the same requests as an enforced rule.
+///
+/// The own limits of keys that lookups find are named by it, as `config/compile/policy_names.rs` names those of the
+/// configuration. Empty for a rule that is not enforced.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Overlaps {
+    /// Whether one of the other rules takes its limits from plans, so that it applies the same own limits.
+    pub(crate) plan_rule: bool,
+    /// The names of the limits of the other rules.
+    pub(crate) names: BTreeSet<Box<str>>,
 }
 
 /// The limits of a rule: its own, or those of the caller's plan or API key.
@@ -118,10 +133,30 @@ impl CompiledRule {
     /// If the rule has limits of its own, `limit_set` is ignored. If its limits are those of the caller's plan
     /// ([`is_by_plan`](CompiledRule::is_by_plan)), an id that the rule set did not return has none. Each limit counts on
     /// the rule's name and its own name: see [`Scope::Rule`](crate::Scope::Rule).
-    pub fn policies(&self, limit_set: LimitSetId) -> &[Arc<Policy>] {
-        match &self.limits {
-            RuleLimits::Own(policies) => policies,
-            RuleLimits::Plan(by_limit_set) => by_limit_set.get(limit_set.0 as usize).map_or(&[], |policies| policies),
+    ///
+    /// The limits of a key that a lookup found have the names that they would have if the configuration listed the key.
+    pub fn policies(&self, limit_set: &LimitSet) -> Cow<'_, [Arc<Policy>]> {
+        match (&self.limits, &limit_set.own) {
+            (RuleLimits::Own(policies), None) => Cow::Borrowed(policies),
+            (RuleLimits::Own(policies), Some(own)) => {
+                let is_shared = |policy: &Policy| self.overlaps.plan_rule && own.has(policy.limit_name());
+                let qualify = |policy: &Arc<Policy>| match is_shared(policy) {
+                    true => Arc::new(policy.qualified()),
+                    false => policy.clone(),
+                };
+                policies.iter().map(qualify).collect()
+            }
+            (RuleLimits::Plan(by_limit_set), own) => {
+                let of_plan = by_limit_set.get(limit_set.id.0 as usize).map_or(&[][..], |policies| policies);
+                // A plan has at least one limit.
+                let (Some(own), Some(like)) = (own, of_plan.first()) else { return Cow::Borrowed(of_plan) };
+                let policy = |(name, limit): (&str, &Limit)| {
+                    let policy = like.with_limit(name, *limit);
+                    let is_shared = self.overlaps.plan_rule || self.overlaps.names.contains(name);
+                    Arc::new(if is_shared { policy.qualified() } else { policy })
+                };
+                own.iter().map(policy).collect()
+            }
         }
     }
 
@@ -140,6 +175,11 @@ impl CompiledRule {
     /// Returns whether the limits are those of the caller's plan or API key, and not the rule's own.
     pub fn is_by_plan(&self) -> bool {
         matches!(self.limits, RuleLimits::Plan(_))
+    }
+
+    /// Returns whether the rule is not off and its limits are those of the caller's plan or API key.
+    pub(crate) fn uses_plans(&self) -> bool {
+        self.mode != Mode::Off && self.is_by_plan()
     }
 
     /// Returns the mode. If all rules are in shadow mode ([`Rules::shadow`](super::Rules::shadow)), `Shadow` instead of

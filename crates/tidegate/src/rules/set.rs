@@ -2,17 +2,16 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use futures_util::FutureExt;
 use http::HeaderName;
-use tidegate_core::Timestamp;
+use tidegate_core::{Cost, Limit, Timestamp};
 
 use super::lists::{BanList, CompiledBan, ExemptList};
 use super::matcher::{Indices, Matcher};
+use super::own_limits::OwnLimits;
 use super::path::LazyReadings;
-use super::plan::{CompiledPlan, KeyEntry, LimitSetId, PlanLookup, PlanQuestion};
+use super::plan::{CompiledPlan, KeyEntry, LimitSet, LimitSetId};
 use super::request::RequestView;
 use super::rule::CompiledRule;
 use crate::answer::Styles;
@@ -57,6 +56,8 @@ pub(crate) struct SetParts {
     pub(crate) bans: BanList,
     /// Whether any rule that is not off takes its limits from plans.
     pub(crate) needs_limit_set: bool,
+    /// The largest cost of a request in a rule that is not off and takes its limits from plans. `None` without one.
+    pub(crate) plan_cost_max: Option<Cost>,
     /// The maximum length of a path in bytes, without its query.
     pub(crate) path_bytes_max: usize,
     /// Whether the kill switch is on.
@@ -329,8 +330,8 @@ impl RuleSet {
     ///
     /// If the limits are an API key's own, returns the plan whose limits they replace: that of the key, else `default`.
     /// `None` if there are no plans.
-    pub fn plan(&self, limit_set: LimitSetId) -> Option<&CompiledPlan> {
-        self.0.plans.get(*self.0.plan_of_limit_set.get(limit_set.0 as usize)? as usize)
+    pub fn plan(&self, limit_set: &LimitSet) -> Option<&CompiledPlan> {
+        self.0.plans.get(*self.0.plan_of_limit_set.get(limit_set.id.0 as usize)? as usize)
     }
 
     /// Returns whether any rule that is not off takes its limits from plans. If not, the caller's limit set has no
@@ -343,21 +344,38 @@ impl RuleSet {
     ///
     /// The first of these that determines it wins: the caller's API key, the client's address, the plan header of a
     /// trusted proxy, the plan claim of a verified token. `None` if none does, for example because the plan that they
-    /// name does not exist; [`look_up_limit_set`](RuleSet::look_up_limit_set) then determines it. The token is verified
+    /// name does not exist; [`Lookups::limit_set`](super::Lookups::limit_set) then determines it. The token is verified
     /// only if none of the others determines it.
-    pub fn limit_set(&self, identity: &Identity<'_>) -> Option<LimitSetId> {
+    ///
+    /// A key that a lookup found may have limits of its own, too. They are ignored if they [do not
+    /// fit](RuleSet::key_problem) the rules.
+    pub fn limit_set(&self, identity: &Identity<'_>) -> Option<LimitSet> {
         let known = identity.api_key();
         if let Some((digest, _)) = known
             && let Some(entry) = self.0.keys.get(&digest)
             && let Some(limit_set) = entry.limit_set
         {
-            return Some(limit_set);
+            return Some(limit_set.into());
         }
         // The key may come from another source than this rule set: a key lookup.
-        let by_key = || self.limit_set_named(known?.1.plan.as_deref()?);
+        let by_key = || {
+            let (_, known) = known?;
+            let of_plan = || self.limit_set_named(known.plan.as_deref()?);
+            match known
+                .limits
+                .as_ref()
+                .filter(|own| !self.0.plans.is_empty() && self.cost_that_never_fits(own).is_none())
+            {
+                Some(own) => {
+                    let id = of_plan().map_or(self.0.default, |plan| plan.id);
+                    Some(LimitSet { id, own: Some(own.clone()) })
+                }
+                None => of_plan(),
+            }
+        };
         let by_address = || {
             let holds = |(networks, _): &&(Networks, LimitSetId)| networks.contains(identity.address());
-            self.0.address_plans.iter().find(holds).map(|(_, limit_set)| *limit_set)
+            self.0.address_plans.iter().find(holds).map(|(_, limit_set)| LimitSet::from(*limit_set))
         };
         let by_header = || {
             let name = identity.trusted_header(self.0.plan_header.as_ref()?)?;
@@ -368,49 +386,74 @@ impl RuleSet {
     }
 
     /// Returns the limit set of the plan with this name, or `None` if there is no such plan.
-    pub fn limit_set_named(&self, plan: &str) -> Option<LimitSetId> {
+    pub fn limit_set_named(&self, plan: &str) -> Option<LimitSet> {
         let place = self.0.plans.binary_search_by(|known| (*known.name).cmp(plan)).ok()?;
-        u32::try_from(place).ok().map(LimitSetId)
+        u32::try_from(place).ok().map(|place| LimitSetId(place).into())
+    }
+
+    /// Returns the part of what a lookup found about an API key that is ignored, and why. `None` if nothing is.
+    ///
+    /// The key stays known. If its own limits are ignored, those of its plan apply. If its plan is ignored, it has the
+    /// plan that another source assigns, else `default`.
+    pub fn key_problem<'k>(&self, known: &'k KnownKey) -> Option<KeyProblem<'k>> {
+        let unknown = known.plan.as_deref().filter(|plan| self.limit_set_named(plan).is_none());
+        let too_small = || known.limits.as_ref().and_then(|own| self.cost_that_never_fits(own));
+        let of_entry = known.problem().map(KeyProblem::Entry);
+        let of_plan = || unknown.map(KeyProblem::UnknownPlan);
+        of_entry.or_else(of_plan).or_else(|| too_small().map(|(cost, limit)| KeyProblem::CostNeverFits { cost, limit }))
+    }
+
+    /// Returns the cost of a request to a rule with limits per plan that exceeds one of `own`, and that limit.
+    ///
+    /// Such a limit would deny every request to the rule. `None` if there is none.
+    fn cost_that_never_fits(&self, own: &OwnLimits) -> Option<(Cost, Limit)> {
+        let cost = self.0.plan_cost_max?;
+        own.iter().map(|(_, limit)| *limit).find(|limit| cost.units() > limit.cost_max()).map(|limit| (cost, limit))
     }
 
     /// Returns the limit set of a caller whose plan is not known: that of the plan `default`, or, if the caller is not
     /// identified by more than its address, of `anonymous`.
     ///
-    /// `is_identified` is [`PlanQuestion::is_identified`]. If there is no plan `anonymous`, it is always that of
+    /// `is_identified` is [`PlanQuestion::is_identified`](super::PlanQuestion::is_identified). If there is no plan `anonymous`, it is always that of
     /// `default`. Without a plan `default`, no rule takes its limits from plans, and the result has no effect.
-    pub fn default_limit_set(&self, is_identified: bool) -> LimitSetId {
-        if is_identified { self.0.default } else { self.0.anonymous }
+    pub fn default_limit_set(&self, is_identified: bool) -> LimitSet {
+        if is_identified { self.0.default.into() } else { self.0.anonymous.into() }
     }
+}
 
-    /// Calls the lookups, one after the other, until one returns an existing plan, and returns its limit set.
-    ///
-    /// If none does, returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller. For callers for which
-    /// [`limit_set`](RuleSet::limit_set) returns `None`. A lookup that panics is treated like one that returns `None`,
-    /// and an error is logged. Has no timeout; [`Lookups::limit_set`](super::Lookups::limit_set) has one.
-    pub async fn look_up_limit_set(&self, question: &PlanQuestion, lookups: &[Arc<dyn PlanLookup>]) -> LimitSetId {
-        self.look_up_limit_set_with(question, lookups, || tracing::error!("a plan lookup panicked")).await
-    }
+/// Why a part of what a lookup found about an API key is ignored. Returned by [`RuleSet::key_problem`].
+///
+/// Its text names no key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum KeyProblem<'k> {
+    /// The entry of the key is malformed, as a whole or in part; see [`KnownKey::problem`].
+    Entry(&'k str),
+    /// The rules have no plan with this name.
+    UnknownPlan(&'k str),
+    /// A limit of the key's own would deny every request to a rule, because a request costs more than the limit allows
+    /// at once.
+    CostNeverFits {
+        /// The cost of a request to the rule.
+        cost: Cost,
+        /// The limit.
+        limit: Limit,
+    },
+}
 
-    /// Looks up a limit set like [`look_up_limit_set`](RuleSet::look_up_limit_set), and calls `on_panic` for each
-    /// lookup that panicked.
-    pub(crate) async fn look_up_limit_set_with(
-        &self,
-        question: &PlanQuestion,
-        lookups: &[Arc<dyn PlanLookup>],
-        on_panic: impl Fn(),
-    ) -> LimitSetId {
-        for lookup in lookups {
-            // In an async block, so that a panic while the future is created is caught, too.
-            let plan = AssertUnwindSafe(async { lookup.plan(question).await }).catch_unwind().await;
-            let plan = plan.unwrap_or_else(|_panic| {
-                on_panic();
-                None
-            });
-            if let Some(limit_set) = plan.and_then(|plan| self.limit_set_named(&plan)) {
-                return limit_set;
+impl fmt::Display for KeyProblem<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeyProblem::Entry(reason) => f.write_str(reason),
+            KeyProblem::UnknownPlan(plan) => write!(f, "there is no plan `{plan}`"),
+            KeyProblem::CostNeverFits { cost, limit } => {
+                write!(
+                    f,
+                    "a cost of {cost} never fits within the limit {limit}, which allows at most {} at once",
+                    limit.cost_max()
+                )
             }
         }
-        self.default_limit_set(question.is_identified())
     }
 }
 

@@ -45,11 +45,11 @@ fn bench(timeout: Duration) -> Bench {
     let server = Server::redis();
     let clock = Arc::new(ManualClock::new(START));
     let store = RedisStore::builder(server.url()).call_timeout(TIMEOUT).build().unwrap();
-    let plans = PlanHash::new(store, HASH).timeout(timeout).clock(clock.clone());
+    let lookups = Lookups::new().plan(PlanHash::new(store, HASH)).clock(clock.clone());
     let loaded = Config::from_text(CONFIG, Format::Toml).unwrap();
     assert_eq!(loaded.settings.plan_hash.as_deref(), Some(HASH));
-    let engine =
-        Engine::with_lookups(Limiter::memory(), loaded.rules, Lookups::new().plan(plans).deadline(2 * TIMEOUT));
+    // A lookup of a plan has three quarters of the deadline.
+    let engine = Engine::with_lookups(Limiter::memory(), loaded.rules, lookups.deadline(timeout / 3 * 4));
     Bench { server, engine, clock }
 }
 

@@ -10,7 +10,7 @@
 //!
 //! **Which limits apply to a caller** is decided as for a request: by the API key or the address, and the lookups.
 //! If these do not determine the plan, the `plan` parameter does. A reset does not depend on it. It deletes every
-//! counter that the rule can have for the subject under any plan, so that it never reports success and leaves the
+//! counter that the rule can have for the subject under any plan, and the key's own limits, so that it never reports success and leaves the
 //! counter that denies.
 //!
 //! **A counter exists** while something is counted in it: until its `reset_after`, its state differs from that of a
@@ -29,7 +29,7 @@ use serde::Serialize;
 use tidegate::answer::Policy;
 use tidegate::config::Loaded;
 use tidegate::engine::Engine;
-use tidegate::rules::{CompiledRule, LimitSetId, Lookups, PlanQuestion};
+use tidegate::rules::{CompiledRule, LimitSet, Lookups, PlanQuestion};
 use tidegate::{
     Clock, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, Scope, StoreError, StoreErrorKind, SystemClock,
     Timestamp, Wait,
@@ -398,9 +398,9 @@ impl CounterQuery {
                 Some((limit_set, Some(plan)))
             }
         };
-        let (policies, plan): (Vec<&Arc<Policy>>, _) = match limits {
-            Some((limit_set, plan)) => (rule.policies(limit_set).iter().collect(), plan),
-            None => (rule.policies_of_all().collect(), None),
+        let (policies, plan): (Vec<Arc<Policy>>, _) = match limits {
+            Some((limit_set, plan)) => (rule.policies(&limit_set).into_owned(), plan),
+            None => (rule.policies_of_all().cloned().chain(client.own_policies(rules, rule, now)).collect(), None),
         };
         let mut seen = HashSet::new();
         let mut counters = Vec::new();
@@ -428,7 +428,7 @@ impl CounterQuery {
     }
 
     /// Returns the set of limits of the plan that the query names, or `None` if it names none.
-    fn named_limit_set(&self, loaded: &Loaded) -> Result<Option<LimitSetId>, String> {
+    fn named_limit_set(&self, loaded: &Loaded) -> Result<Option<LimitSet>, String> {
         let Some(plan) = &self.plan else { return Ok(None) };
         let rules = &loaded.rules;
         rules.limit_set_named(plan).map(Some).ok_or_else(|| {
@@ -448,13 +448,13 @@ impl CounterQuery {
         loaded: &Loaded,
         rule: &CompiledRule,
         client: &Client,
-        looked_up: Option<LimitSetId>,
+        looked_up: Option<LimitSet>,
         now: Timestamp,
-    ) -> Result<(LimitSetId, PlanExplanation), String> {
+    ) -> Result<(LimitSet, PlanExplanation), String> {
         let rules = &loaded.rules;
         let named = self.named_limit_set(loaded)?;
-        let explained = |limit_set: LimitSetId, source: &'static str| {
-            let name = rules.plan(limit_set).map(|plan| plan.name().to_string()).unwrap_or_default();
+        let explained = |limit_set: LimitSet, source: &'static str| {
+            let name = rules.plan(&limit_set).map(|plan| plan.name().to_string()).unwrap_or_default();
             (limit_set, PlanExplanation { name, source: source.into() })
         };
         let identity = client.identity(rules, now).filter(|_| client.determines_plan(rule));
@@ -464,7 +464,7 @@ impl CounterQuery {
         };
         let is_assigned = rules.limit_set(&identity).is_some();
         let (limit_set, plan) = plan::resolve(loaded, looked_up, &identity);
-        let plan = plan.unwrap_or_else(|| explained(limit_set, "the rules").1);
+        let plan = plan.unwrap_or_else(|| explained(limit_set.clone(), "the rules").1);
         match (&self.plan, named) {
             (Some(given), _) if is_assigned && *given != plan.name => {
                 let what = if matches!(client, Client::Key(..)) { "key" } else { "address" };

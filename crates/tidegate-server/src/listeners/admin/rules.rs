@@ -10,7 +10,7 @@ use serde::Serialize;
 use tidegate::OutcomeCount;
 use tidegate::answer::Policy;
 use tidegate::engine::RuleStats;
-use tidegate::rules::{CompiledRule, LimitSetId, RuleSet};
+use tidegate::rules::{CompiledRule, LimitSet, RuleSet};
 
 use crate::listeners::http::connection::json;
 use crate::openapi::schemas::not_null;
@@ -112,11 +112,11 @@ pub(super) fn list(reloader: &Reloader) -> Response<Bytes> {
 impl RuleBody {
     fn new(rule: &CompiledRule, rules: &RuleSet, stats: &[RuleStats]) -> RuleBody {
         let limits = match rule.is_by_plan() {
-            false => RuleLimits::Same(limits(rule, rules.default_limit_set(false))),
+            false => RuleLimits::Same(limits(rule, &rules.default_limit_set(false))),
             true => {
                 let names = rules.plans().iter().map(|plan| plan.name().to_string());
                 let of_plan =
-                    |name: String| rules.limit_set_named(&name).map(|limit_set| (name, limits(rule, limit_set)));
+                    |name: String| rules.limit_set_named(&name).map(|limit_set| (name, limits(rule, &limit_set)));
                 RuleLimits::ByPlan(names.filter_map(of_plan).collect())
             }
         };
@@ -137,7 +137,7 @@ impl RuleBody {
     }
 }
 
-fn limits(rule: &CompiledRule, limit_set: LimitSetId) -> Vec<NamedLimit> {
+fn limits(rule: &CompiledRule, limit_set: &LimitSet) -> Vec<NamedLimit> {
     let limit = |policy: &Arc<Policy>| NamedLimit { name: policy.name().to_owned(), limit: policy.limit().to_string() };
     rule.policies(limit_set).iter().map(limit).collect()
 }

@@ -5,6 +5,7 @@ use http::Request;
 use serde_json::{Value, json};
 use tidegate::config::Loader;
 use tidegate::engine::{Engine, RequestOptions};
+use tidegate::rules::{KeyHash, Lookups};
 use tidegate::{Limiter, Store};
 use tokio::task::JoinSet;
 
@@ -46,6 +47,20 @@ impl Instance {
         let readiness = Readiness::new(limiter.clone(), store, reloader.clone());
         let options = ServerOptions::new(limiter).rules(engine).readiness(readiness).reloader(reloader);
         Instance::start(dir, options)
+    }
+
+    /// Creates an instance whose API keys are in the hash `keys` of a Redis server. Counters are in memory.
+    fn with_key_hash(url: &str) -> Instance {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("tidegate.toml");
+        std::fs::write(&file, RULES).unwrap();
+        let loader = Loader::new();
+        let loaded = loader.load(&file).unwrap_or_else(|report| panic!("{report:?}"));
+        let store = tidegate_redis::RedisStore::builder(url).build().unwrap();
+        let lookups = Lookups::new().key(KeyHash::new(store, "keys"));
+        let engine = Engine::with_lookups(Limiter::memory(), loaded.rules.clone(), lookups);
+        let reloader = Reloader::rules(&file, loader, loaded, engine.clone());
+        Instance::start(dir, ServerOptions::new(Limiter::memory()).rules(engine).reloader(reloader))
     }
 
     /// Creates an instance whose store does not answer.
@@ -101,7 +116,7 @@ async fn common_responses(operation: &str, body: &str) -> Vec<Received> {
     for request in [
         head,
         ask(operation, body),
-        ask(&format!("PATCH {target}"), body),
+        ask(&format!("OPTIONS {target}"), body),
         request(operation, "host: x\r\n", body),
         request(operation, "host: x\r\norigin: https://attacker.example\r\n", body),
         request(operation, "host: attacker.example\r\n", body),
@@ -128,7 +143,7 @@ async fn common_responses(operation: &str, body: &str) -> Vec<Received> {
 async fn assert_operation(operation: &str, body: &str, own: Vec<Received>) {
     let document = document();
     let (method, target) = operation.split_once(' ').unwrap();
-    let path = target.split('?').next().unwrap();
+    let path = target.split('?').next().unwrap().replacen("/v1/keys/acme", "/v1/keys/{name}", 1);
     let mut received = common_responses(operation, body).await;
     received.extend(own);
     let described = &document["paths"][path][method.to_lowercase()];
@@ -178,7 +193,8 @@ async fn responses_about_counters_match_the_document() {
             ("?key=198.51.100.7&rule=json", "200"),
             ("?key=planted-pro&rule=plan", "200"),
             ("?key=203.0.113.9&rule=shield", "200"),
-            ("", "400"),
+            ("", if method == "GET" { "409" } else { "400" }),
+            ("?limit=1/s", "400"),
             ("?key=a&rule=unknown", "400"),
         ] {
             let response = instance.send(&ask(&format!("{method} /v1/keys{query}"), "")).await;
@@ -187,6 +203,62 @@ async fn responses_about_counters_match_the_document() {
         }
         own.push(Instance::without_store().send(&ask(&explicit, "")).await);
         assert_operation(&explicit, "", own).await;
+    }
+}
+
+/// Sends real requests about keys in a real Redis, in real time, and then the requests to every path in virtual time.
+#[test]
+fn responses_about_api_keys_match_the_document() {
+    let redis = tidegate_testkit::server::Server::redis();
+    let field = "api_key:8f7b38aafc1e6e66b995f86495e2c8432612de068b89cb8c2ac78a9413b92c7c";
+    redis.command(&["HSET", "keys", field, r#"{"name": "acme", "limits": ["9/h"]}"#]);
+    // A port on which nothing listens, since its listener is dropped.
+    let unreachable = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let real_time = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let paused = || tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    for (operation, body) in [
+        ("GET /v1/keys/acme", ""),
+        ("PATCH /v1/keys/acme", r#"{"plan": null, "limits": ["8/h"]}"#),
+        ("PUT /v1/keys/acme/plan", r#"{"plan": "pro"}"#),
+        ("PUT /v1/keys/acme/limits", r#"{"limits": ["8/h"]}"#),
+        ("DELETE /v1/keys/acme/plan", ""),
+        ("DELETE /v1/keys/acme/limits", ""),
+        ("GET /v1/keys", ""),
+    ] {
+        let mut own = real_time.block_on(async {
+            let instance = Instance::with_key_hash(&redis.url());
+            let broken = Instance::with_key_hash(&format!("redis://127.0.0.1:{unreachable}"));
+            let without = Instance::new(None);
+            let mut own = Vec::new();
+            for (instance, operation, body, status) in [
+                (&instance, operation.to_owned(), body, "200"),
+                (&instance, operation.replace("acme", "nobody"), body, "404"),
+                (&instance, format!("{operation}?other=1"), body, "400"),
+                (&instance, operation.to_owned(), "no JSON", "400"),
+                (&without, operation.to_owned(), body, "409"),
+                (&broken, operation.to_owned(), body, "503"),
+            ] {
+                let response = instance.send(&ask(&operation, body)).await;
+                // Not every operation has a body or a name.
+                let is_other =
+                    (status == "400" && body == "no JSON") || (status == "404" && operation.ends_with("keys"));
+                assert!(response.status == status || is_other, "{operation} {body}: {response:?}");
+                own.push(response);
+            }
+            own
+        });
+        paused().block_on(async {
+            if !body.is_empty() {
+                let instance = Instance::new(None);
+                let incomplete = ask(operation, body).trim_end_matches('}').to_owned();
+                for (request, status) in [(incomplete, "408"), (ask(operation, &" ".repeat(20_000)), "413")] {
+                    let response = instance.send(&request).await;
+                    assert_eq!(response.status, status, "{operation}: {response:?}");
+                    own.push(response);
+                }
+            }
+            assert_operation(operation, body, own).await;
+        });
     }
 }
 
@@ -287,7 +359,11 @@ async fn the_listener_accepts_the_documented_parameters_and_no_others() {
     });
     let mut tested = 0;
     for (method, path, operation) in operations {
-        let Some(parameters) = operation["parameters"].as_array() else { continue };
+        let parameters = operation["parameters"].as_array().into_iter().flatten();
+        let parameters: Vec<&Value> = parameters.filter(|parameter| parameter["in"] == "query").collect();
+        if parameters.is_empty() {
+            continue;
+        }
         let query = |parameters: &[&Value]| {
             let pair = |parameter: &&Value| {
                 let value = parameter["example"].as_str().unwrap().replace(' ', "+");
@@ -299,12 +375,12 @@ async fn the_listener_accepts_the_documented_parameters_and_no_others() {
             let request = ask(&format!("{method} {path}?{query}"), &described("/json", "203.0.113.9", "{}"));
             instance.send(&request).await
         };
-        let all: Vec<&Value> = parameters.iter().collect();
+        let all = parameters.clone();
         let known = send(query(&all)).await;
         assert!(!known.body.contains("unknown parameter"), "{method} {path}: {known:?}");
         let unknown = send(query(&all) + "&other=1").await;
         assert!(unknown.status == "400" && unknown.body.contains("unknown parameter"), "{method} {path}: {unknown:?}");
-        for missing in parameters.iter().filter(|parameter| parameter["required"] == true) {
+        for missing in parameters.iter().copied().filter(|parameter| parameter["required"] == true) {
             let others: Vec<&Value> = all.iter().copied().filter(|parameter| *parameter != missing).collect();
             assert_eq!(send(query(&others)).await.status, "400", "{method} {path} without {missing}");
         }

@@ -130,7 +130,10 @@ impl Compiler<'_> {
             }
             if table.limits.is_empty() {
                 let finding = Finding::new(Code::LimitsMissing, "a plan needs at least one limit");
-                self.note(finding.help("to leave callers unlimited, use `exempt`").at(table.limits.span()));
+                let in_code =
+                    "add one, for example with `limit(\"60/min\")`; to leave callers unlimited, exempt their keys";
+                let finding = finding.help("to leave callers unlimited, use `exempt`").help_in_code(in_code);
+                self.note(finding.at(table.limits.span()));
             }
             if let Some(url) = &table.upgrade_url
                 && url.parse::<http::Uri>().is_err()
@@ -201,7 +204,9 @@ impl Compiler<'_> {
         {
             let message = "the key's own limits have no effect, because no rule takes its limits from plans";
             let help = "write `limits = \"plan\"` in the rules that should use them";
-            self.note_in(&source, Finding::new(Code::KeyLimitsUnused, message).help(help).at(span));
+            let in_code = "use `limits_from_plan` in the rules that should apply them";
+            let finding = Finding::new(Code::KeyLimitsUnused, message).help(help).help_in_code(in_code);
+            self.note_in(&source, finding.at(span));
         }
         for exempt in &config.exempt.keys {
             let digest = self.key_or_digest(exempt);
@@ -252,9 +257,14 @@ impl Compiler<'_> {
                 (parsed.ok(), digest.span())
             }
             _ => {
-                let finding = Finding::new(Code::InvalidKey, "expected either `key` or `sha256`, and not an empty one");
+                let message = match source.is_code() {
+                    true => "the key is empty",
+                    false => "expected either `key` or `sha256`, and not an empty one",
+                };
+                let finding = Finding::new(Code::InvalidKey, message);
                 let help = "`printf %s KEY | sha256sum` prints the digest";
-                self.note_in(source, finding.help(help).at(table.span()));
+                let in_code = "pass the key to `ListedKey::new`, or its digest to `ListedKey::sha256`";
+                self.note_in(source, finding.help(help).help_in_code(in_code).at(table.span()));
                 (None, table.span())
             }
         };
@@ -317,8 +327,14 @@ impl Compiler<'_> {
                 None if limit_sets.is_empty() => format!("add `[plans.{}]`", **plan),
                 None => format!("existing plans: {}", names().collect::<Vec<_>>().join(", ")),
             };
-            let finding = Finding::new(Code::UnknownPlan, format!("there is no plan `{}`", **plan));
-            self.note_in(source, finding.help(help).at(plan.span()));
+            let finding = Finding::new(Code::UnknownPlan, format!("there is no plan `{}`", **plan)).help(help);
+            let finding = match limit_sets.is_empty() {
+                true => {
+                    finding.help_in_code(format!("add it to the rules with `plan(Plan::new(\"{}\").limit(…))`", **plan))
+                }
+                false => finding,
+            };
+            self.note_in(source, finding.at(plan.span()));
         }
         place
     }

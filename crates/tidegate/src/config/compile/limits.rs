@@ -8,10 +8,18 @@ use tidegate_core::{Limit, LimitError};
 use super::Compiler;
 use crate::answer::Policy;
 use crate::config::finding::{Code, Finding};
-use crate::config::forms::{LimitEntry, OneOrMany};
+use crate::config::forms::{LimitEntry, OneOrMany, TimeText};
 use crate::config::source::Source;
 use crate::config::span::{Span, Spanned};
 use crate::config::types::LimitTable;
+#[cfg(feature = "redis")]
+use crate::config::{
+    load::Loader,
+    read::{FromNode, Reader},
+    tree::Node,
+};
+#[cfg(feature = "redis")]
+use crate::rules::{OwnLimits, OwnLimitsError};
 
 /// A limit, its name, and its span in the file. The name is part of the counter's key, and clients see it in headers.
 #[derive(Clone, PartialEq, Debug)]
@@ -19,6 +27,57 @@ pub(crate) struct NamedLimit {
     pub(crate) name: String,
     pub(crate) limit: Limit,
     pub(crate) span: Span,
+}
+
+/// Returns whether a limit may have this name: 1 to 64 of `a-z`, `0-9` and `-`.
+pub(crate) fn is_limit_name(name: &str) -> bool {
+    let is_name_byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=64).contains(&name.len()) && name.bytes().all(is_name_byte)
+}
+
+/// Returns the name of each limit of a list: the given one, else one that is derived from its window, such as
+/// `per-minute`, or `per-minute-2` if that name is given to another limit or taken.
+pub(crate) fn limit_names(limits: &[(Option<String>, Limit)]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::with_capacity(limits.len());
+    for (name, limit) in limits {
+        let is_taken = |candidate: &String| {
+            names.contains(candidate) || limits.iter().any(|(other, _)| other.as_ref() == Some(candidate))
+        };
+        let name = name.clone().unwrap_or_else(|| {
+            let base = Policy::of(*limit).name().to_owned();
+            let numbered = (2_u32..).map(|number| format!("{base}-{number}"));
+            std::iter::once(base.clone()).chain(numbered).find(|name| !is_taken(name)).unwrap_or(base)
+        });
+        names.push(name);
+    }
+    names
+}
+
+/// Reads the limits of a key from JSON, in the forms of a configuration file: a text or a table, or a list of them.
+///
+/// # Errors
+/// The first error that loading a keys file with these limits would report.
+#[cfg(feature = "redis")]
+pub(crate) fn limits_from_json(json: &serde_json::Value) -> Result<OwnLimits, OwnLimitsError> {
+    let mut reader = Reader::new("");
+    let list = OneOrMany::<Spanned<LimitEntry>>::from_node(&Node::from_json(json), &mut reader);
+    let loader = Loader::new();
+    let source = Arc::new(Source::unquoted("", ""));
+    let findings = reader.finish().errors;
+    let (files, secret_files) = (Vec::new(), Vec::new());
+    let mut compiler = Compiler { source: source.clone(), loader: &loader, findings, files, secret_files };
+    let list = list.unwrap_or_default();
+    // The name of each limit is that of the compiled one, if the entry has a name at all.
+    let limits = compiler.limits(&list, &source);
+    if let Some(finding) = compiler.findings.first() {
+        return Err(OwnLimitsError(finding.message().to_owned()));
+    }
+    if limits.is_empty() {
+        return Err(OwnLimitsError("the key's own limits are empty".to_owned()));
+    }
+    let is_named = |entry: &LimitEntry| matches!(entry, LimitEntry::Table(table) if table.name.is_some());
+    let named = limits.into_iter().zip(list.iter());
+    OwnLimits::named(named.map(|(limit, entry)| (is_named(entry).then_some(limit.name), limit.limit)).collect())
 }
 
 impl Compiler<'_> {
@@ -40,27 +99,15 @@ impl Compiler<'_> {
             }
             named.push((name.map(|name| name.to_string()), limit, entry.span()));
         }
-        let mut limits: Vec<NamedLimit> = Vec::with_capacity(named.len());
-        for (name, limit, span) in &named {
-            let is_taken = |candidate: &str| {
-                limits.iter().any(|other| other.name == candidate)
-                    || named.iter().any(|(other, ..)| other.as_deref() == Some(candidate))
-            };
-            let name = name.clone().unwrap_or_else(|| {
-                let base = Policy::of(*limit).name().to_owned();
-                let numbered = (2_u32..).map(|number| format!("{base}-{number}"));
-                std::iter::once(base.clone()).chain(numbered).find(|name| !is_taken(name)).unwrap_or(base)
-            });
-            limits.push(NamedLimit { name, limit: *limit, span: *span });
-        }
-        limits
+        let given: Vec<(Option<String>, Limit)> = named.iter().map(|(name, limit, _)| (name.clone(), *limit)).collect();
+        let names = limit_names(&given).into_iter();
+        names.zip(named).map(|(name, (_, limit, span))| NamedLimit { name, limit, span }).collect()
     }
 
     fn limit_name<'e>(&mut self, entry: &'e Spanned<LimitEntry>, source: &Arc<Source>) -> Option<&'e Spanned<String>> {
         let LimitEntry::Table(table) = &**entry else { return None };
         let name = table.name.as_ref()?;
-        let is_name_byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        if name.is_empty() || name.len() > 64 || !name.bytes().all(is_name_byte) {
+        if !is_limit_name(name) {
             let message =
                 "the name of a limit must be 1 to 64 of a-z, 0-9 and -, because it is sent to clients in a header";
             self.note_in(
@@ -86,9 +133,15 @@ impl Compiler<'_> {
                 let message = error.to_string();
                 let message = message.split(" (at byte").next().unwrap_or_default();
                 let message = message.split("; for example").next().unwrap_or_default();
+                let message = match (text, source.is_code()) {
+                    ("plan", true) => "the limits of plans cannot be combined with other limits",
+                    _ => message,
+                };
                 let finding = Finding::new(Code::InvalidLimit, message).at(source.inside(span, text, error.span()));
                 let finding = match text {
-                    "plan" => finding.help("`limits = \"plan\"` cannot be combined with other limits, and is allowed only in a rule"),
+                    "plan" => finding
+                        .help("`limits = \"plan\"` cannot be combined with other limits, and is allowed only in a rule")
+                        .help_in_code("call either `limits_from_plan` or `limit`"),
                     _ => finding.help("QUOTA/WINDOW [ALGORITHM] [option=value …], for example 10/min or 100/min token-bucket burst=20"),
                 };
                 self.note_in(source, finding);
@@ -121,7 +174,7 @@ impl Compiler<'_> {
         &mut self,
         table: &LimitTable,
         quota: &Spanned<u64>,
-        window: &Spanned<String>,
+        window: &Spanned<TimeText>,
         source: &Arc<Source>,
     ) -> Option<Limit> {
         let time = self.time_in(window, source);

@@ -18,7 +18,7 @@ use crate::config::types::{Config, RuleTable};
 use crate::identity::{Subject, Subjects};
 use crate::rules::matcher::Matcher;
 use crate::rules::method::MethodNames;
-use crate::rules::{CompiledRule, Mode, RuleLimits};
+use crate::rules::{CompiledRule, Mode, Overlaps, RuleLimits};
 
 /// The default maximum length of a path: common servers accept request lines of this length.
 const PATH_BYTES_MAX_DEFAULT: usize = 8 * 1024;
@@ -77,7 +77,7 @@ impl Compiler<'_> {
     pub(super) fn path_bytes_max(&mut self, config: &Config) -> usize {
         let Some(bytes) = &config.path_bytes_max else { return PATH_BYTES_MAX_DEFAULT };
         if !(1..=PATH_BYTES_MAX).contains(&**bytes) {
-            let message = format!("`path_bytes_max` must be from 1 to {PATH_BYTES_MAX}");
+            let message = format!("the maximum length of a path must be from 1 to {PATH_BYTES_MAX} bytes");
             self.note(Finding::new(Code::InvalidValue, message).at(bytes.span()));
         }
         usize::try_from(**bytes).unwrap_or(usize::MAX)
@@ -131,6 +131,7 @@ impl Compiler<'_> {
             charge: *table.charge,
             cost,
             is_shield,
+            overlaps: Overlaps::default(),
         }
     }
 
@@ -138,7 +139,9 @@ impl Compiler<'_> {
         let Some(cost) = &table.cost else { return Cost::ONE };
         if **cost == 0 {
             let finding = Finding::new(Code::InvalidValue, "a cost of 0 would count nothing");
-            self.note(finding.help("omit it for 1, or turn the rule off with `mode = \"off\"`").at(cost.span()));
+            let finding = finding.help("omit it for 1, or turn the rule off with `mode = \"off\"`");
+            let in_code = "leave `cost` out for 1, or turn the rule off with `mode(Mode::Off)`";
+            self.note(finding.help_in_code(in_code).at(cost.span()));
         }
         Cost::new(**cost)
     }
@@ -161,7 +164,9 @@ impl Compiler<'_> {
         if is_shield && kinds != by_address() && self.findings.len() == before {
             let message = "a shield counts by address, because it is decided before callers are identified";
             let help = "write `by = [\"ip\"]`, or omit `store = \"memory\"`";
-            self.note(Finding::new(Code::ShieldNotByAddress, message).help(help).at(by.span()));
+            let in_code = "count by `Subject::Ip`, or leave `shield` out";
+            let finding = Finding::new(Code::ShieldNotByAddress, message).help(help).help_in_code(in_code);
+            self.note(finding.at(by.span()));
         }
         kinds
     }
@@ -180,7 +185,9 @@ impl Compiler<'_> {
                 let limits = self.limits(list, &source);
                 if list.is_empty() {
                     let finding = Finding::new(Code::LimitsMissing, "a rule needs at least one limit");
-                    self.note(finding.help("for example `limits = [\"10/min\"]`").at(table.limits.span()));
+                    let in_code = "add one, for example with `limit(\"10/min\")`";
+                    let finding = finding.help("for example `limits = [\"10/min\"]`").help_in_code(in_code);
+                    self.note(finding.at(table.limits.span()));
                 }
                 self.check_redundancy(&limits, &format!("`{}`", *table.name), table.limits.span(), &source);
                 self.check_spacing(table, &limits);
@@ -191,7 +198,8 @@ impl Compiler<'_> {
                 if table.store.is_some() {
                     let finding =
                         Finding::new(Code::ShieldNotByAddress, "a shield needs its own limits, not those of plans");
-                    self.note(finding.at(table.limits.span()));
+                    let in_code = "add a limit with `limit` instead of `limits_from_plan`, or leave `shield` out";
+                    self.note(finding.help_in_code(in_code).at(table.limits.span()));
                 }
                 self.check_plans(table, limit_sets);
                 let mut by_limit_set: Vec<Box<[Arc<Policy>]>> = Vec::new();
@@ -209,7 +217,8 @@ impl Compiler<'_> {
         let span = table.limits.span();
         if limit_sets.is_empty() {
             let finding = Finding::new(Code::PlansMissing, "this rule takes its limits from plans, but there are none");
-            self.note(finding.help("add `[plans.default]` with limits").at(span));
+            let in_code = "add one to the rules, for example with `plan(Plan::new(\"default\").limit(\"60/min\"))`";
+            self.note(finding.help("add `[plans.default]` with limits").help_in_code(in_code).at(span));
         }
     }
 
@@ -220,7 +229,9 @@ impl Compiler<'_> {
         {
             let message = "a shield never delays a request, so a leaky bucket has no effect";
             let help = "use `token-bucket` for bursts, or omit `store = \"memory\"`";
-            self.note(Finding::new(Code::ShieldNotSpaced, message).help(help).at(limit.span));
+            let in_code = "use `token-bucket` for bursts, or leave `shield` out";
+            let finding = Finding::new(Code::ShieldNotSpaced, message).help(help).help_in_code(in_code);
+            self.note(finding.at(limit.span));
         }
     }
 

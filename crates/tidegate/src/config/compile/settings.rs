@@ -10,7 +10,7 @@ use super::callers::SecretFields;
 use super::store::StoreAccess;
 use crate::answer::{Style, Styles};
 use crate::config::finding::{Code, Finding};
-use crate::config::forms::Secret;
+use crate::config::forms::{Secret, TimeText};
 use crate::config::source::Source;
 use crate::config::span::{Span, Spanned};
 use crate::config::types::Config;
@@ -119,9 +119,7 @@ impl Settings {
     pub fn lookups(&self, store: &RedisStore, deadline: Duration) -> Lookups {
         let mut lookups = Lookups::new().deadline(deadline);
         if let Some(name) = &self.plan_hash {
-            // The lookup and the check that follows it share the deadline.
-            let timeout = PlanHash::timeout_for(deadline);
-            lookups = lookups.plan(PlanHash::new(store.clone(), name.as_str()).timeout(timeout));
+            lookups = lookups.plan(PlanHash::new(store.clone(), name.as_str()));
         }
         match &self.key_hash {
             Some(name) => lookups.key(KeyHash::new(store.clone(), name.as_str())),
@@ -213,14 +211,14 @@ impl Compiler<'_> {
 
     fn instances(&mut self, instances: &Spanned<u32>) -> Option<u32> {
         if **instances == 0 {
-            let finding = Finding::new(Code::InvalidValue, "`instances` must be at least 1");
+            let finding = Finding::new(Code::InvalidValue, "the number of instances must be at least 1");
             self.note(finding.help("set it to the number of instances that share the quotas").at(instances.span()));
         }
         Some(**instances)
     }
 
     /// Parses a time of the configuration itself, as [`time_in`](Self::time_in) does.
-    pub(super) fn time(&mut self, text: &Spanned<String>) -> Option<Duration> {
+    pub(super) fn time(&mut self, text: &Spanned<TimeText>) -> Option<Duration> {
         let source = self.source.clone();
         self.time_in(text, &source)
     }
@@ -228,14 +226,20 @@ impl Compiler<'_> {
     /// Parses a time, such as `25ms` or `1h`: a whole number and a unit, from 1 ms to 400 days.
     ///
     /// Adds an error and returns `None` if it is invalid. `source` is the file to which its span refers.
-    pub(super) fn time_in(&mut self, text: &Spanned<String>, source: &Arc<Source>) -> Option<Duration> {
+    pub(super) fn time_in(&mut self, text: &Spanned<TimeText>, source: &Arc<Source>) -> Option<Duration> {
         // A time has the grammar of a window, and the parser of limits has the only parser of windows.
         let has_digit = text.starts_with(|first: char| first.is_ascii_digit()) && !text.contains(char::is_whitespace);
-        let limit: Option<Limit> = has_digit.then(|| format!("1/{}", **text).parse().ok()).flatten();
+        let limit: Option<Limit> = has_digit.then(|| format!("1/{}", &***text).parse().ok()).flatten();
         if limit.is_none() {
-            let message = "expected a time: a whole number and a unit, from 1ms to 400day";
-            let help = "for example 25ms, 10s, 1h; units are us, ms, s, min, h, day, week";
-            self.note_in(source, Finding::new(Code::InvalidTime, message).help(help).at(text.span()));
+            let finding = match text.parse::<u64>() {
+                Ok(number) => TimeText::without_unit(number),
+                Err(_) => {
+                    let message = "expected a time: a whole number and a unit, from 1ms to 400day";
+                    let help = "for example 25ms, 10s, 1h; units are us, ms, s, min, h, day, week";
+                    Finding::new(Code::InvalidTime, message).help(help)
+                }
+            };
+            self.note_in(source, finding.at(text.span()));
         }
         limit.map(|limit| limit.window())
     }

@@ -367,7 +367,8 @@ fn an_invalid_store_is_an_error_and_its_password_is_not_shown() {
         let found = findings(&text);
         let finding = found.iter().find(|finding| finding.code() == Code::InvalidStore).expect(url);
         assert!(load(&text).is_err() && underlined(&text, finding) == format!("'{url}'"), "{finding:?}");
-        assert!(finding.message().contains("redis://[user:password@]host[:port][/database]"), "{finding:?}");
+        let accepted = ["redis://[user:password@]host[:port][/database]", "did you mean redis+sentinel://h/NAME?"];
+        assert!(accepted.iter().any(|text| finding.message().contains(text)), "{finding:?}");
         assert!(finding.help_text().is_some_and(|help| help.contains("`memory`")), "{finding:?}");
         let report = format!("{:?}", miette::Report::new(finding.clone()));
         assert!(!report.contains("planted"), "{report}");

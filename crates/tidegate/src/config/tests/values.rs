@@ -15,7 +15,7 @@ fn only_rule(text: &str) -> CompiledRule {
 
 fn limits(rule: &CompiledRule) -> Vec<String> {
     let limit_set = load("[plans]\n").unwrap().rules.default_limit_set(true);
-    rule.policies(limit_set).iter().map(|policy| format!("{}={}", policy.name(), policy.limit())).collect()
+    rule.policies(&limit_set).iter().map(|policy| format!("{}={}", policy.name(), policy.limit())).collect()
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn fields_of_a_rule_are_read_and_have_defaults() {
     assert_eq!((rule.mode(), rule.charge(), rule.cost()), (Mode::Shadow, Charge::OnFailure, Cost::new(3)));
     assert_eq!(rule.on_failure(), OnFailure::Deny);
     let limit_set = load("").unwrap().rules.default_limit_set(true);
-    let policy = &rule.policies(limit_set)[0];
+    let policy = &rule.policies(&limit_set)[0];
     assert!(policy.styles().contains(Style::Draft6) && !policy.styles().contains(Style::X));
     assert_eq!(policy.format().as_str(), "problem");
 }
@@ -169,7 +169,7 @@ fn a_shield_counts_by_address_and_answers_in_text() {
     assert!(rule.is_shield());
     assert_eq!(rule.by().iter().map(ToString::to_string).collect::<Vec<_>>(), ["ip"]);
     let limit_set = load("").unwrap().rules.default_limit_set(true);
-    assert_eq!(rule.policies(limit_set)[0].format().as_str(), "text");
+    assert_eq!(rule.policies(&limit_set)[0].format().as_str(), "text");
 }
 
 #[test]

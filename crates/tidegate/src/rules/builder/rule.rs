@@ -48,7 +48,7 @@ pub struct Rule {
 ///
 /// Made from a string, which is parsed when the rules are built, or from a [`Limit`].
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LimitText(pub(super) String);
+pub struct LimitText(pub(in crate::rules) String);
 
 impl From<&str> for LimitText {
     fn from(text: &str) -> LimitText {

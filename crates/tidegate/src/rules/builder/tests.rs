@@ -142,6 +142,7 @@ fn describe(loaded: &Loaded) -> Vec<String> {
         exempt,
         bans,
         needs_limit_set,
+        plan_cost_max,
         path_bytes_max,
         is_off,
         exposes_headers,
@@ -151,7 +152,7 @@ fn describe(loaded: &Loaded) -> Vec<String> {
     let compiled = format!(
         "{rules:#?}\n{matcher:#?}\n{shields:#?}\n{identifier:#?}\n{plans:#?}\n{plan_of_limit_set:#?}\n{default:#?}\n\
          {anonymous:#?}\n{keys:#?}\n{exempts_keys}\n{address_plans:#?}\n{plan_header:#?}\n{exempt:#?}\n{bans:#?}\n\
-         {needs_limit_set}\n{path_bytes_max}\n{is_off}\n{exposes_headers}\n{styles:?}\n{on_failure:?}\n{:#?}\n{:?}\n{:?}",
+         {needs_limit_set}\n{plan_cost_max:?}\n{path_bytes_max}\n{is_off}\n{exposes_headers}\n{styles:?}\n{on_failure:?}\n{:#?}\n{:?}\n{:?}",
         loaded.settings,
         loaded.settings.store.as_ref().map(Secret::reveal),
         loaded.settings.receipt_secret.as_ref().map(Secret::reveal),
@@ -375,6 +376,51 @@ fn all_errors_are_reported_at_once_and_name_their_rule() {
         assert!(found.is_some_and(|message| message.contains(expected)), "{name}{expected}: {messages:#?}");
     }
     assert_eq!(messages.len(), 12, "{messages:#?}");
+}
+
+/// The remedies name methods of the builder, and no field of a configuration file.
+#[test]
+fn errors_speak_of_the_builder() {
+    let rules = Rules::new()
+        .key(ListedKey::new("").name("acme"))
+        .key(ListedKey::new("k").plan("gold"))
+        .path_bytes_max(0)
+        .instances(0)
+        .rule(Rule::new("a"))
+        .rule(Rule::new("b").limit("5/min").cost(0))
+        .rule(Rule::new("c").shield().by(Subject::User).limit("1/min"))
+        .rule(Rule::new("d").shield().limit("1/min leaky-bucket"))
+        .rule(Rule::new("e").limits_from_plan())
+        .rule(Rule::new("f").limits_from_plan().limit("5/min"))
+        .rule(Rule::new("g").limits_from_plan().shield());
+    let mut found = messages(rules);
+    found.extend(messages(Rules::new().plan(Plan::new("default")).rule(Rule::new("h").limits_from_plan())));
+    found.sort();
+    let mut expected = [
+        "instances: the number of instances must be at least 1; set it to the number of instances that share the quotas",
+        "key 2, plan: there is no plan `gold`; add it to the rules with `plan(Plan::new(\"gold\").limit(…))`",
+        "key `acme`: the key is empty; pass the key to `ListedKey::new`, or its digest to `ListedKey::sha256`",
+        "path_bytes_max: the maximum length of a path must be from 1 to 65534 bytes",
+        "plan `default`, limits: a plan needs at least one limit; add one, for example with `limit(\"60/min\")`; to leave \
+         callers unlimited, exempt their keys",
+        "rule `a`, limits: a rule needs at least one limit; add one, for example with `limit(\"10/min\")`",
+        "rule `b`, cost: a cost of 0 would count nothing; leave `cost` out for 1, or turn the rule off with \
+         `mode(Mode::Off)`",
+        "rule `c`, by: a shield counts by address, because it is decided before callers are identified; count by \
+         `Subject::Ip`, or leave `shield` out",
+        "rule `d`, limit `1/min leaky-bucket`: a shield never delays a request, so a leaky bucket has no effect; use \
+         `token-bucket` for bursts, or leave `shield` out",
+        "rule `e`, limits: this rule takes its limits from plans, but there are none; add one to the rules, for example \
+         with `plan(Plan::new(\"default\").limit(\"60/min\"))`",
+        "rule `f`, limits_from_plan: the limits of plans cannot be combined with other limits; call either \
+         `limits_from_plan` or `limit`",
+        "rule `g`, limits: a shield needs its own limits, not those of plans; add a limit with `limit` instead of \
+         `limits_from_plan`, or leave `shield` out",
+        "rule `g`, limits: this rule takes its limits from plans, but there are none; add one to the rules, for example \
+         with `plan(Plan::new(\"default\").limit(\"60/min\"))`",
+    ];
+    expected.sort_unstable();
+    assert_eq!(found, expected);
 }
 
 #[test]

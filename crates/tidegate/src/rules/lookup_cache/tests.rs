@@ -11,7 +11,7 @@ use super::*;
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 const TIMEOUT: Duration = Duration::from_millis(20);
-const WAIT: WaitOptions<'static> = WaitOptions { timeout: TIMEOUT, store: None };
+const WAIT: WaitOptions<'static> = WaitOptions { timeout: TIMEOUT, is_shortened: false, store: None };
 
 struct Bench {
     cache: LookupCache<u32>,

@@ -1,13 +1,11 @@
 //! Plans, exemptions and bans: which apply to a request.
 
-use std::sync::Arc;
-
 use http::HeaderMap;
 use tidegate_core::Timestamp;
 
 use crate::config::{Config, Format, Loaded};
 use crate::identity::{Identity, Origin};
-use crate::rules::{LimitSetId, PlanLookup, PlanQuestion, RuleSet};
+use crate::rules::{LimitSet, Lookups, PlanQuestion, RuleSet};
 
 const TEXT: &str = r#"
 trusted_proxies = ["10.0.0.0/8"]
@@ -82,9 +80,13 @@ fn with_identity<T>(
     question(&rules.identifier().identify(origin, rules, now), now)
 }
 
-fn limits(rules: &RuleSet, limit_set: LimitSetId) -> String {
-    let policies = rules.rules()[0].policies(limit_set).iter();
-    policies.map(|policy| format!("{} {}", policy.plan().unwrap_or("-"), policy.limit())).collect::<Vec<_>>().join(", ")
+fn limits(rules: &RuleSet, limit_set: LimitSet) -> String {
+    let policies = rules.rules()[0].policies(&limit_set);
+    policies
+        .iter()
+        .map(|policy| format!("{} {}", policy.plan().unwrap_or("-"), policy.limit()))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 #[test]
@@ -115,7 +117,7 @@ fn identity_without_a_plan_gets_the_default_or_the_anonymous_plan() {
     assert_eq!(limits(&rules, rules.default_limit_set(true)), "default 60/min");
     assert_eq!(limits(&rules, rules.default_limit_set(false)), "anonymous 30/min");
     let free = rules.limit_set_named("free").unwrap();
-    assert_eq!(rules.plan(free).unwrap().upgrade_url(), Some("https://example.com/plans"));
+    assert_eq!(rules.plan(&free).unwrap().upgrade_url(), Some("https://example.com/plans"));
     assert_eq!(rules.limit_set_named("freee"), None);
 }
 
@@ -125,16 +127,17 @@ async fn lookups_are_called_in_order_and_an_unknown_plan_is_skipped() {
     let question = |lines: &[(&'static str, &str)]| {
         with_identity(&rules, "198.51.100.1", lines, 0, |identity, _| PlanQuestion::about(identity))
     };
-    let wrong = |_: &PlanQuestion| Some(Arc::from("no-such-plan"));
-    let right = |question: &PlanQuestion| question.is_identified().then(|| Arc::from("partner"));
-    let lookups: [Arc<dyn PlanLookup>; 2] = [Arc::new(wrong), Arc::new(right)];
+    let wrong = |_: PlanQuestion| async { Ok::<_, std::io::Error>(Some("no-such-plan")) };
+    let right =
+        |question: PlanQuestion| async move { Ok::<_, std::io::Error>(question.is_identified().then_some("partner")) };
+    let (only_wrong, lookups) = (Lookups::new().plan(wrong), Lookups::new().plan(wrong).plan(right));
 
     let known = question(&[("x-api-key", "of-nothing")]);
-    assert_eq!(limits(&rules, rules.look_up_limit_set(&known, &lookups).await), "partner 6000/min");
-    assert_eq!(limits(&rules, rules.look_up_limit_set(&known, &lookups[..1]).await), "default 60/min");
+    assert_eq!(limits(&rules, lookups.limit_set(&rules, &known).await), "partner 6000/min");
+    assert_eq!(limits(&rules, only_wrong.limit_set(&rules, &known).await), "default 60/min");
     assert!(known.field().unwrap().starts_with("api_key:") && known.field().unwrap().len() == 8 + 64);
     let unknown = question(&[]);
-    assert_eq!(limits(&rules, rules.look_up_limit_set(&unknown, &lookups).await), "anonymous 30/min");
+    assert_eq!(limits(&rules, lookups.limit_set(&rules, &unknown).await), "anonymous 30/min");
     assert_eq!(unknown.field(), None);
 }
 
@@ -145,7 +148,7 @@ fn keys_with_equal_limits_share_a_limit_set() {
         with_identity(&rules, "198.51.100.1", &[("x-api-key", key)], 0, |identity, _| rules.limit_set(identity))
     };
     assert_eq!(limit_set("of-its-own"), limit_set("of-its-own-too"));
-    assert_eq!(rules.plan(limit_set("of-its-own").unwrap()).unwrap().name().as_ref(), "free");
+    assert_eq!(rules.plan(&limit_set("of-its-own").unwrap()).unwrap().name().as_ref(), "free");
 }
 
 #[test]

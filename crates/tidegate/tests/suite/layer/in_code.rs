@@ -1,7 +1,6 @@
 //! The layer without a configuration file: `per_ip`, trusted proxies, and callers that the application names.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
@@ -128,7 +127,9 @@ async fn a_subject_in_code_has_the_default_plan_or_that_of_a_lookup() {
     let sent = |session| [0; 4].map(|_| Sent { session, ..HERE });
     assert_eq!(statuses(by_session(layer(rules())), sent(None)).await, [200, 429, 429, 429]);
     assert_eq!(statuses(by_session(layer(rules())), sent(Some(1))).await, [200, 200, 429, 429]);
-    let lookup = |question: &PlanQuestion| (question.caller.as_deref() == Some("1")).then(|| Arc::from("pro"));
+    let lookup = |question: PlanQuestion| async move {
+        Ok::<_, std::io::Error>((question.caller.as_deref() == Some("1")).then_some("pro"))
+    };
     let engine = Engine::with_lookups(Limiter::memory(), rules().build().unwrap(), Lookups::new().plan(lookup));
     assert_eq!(statuses(by_session(RateLimitLayer::axum(engine)), sent(Some(1))).await, [200, 200, 200, 429]);
 }

@@ -144,7 +144,9 @@ async fn shields_count_in_process_memory_in_shadow_mode_and_with_refunds() {
 
 #[tokio::test]
 async fn closure_can_look_up_plans() {
-    let lookup = |question: &PlanQuestion| (question.address == IpAddr::from([192, 0, 2, 1])).then(|| Arc::from("pro"));
+    let lookup = |question: PlanQuestion| async move {
+        Ok::<_, std::io::Error>((question.address == IpAddr::from([192, 0, 2, 1])).then_some("pro"))
+    };
     let site = Site::with_lookups(
         r#"
         [plans.anonymous]
@@ -171,9 +173,9 @@ async fn closure_can_look_up_plans() {
 async fn plan_lookup_is_not_called_for_requests_that_a_shield_refuses() {
     let lookups = Arc::new(AtomicU64::new(0));
     let counter = lookups.clone();
-    let lookup = move |_: &PlanQuestion| -> Option<Arc<str>> {
+    let lookup = move |_: PlanQuestion| {
         counter.fetch_add(1, Ordering::Relaxed);
-        None
+        async { Ok::<_, std::io::Error>(None::<&str>) }
     };
     let site = Site::with_lookups(
         r#"

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidegate::Source;
 use tidegate::config::{Config, Format};
 use tidegate::engine::{Engine, Outcome, RequestOptions};
-use tidegate::rules::{Lookups, PlanHash, RequestView};
+use tidegate::rules::{KeyHash, Lookups, PlanHash, RequestView};
 use tidegate_testkit::fault::Fault;
 use tidegate_testkit::simulated::{SimulatedRedis, VirtualClock};
 use tokio::time::{Instant, sleep};
@@ -64,13 +64,8 @@ impl Setup {
         let store = connected(&server, |builder| builder).await;
         let loaded = Config::from_text(CONFIG, Format::Toml).unwrap();
         let (limiter, _) = loaded.settings.limiter_on(Some(store.clone()));
-        let timeout = PlanHash::timeout_for(loaded.settings.deadline);
-        let plans = PlanHash::new(store, "tidegate:plans").timeout(timeout).clock(clock.clone());
-        let engine = Engine::with_lookups(
-            limiter.clock(clock).announce(false).build(),
-            loaded.rules,
-            Lookups::new().plan(plans),
-        );
+        let lookups = Lookups::new().plan(PlanHash::new(store, "tidegate:plans")).clock(clock.clone());
+        let engine = Engine::with_lookups(limiter.clock(clock).announce(false).build(), loaded.rules, lookups);
         Setup { server, engine }
     }
 
@@ -178,4 +173,35 @@ async fn reply_that_comes_after_the_timeout_is_cached() {
     setup.server.set_round_trip(ms(1.0));
     let (quota, source, _) = setup.decide("key").await;
     assert_eq!((quota, source), (QUOTA, Source::Store));
+}
+
+/// The simulated server answers `OK` to the key lookup too: a known key without a plan, whose plan is then looked up.
+#[tokio::test(start_paused = true)]
+async fn cached_caller_keeps_its_plan_while_both_hashes_hang() {
+    let clock = VirtualClock::start();
+    let server = SimulatedRedis::new(clock.clone());
+    let store = connected(&server, |builder| builder).await;
+    let text = CONFIG.replace("api_keys = \"any\"\n", "");
+    let loaded = Config::from_text(&text, Format::Toml).unwrap();
+    let (limiter, _) = loaded.settings.limiter_on(Some(store.clone()));
+    let lookups = Lookups::new().key(KeyHash::new(store.clone(), "tidegate:keys"));
+    let lookups = lookups.plan(PlanHash::new(store, "tidegate:plans")).clock(clock.clone());
+    let engine = Engine::with_lookups(limiter.clock(clock).build(), loaded.rules, lookups);
+    let setup = Setup { server, engine };
+    assert_eq!(setup.decide("key-1").await.0, QUOTA);
+    assert_eq!(setup.decide("key-2").await.0, QUOTA);
+    sleep(ms(2_000.0)).await;
+    setup.server.set(Fault::Hold);
+    let begun = Instant::now();
+    while begun.elapsed() < ms(6_000.0) {
+        for key in ["key-1", "key-2"] {
+            let (quota, _, took) = setup.decide(key).await;
+            assert_eq!(quota, QUOTA, "{key} after {:?}", begun.elapsed());
+            assert!(took <= ms(DEADLINE_MS + 1.0), "{took:?}");
+        }
+        sleep(ms(7.0)).await;
+    }
+    setup.server.set(Fault::Pass);
+    sleep(ms(3_000.0)).await;
+    assert_eq!(setup.decide("key-1").await.0, QUOTA);
 }

@@ -13,10 +13,11 @@
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use http::HeaderMap;
 use tidegate::Timestamp;
+use tidegate::answer::Policy;
 use tidegate::identity::{API_KEY_BYTES_MAX, ApiKeys, Identity, KeyDigest, KnownKey, Origin, Subject, SubjectKey};
 use tidegate::rules::{CompiledRule, Lookups, RuleSet};
 
@@ -96,6 +97,13 @@ impl Client {
             }
             Client::Other => None,
         }
+    }
+
+    /// Returns the limits of `rule` for this client that a lookup assigns to its API key. Empty without such limits.
+    pub(super) fn own_policies(&self, rules: &RuleSet, rule: &CompiledRule, now: Timestamp) -> Vec<Arc<Policy>> {
+        let limit_set = self.identity(rules, now).and_then(|identity| rules.limit_set(&identity));
+        let own = limit_set.filter(|limit_set| limit_set.own_limits().is_some());
+        own.map(|limit_set| rule.policies(&limit_set).into_owned()).unwrap_or_default()
     }
 
     /// Returns whether the plan of this client's requests to `rule` can be found without their other headers.

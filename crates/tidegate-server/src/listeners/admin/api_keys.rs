@@ -1,0 +1,404 @@
+//! `/v1/keys/{name}`: the API keys in the Redis hash of the configuration, by the names of their owners.
+//!
+//! ```text
+//!   GET    /v1/keys                    the keys of the hash, at most 1,000
+//!   GET    /v1/keys/acme               one of them
+//!   PATCH  /v1/keys/acme               {"plan": "pro", "limits": ["5000/h"]}; null removes, an absent field stays
+//!   PUT    /v1/keys/acme/plan          {"plan": "pro"}
+//!   PUT    /v1/keys/acme/limits        {"limits": ["5000/h"]}
+//!   DELETE /v1/keys/acme/plan, /limits
+//! ```
+//!
+//! A change is checked as a keys file would be, and written as a whole. It is in force on all instances within a second,
+//! when their cached answers about the key expire. Counters are kept: a limit of a rule counts on the names of the rule
+//! and the limit.
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode};
+use hyper::body::Body;
+use percent_encoding::percent_decode_str;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tidegate::config::Loaded;
+use tidegate::identity::{KeyDigest, KnownKey};
+use tidegate::rules::{KeyChange, KeyHash, KeyHashError, Lookups, OwnLimits};
+
+use super::{AdminListener, keys};
+use crate::listener::BoxError;
+use crate::listeners::http::connection::{json, method_not_allowed, problem, read_body};
+
+/// The maximum number of keys in a list.
+const KEYS_MAX: usize = 1_000;
+/// The most bytes of a change.
+const BODY_BYTES_MAX: usize = 16 * 1024;
+
+/// The Redis hash of API keys of a configuration, for an operator who reads and changes it.
+#[derive(Clone, Copy)]
+pub struct KeyEditor<'r> {
+    /// The configuration, which has the plans and the rules.
+    pub loaded: &'r Loaded,
+    /// The lookups of the configuration, of which one is the hash.
+    pub lookups: &'r Lookups,
+}
+
+/// A change to an API key. Its JSON is the body of `PATCH /v1/keys/{name}`.
+#[derive(Clone, PartialEq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(description = "A change to an API key. An absent field stays as it is, and null removes it.")]
+#[non_exhaustive]
+pub struct KeyChangeRequest {
+    /// The name of the plan. `None` leaves it as it is, and `Some(None)` removes it.
+    #[serde(deserialize_with = "present")]
+    #[schemars(with = "Option<String>", description = "The name of the plan.")]
+    pub plan: Option<Option<String>>,
+    /// The own limits of the key, each a text such as `5000/h` or a table, as in a keys file; or one of them. `None`
+    /// leaves them as they are, and `Some(None)` removes them.
+    #[serde(deserialize_with = "present")]
+    #[schemars(
+        with = "Option<Value>",
+        description = "The key's own limits, each a text such as 5000/h or an object, as in a keys file; or one of them."
+    )]
+    pub limits: Option<Option<Value>>,
+}
+
+/// Reads a field that is present: `Some(None)` for null.
+fn present<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(field: D) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(field).map(Some)
+}
+
+/// An API key in the Redis hash of the configuration.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ApiKey", deny_unknown_fields)]
+#[non_exhaustive]
+pub struct KeyReport {
+    /// The name of the key's owner. `None` if it has none.
+    pub name: Option<String>,
+    /// The plan. `None` if the entry assigns none.
+    pub plan: Option<String>,
+    /// The key's own limits, which replace those of its plan. `None` if it has none.
+    pub limits: Option<Vec<OwnLimitReport>>,
+    /// Whether requests with this key are never limited.
+    pub exempt: bool,
+    /// The part of the entry that is ignored, and why. `None` if nothing is.
+    pub problem: Option<String>,
+    /// A pattern for the field of the key in the hash, such as `api_key:4e738ca5*`.
+    pub field: String,
+}
+
+/// A limit of an API key's own.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "OwnLimit", deny_unknown_fields)]
+#[non_exhaustive]
+pub struct OwnLimitReport {
+    /// The name of the limit, which is part of the counter's key.
+    pub name: String,
+    /// The limit as text, such as `10/min`.
+    pub limit: String,
+}
+
+/// The API keys of the Redis hash of the configuration.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ApiKeys", deny_unknown_fields)]
+#[non_exhaustive]
+pub struct KeyListReport {
+    /// The keys, sorted by name.
+    pub keys: Vec<KeyReport>,
+    /// Whether the hash has more keys.
+    pub has_more: bool,
+}
+
+/// The error of a [`KeyEditor`]. Nothing was changed, unless the store failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyEditError {
+    /// The configuration has no Redis hash of API keys.
+    #[error(
+        "the configuration has no Redis hash of API keys; set `redis_hash` in `[key_sources]`, and a Redis store, or \
+         change the keys file"
+    )]
+    NoHash,
+    /// No key in the hash has this name.
+    #[error("no API key in the Redis hash {hash} has the name {name}")]
+    Unknown {
+        /// The name.
+        name: String,
+        /// The key of the hash.
+        hash: String,
+    },
+    /// No key in the hash has this name, but one in the configuration has.
+    #[error(
+        "the API key {0} is listed in the configuration or its keys file, not in the Redis hash; change it there: the file is \
+         reloaded when it changes"
+    )]
+    Listed(String),
+    /// Several keys in the hash have this name.
+    #[error("{count} API keys in the Redis hash {hash} have the name {name}; give each its own")]
+    Ambiguous {
+        /// The name.
+        name: String,
+        /// The key of the hash.
+        hash: String,
+        /// The number of keys.
+        count: usize,
+    },
+    /// The change is invalid. The message says what is accepted.
+    #[error("{0}")]
+    Invalid(String),
+    /// The hash cannot be read or changed.
+    #[error(transparent)]
+    Hash(#[from] KeyHashError),
+}
+
+impl KeyEditor<'_> {
+    /// Returns the keys of the hash, sorted by name, at most 1,000.
+    ///
+    /// # Errors
+    /// If there is no hash, or the store fails.
+    pub async fn list(&self) -> Result<KeyListReport, KeyEditError> {
+        let list = self.hash()?.list(KEYS_MAX).await?;
+        let keys = list.keys.iter().map(|(digest, known)| self.report(digest, known)).collect();
+        Ok(KeyListReport { keys, has_more: list.has_more })
+    }
+
+    /// Returns the key with this name.
+    ///
+    /// # Errors
+    /// If there is no hash, none or several of its keys have this name, or the store fails.
+    pub async fn show(&self, name: &str) -> Result<KeyReport, KeyEditError> {
+        let (digest, known) = self.find(name).await?;
+        Ok(self.report(&digest, &known))
+    }
+
+    /// Changes the plan and the own limits of the key with this name, and returns the changed key.
+    ///
+    /// # Errors
+    /// If the change is invalid, in the cases of [`show`](KeyEditor::show), or if the entry cannot be changed. Nothing is
+    /// changed then, unless the store failed.
+    pub async fn change(&self, name: &str, request: &KeyChangeRequest) -> Result<KeyReport, KeyEditError> {
+        let change = self.check(request)?;
+        let (digest, _) = self.find(name).await?;
+        let hash = self.hash()?;
+        let known = hash.update(&digest, &change).await?.ok_or_else(|| self.unknown(name, hash))?;
+        Ok(self.report(&digest, &known))
+    }
+
+    /// Checks a change as loading a keys file would.
+    fn check(&self, request: &KeyChangeRequest) -> Result<KeyChange, KeyEditError> {
+        let rules = &self.loaded.rules;
+        let mut change = KeyChange::new();
+        if request.plan.is_none() && request.limits.is_none() {
+            return Err(KeyEditError::Invalid("expected plan, limits or both".to_owned()));
+        }
+        if let Some(plan) = &request.plan {
+            if let Some(plan) = plan.as_ref().filter(|plan| rules.limit_set_named(plan).is_none()) {
+                let names: Vec<&str> = rules.plans().iter().map(|plan| &**plan.name()).collect();
+                let message = match names.is_empty() {
+                    true => format!("there is no plan `{plan}`: the configuration has no plans"),
+                    false => format!("there is no plan `{plan}`; expected one of {}", names.join(", ")),
+                };
+                return Err(KeyEditError::Invalid(message));
+            }
+            change = change.plan(plan.as_deref());
+        }
+        if let Some(limits) = &request.limits {
+            let limits = limits.as_ref().map(|limits| OwnLimits::from_json(&limits.to_string())).transpose();
+            let limits = limits.map_err(|error| KeyEditError::Invalid(format!("limits: {error}")))?;
+            let mut known = KnownKey::new();
+            known.limits = limits.clone();
+            if let Some(problem) = rules.key_problem(&known) {
+                return Err(KeyEditError::Invalid(format!("limits: {problem}")));
+            }
+            change = change.limits(limits);
+        }
+        Ok(change)
+    }
+
+    fn hash(&self) -> Result<&KeyHash, KeyEditError> {
+        self.lookups.key_hash().ok_or(KeyEditError::NoHash)
+    }
+
+    async fn find(&self, name: &str) -> Result<(KeyDigest, KnownKey), KeyEditError> {
+        let hash = self.hash()?;
+        let mut named = hash.find_named(name).await?;
+        match (named.len(), named.pop()) {
+            (1, Some(found)) => Ok(found),
+            (0, _) => Err(self.unknown(name, hash)),
+            (count, _) => Err(KeyEditError::Ambiguous { name: name.to_owned(), hash: hash.name().to_owned(), count }),
+        }
+    }
+
+    /// Returns the error for a name that no key in the hash has.
+    fn unknown(&self, name: &str, hash: &KeyHash) -> KeyEditError {
+        match self.loaded.rules.keys().any(|(_, entry)| entry.name() == Some(name)) {
+            true => KeyEditError::Listed(name.to_owned()),
+            false => KeyEditError::Unknown { name: name.to_owned(), hash: hash.name().to_owned() },
+        }
+    }
+
+    fn report(&self, digest: &KeyDigest, known: &KnownKey) -> KeyReport {
+        let limit = |(name, limit): (&str, &tidegate::Limit)| OwnLimitReport {
+            name: name.to_owned(),
+            limit: limit.to_string(),
+        };
+        KeyReport {
+            name: known.name.as_ref().map(ToString::to_string),
+            plan: known.plan.as_ref().map(ToString::to_string),
+            limits: known.limits.as_ref().map(|limits| limits.iter().map(limit).collect()),
+            exempt: known.exempt,
+            problem: self.loaded.rules.key_problem(known).map(|problem| problem.to_string()),
+            field: digest.field_pattern(),
+        }
+    }
+}
+
+/// What a request to a path below `/v1/keys/` asks for.
+enum Operation {
+    Show,
+    /// Sets the parts that the body has; only this one, if it is not `None`.
+    Set(Option<&'static str>),
+    /// Removes this part.
+    Remove(&'static str),
+}
+
+impl Operation {
+    /// Reads the method, and the part of the path after the name. `Err` is the response to a request that is none.
+    fn read(method: &Method, part: Option<&str>) -> Result<Operation, Response<Bytes>> {
+        let part = match part {
+            None => None,
+            Some("plan") => Some("plan"),
+            Some("limits") => Some("limits"),
+            Some(_) => {
+                let message = "expected /v1/keys/{name}, /v1/keys/{name}/plan or /v1/keys/{name}/limits";
+                return Err(problem(StatusCode::NOT_FOUND, "not_found", message));
+            }
+        };
+        match (method, part) {
+            (&Method::GET | &Method::HEAD, None) => Ok(Operation::Show),
+            (&Method::PATCH, None) => Ok(Operation::Set(None)),
+            (&Method::PUT, Some(part)) => Ok(Operation::Set(Some(part))),
+            (&Method::DELETE, Some(part)) => Ok(Operation::Remove(part)),
+            (_, None) => Err(method_not_allowed("GET, HEAD, PATCH")),
+            (_, Some(_)) => Err(method_not_allowed("PUT, DELETE")),
+        }
+    }
+}
+
+/// Answers with the API keys of the hash. The answer is 409 if there is no hash, and 503 if the store fails.
+pub(super) async fn list(listener: &AdminListener) -> Response<Bytes> {
+    let listed = match listener.reloader.loaded().as_deref().zip(listener.reloader.engine()) {
+        Some((loaded, engine)) => KeyEditor { loaded, lookups: engine.lookups() }.list().await,
+        None => Err(KeyEditError::NoHash),
+    };
+    listed.map_or_else(|error| error_response(&error), |list| json(StatusCode::OK, &list))
+}
+
+/// Answers a request to a path below `/v1/keys/`, by the table of this module.
+///
+/// The answer is 400 if the query or the body is invalid, 404 if no key has the name, 409 if there is no hash or the key
+/// cannot be changed in it, and 503 if the store fails. Logs a change, with the name of the key.
+pub(super) async fn answer<B>(listener: &AdminListener, request: Request<B>) -> Response<Bytes>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    let bad = |message: &str| problem(StatusCode::BAD_REQUEST, "bad_request", message);
+    let path = request.uri().path().trim_start_matches("/v1/keys/").to_owned();
+    let (name, part) = path.split_once('/').map_or((&*path, None), |(name, part)| (name, Some(part)));
+    let operation = match Operation::read(request.method(), part) {
+        Ok(operation) => operation,
+        Err(rejection) => return rejection,
+    };
+    if request.uri().query().is_some_and(|query| !query.is_empty()) {
+        return bad("unknown parameter; expected none");
+    }
+    let Ok(name) = percent_decode_str(name).decode_utf8() else { return bad("the name of a key must be UTF-8") };
+    let change = match operation {
+        Operation::Show => None,
+        Operation::Remove("plan") => Some(KeyChangeRequest { plan: Some(None), limits: None }),
+        Operation::Remove(_) => Some(KeyChangeRequest { plan: None, limits: Some(None) }),
+        Operation::Set(part) => match read_body(request.into_body(), BODY_BYTES_MAX).await {
+            Ok(body) => match parse(&body, part) {
+                Ok(change) => Some(change),
+                Err(message) => return bad(&message),
+            },
+            Err(rejection) => return rejection,
+        },
+    };
+    let loaded = listener.reloader.loaded();
+    let Some((loaded, engine)) = loaded.as_deref().zip(listener.reloader.engine()) else {
+        return error_response(&KeyEditError::NoHash);
+    };
+    let editor = KeyEditor { loaded, lookups: engine.lookups() };
+    let answered = match &change {
+        None => editor.show(&name).await,
+        Some(change) => editor.change(&name, change).await,
+    };
+    match answered {
+        Ok(key) => {
+            if change.is_some() {
+                let limits = key.limits.iter().flatten().map(|own| own.limit.as_str()).collect::<Vec<_>>().join(", ");
+                tracing::info!(key = %name, plan = key.plan, limits, "the operator changed an API key");
+            }
+            json(StatusCode::OK, &key)
+        }
+        Err(error) => error_response(&error),
+    }
+}
+
+/// Parses the body of a change. `part` is the one that it must set, or `None` if it may set any.
+fn parse(body: &[u8], part: Option<&str>) -> Result<KeyChangeRequest, String> {
+    let change: Option<KeyChangeRequest> = serde_json::from_slice(body).ok();
+    let change = change.filter(|change| match part {
+        None => true,
+        Some("plan") => matches!(change, KeyChangeRequest { plan: Some(Some(_)), limits: None }),
+        Some(_) => matches!(change, KeyChangeRequest { plan: None, limits: Some(Some(_)) }),
+    });
+    change.ok_or_else(|| {
+        let expected = match part {
+            None => "{\"plan\": \"pro\", \"limits\": [\"5000/h\"]}, one of these, or null to remove it",
+            Some("plan") => "{\"plan\": \"pro\"}",
+            Some(_) => "{\"limits\": [\"5000/h\"]}",
+        };
+        format!("expected {expected}")
+    })
+}
+
+fn error_response(error: &KeyEditError) -> Response<Bytes> {
+    let (status, code) = match error {
+        KeyEditError::NoHash => (StatusCode::CONFLICT, "no_key_hash"),
+        KeyEditError::Unknown { .. } => (StatusCode::NOT_FOUND, "unknown_key"),
+        KeyEditError::Listed(_) => (StatusCode::CONFLICT, "listed_key"),
+        KeyEditError::Ambiguous { .. } => (StatusCode::CONFLICT, "ambiguous_key"),
+        KeyEditError::Invalid(_) => (StatusCode::BAD_REQUEST, "bad_request"),
+        KeyEditError::Hash(KeyHashError::Store(error)) => return keys::unavailable(error),
+        KeyEditError::Hash(_) => (StatusCode::CONFLICT, "not_changed"),
+    };
+    problem(status, code, &error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn body_sets_what_its_path_names_and_nothing_else() {
+        let change = |body: &str, part| parse(body.as_bytes(), part);
+        assert_eq!(change(r#"{"plan": "pro"}"#, Some("plan")).unwrap().plan, Some(Some("pro".to_owned())));
+        let both = change(r#"{"plan": null, "limits": ["1/s"]}"#, None).unwrap();
+        assert_eq!((both.plan, both.limits), (Some(None), Some(Some(serde_json::json!(["1/s"])))));
+        assert_eq!(change("{}", None).unwrap(), KeyChangeRequest::default());
+        for (body, part) in [
+            ("", None),
+            ("[]", None),
+            (r#"{"plann": "pro"}"#, None),
+            (r#"{"plan": 5}"#, None),
+            (r#"{"plan": null}"#, Some("plan")),
+            (r#"{"limits": ["1/s"]}"#, Some("plan")),
+            (r#"{"plan": "pro"}"#, Some("limits")),
+            (r#"{"plan": "pro", "limits": ["1/s"]}"#, Some("limits")),
+        ] {
+            assert!(change(body, part).is_err_and(|message| message.starts_with("expected {")), "{body}");
+        }
+    }
+}
