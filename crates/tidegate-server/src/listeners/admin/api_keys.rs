@@ -263,14 +263,14 @@ enum Operation {
 
 impl Operation {
     /// Reads the method, and the part of the path after the name. `Err` is the response to a request that is none.
-    fn read(method: &Method, part: Option<&str>) -> Result<Operation, Response<Bytes>> {
+    fn read(method: &Method, part: Option<&str>) -> Result<Operation, Box<Response<Bytes>>> {
         let part = match part {
             None => None,
             Some("plan") => Some("plan"),
             Some("limits") => Some("limits"),
             Some(_) => {
                 let message = "expected /v1/keys/{name}, /v1/keys/{name}/plan or /v1/keys/{name}/limits";
-                return Err(problem(StatusCode::NOT_FOUND, "not_found", message));
+                return Err(Box::new(problem(StatusCode::NOT_FOUND, "not_found", message)));
             }
         };
         match (method, part) {
@@ -278,8 +278,8 @@ impl Operation {
             (&Method::PATCH, None) => Ok(Operation::Set(None)),
             (&Method::PUT, Some(part)) => Ok(Operation::Set(Some(part))),
             (&Method::DELETE, Some(part)) => Ok(Operation::Remove(part)),
-            (_, None) => Err(method_not_allowed("GET, HEAD, PATCH")),
-            (_, Some(_)) => Err(method_not_allowed("PUT, DELETE")),
+            (_, None) => Err(Box::new(method_not_allowed("GET, HEAD, PATCH"))),
+            (_, Some(_)) => Err(Box::new(method_not_allowed("PUT, DELETE"))),
         }
     }
 }
@@ -308,7 +308,7 @@ where
     let (name, part) = path.split_once('/').map_or((&*path, None), |(name, part)| (name, Some(part)));
     let operation = match Operation::read(request.method(), part) {
         Ok(operation) => operation,
-        Err(rejection) => return rejection,
+        Err(rejection) => return *rejection,
     };
     if request.uri().query().is_some_and(|query| !query.is_empty()) {
         return bad("unknown parameter; expected none");
