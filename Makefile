@@ -47,7 +47,8 @@ features: ## run clippy on the library with each feature alone
 		cargo clippy -p tidegate --no-default-features --features $$feature --locked -- -D warnings || exit 1; \
 	done
 
-bench: setup ## run the benchmarks of Tidegate and its alternatives
+bench: ## run the benchmarks of Tidegate and its alternatives
+	@scripts/setup.sh bench
 	cargo bench -p tidegate-bench
 
 chaos: setup ## run the chaos scenarios in full and print figures (TIDEGATE_CHAOS_SEED=N replays a run)
@@ -70,7 +71,7 @@ long: setup ## run the tests with many more random traces, which takes hours
 		TIDEGATE_GATEWAY_BODY_MIB=1024 TIDEGATE_GATEWAY_ENDINGS=10000 $(CARGO_TEST)
 
 deny: ## check licences, sources and advisories of the dependencies
-	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2; exit 1; }
+	@command -v cargo-deny >/dev/null || { echo "deny: cargo-deny is missing: cargo install --locked --root .tools cargo-deny" >&2; exit 1; }
 	cargo deny check
 
 # Together, because each needs the ones before it, which a registry may not have yet.

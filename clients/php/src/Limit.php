@@ -43,10 +43,20 @@ final class Limit
      */
     public static function parse(string $text): self
     {
+        try {
+            return self::parseExactly($text);
+        } catch (Invalid $error) {
+            $meant = self::meant($text);
+            throw $meant === null ? $error : new Invalid($error->getMessage() . "; did you mean $meant?");
+        }
+    }
+
+    private static function parseExactly(string $text): self
+    {
         if (strlen($text) > self::TEXT_BYTES_MAX) {
             throw new Invalid(sprintf('a limit can have at most %d bytes, but this one has %d; %s', self::TEXT_BYTES_MAX, strlen($text), self::EXAMPLE));
         }
-        $words = preg_split('/[ \t\n\f\r]+/', $text, -1, PREG_SPLIT_NO_EMPTY) ?: [];
+        $words = self::words($text);
         if ($words === []) {
             throw new Invalid('expected QUOTA/WINDOW, found nothing; ' . self::EXAMPLE);
         }
@@ -91,6 +101,69 @@ final class Limit
         return "per $windowUs us";
     }
 
+    /** @return list<string> the parts between ASCII white space */
+    private static function words(string $text): array
+    {
+        return preg_split('/[ \t\n\f\r]+/', $text, -1, PREG_SPLIT_NO_EMPTY) ?: [];
+    }
+
+    /**
+     * Returns the limit that a text in another common form means, as it must be written: `10/min` for `10 / min`, `10 per minute` or `10/MIN`, and `10/90min`
+     * for `10/1.5h`. Returns null if the text has another form, or that limit would be invalid.
+     */
+    private static function meant(string $text): ?string
+    {
+        if (strlen($text) > self::TEXT_BYTES_MAX) {
+            return null;
+        }
+        $words = self::words(str_replace('/', ' / ', strtolower($text)));
+        if (count($words) < 3 || !in_array($words[1], ['/', 'per'], true)) {
+            return null;
+        }
+        [$quota, , $window] = $words;
+        $rest = array_slice($words, 3);
+        if ($rest !== [] && trim($window, '0123456789.') === '') {
+            $window .= array_shift($rest);
+        }
+        $windowUs = self::fractionalWindowUs($window);
+        if ($windowUs === null) {
+            return null;
+        }
+        $limit = implode(' ', [$quota . '/' . self::windowText($windowUs), ...$rest]);
+        try {
+            self::parseExactly($limit);
+        } catch (Invalid) {
+            return null;
+        }
+        return $limit;
+    }
+
+    /** Parses a window whose number may have a fraction, such as `1.5h`. Returns null if it is not a whole number of microseconds. */
+    private static function fractionalWindowUs(string $window): ?int
+    {
+        $isWindow = preg_match('/^([0-9]*)(?:\.([0-9]{1,3}))?([^0-9.]+)$/D', $window, $parts) === 1;
+        $unitUs = $isWindow ? self::UNITS_US[$parts[3]] ?? null : null;
+        if ($unitUs === null || $parts[1] . $parts[2] === '') {
+            return $unitUs;
+        }
+        // The maximum of the whole number excludes an overflow.
+        $whole = self::digits($parts[1] === '' ? '0' : $parts[1], intdiv(self::WINDOW_US_MAX, $unitUs));
+        $fractionUs = (int) $parts[2] * $unitUs;
+        $divisor = 10 ** strlen($parts[2]);
+        return $whole === null || $fractionUs % $divisor !== 0 ? null : $whole * $unitUs + intdiv($fractionUs, $divisor);
+    }
+
+    /** Returns a window in the largest unit that divides it: `min`, `90min`, `500ms`. */
+    private static function windowText(int $windowUs): string
+    {
+        foreach (self::UNITS_US as $unit => $unitUs) {
+            if ($windowUs >= $unitUs && $windowUs % $unitUs === 0) {
+                return ($windowUs === $unitUs ? '' : (string) intdiv($windowUs, $unitUs)) . $unit;
+            }
+        }
+        return "{$windowUs}us";
+    }
+
     /** @return array{int, int} the quota and the window in microseconds */
     private static function parseRate(string $word): array
     {
@@ -107,13 +180,17 @@ final class Limit
         if ($unit === '') {
             throw new Invalid('expected a window: a whole number and a unit, or a unit alone (500ms, 10s, min, day), found ' . Invalid::shown($parts[1]));
         }
+        if (preg_match('/^\.[0-9]/', $unit) === 1) {
+            throw new Invalid('expected a window in whole numbers, such as 90min, found ' . Invalid::shown($parts[1]));
+        }
         if (!isset(self::UNITS_US[$unit])) {
             throw new Invalid('unknown unit of time ' . Invalid::shown($unit) . '; expected one of us, ms, s, min, h, day, week');
         }
         // The maximum of the count excludes an overflow.
         $number = $count === '' ? 1 : self::digits($count, intdiv(self::WINDOW_US_MAX, self::UNITS_US[$unit]));
         if ($number === null || $number * self::UNITS_US[$unit] < self::WINDOW_US_MIN) {
-            throw new Invalid('a window must be from 1ms to 400day, found ' . Invalid::shown($parts[1]));
+            $reason = $number === null ? ', the longest whose arithmetic is exact in Redis' : '';
+            throw new Invalid("a window must be from 1ms to 400day$reason, found " . Invalid::shown($parts[1]));
         }
         return [$quota, $number * self::UNITS_US[$unit]];
     }

@@ -28,8 +28,10 @@ final class VectorsTest extends TestCase
         foreach (Servers::vectors()['limits'] as $vector) {
             try {
                 $line = Limit::parse($vector['text'])->line(1);
-            } catch (Invalid) {
+            } catch (Invalid $error) {
                 $line = null;
+                preg_match('/; did you mean (.*)\?$/', $error->getMessage(), $suggestion);
+                self::assertSame($vector['meant'] ?? null, $suggestion[1] ?? null, $vector['text']);
             }
             self::assertSame($vector['line'] ?? null, $line, $vector['text']);
         }

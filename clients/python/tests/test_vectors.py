@@ -41,11 +41,20 @@ def test_key_is_the_same_in_all_languages(case: dict[str, Any]) -> None:
     assert ban_key(case["prefix"], subject) == case["ban_key"]
 
 
+def assert_suggests(message: str, meant: str | None) -> None:
+    """Asserts that the message of an error suggests this limit, or nothing if it is `None`."""
+    if meant is None:
+        assert "did you mean" not in message
+    else:
+        assert message.endswith(f"; did you mean {meant}?")
+
+
 @cases("limits")
 def test_limit_is_parsed_as_in_rust(case: dict[str, Any]) -> None:
     if "error" in case:
-        with pytest.raises(InvalidInput):
+        with pytest.raises(InvalidInput) as raised:
             Limit.parse(case["text"])
+        assert_suggests(str(raised.value), case.get("meant"))
     else:
         limit = Limit.parse(case["text"])
         assert limit.line(1) == case["line"]

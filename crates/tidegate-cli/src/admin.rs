@@ -47,9 +47,10 @@ impl Admin {
     ///
     /// # Errors
     /// If `method` or `path` is invalid, there is no response within [`RESPONSE_TIMEOUT`], or its status is not 2xx. In
-    /// the last case the error contains the message of the response. The error is [`Failure::NotAdmin`] if the status is
-    /// 404, because an admin listener has all paths that commands use, or if the body is not JSON. It is
-    /// [`Failure::UnknownKey`] if the instance knows no API key of the name in the path.
+    /// the last case the error contains the message of the response. The error is [`Failure::AdminTokenWrong`] if the
+    /// status is 401. It is [`Failure::NotAdmin`] if the status is 404, because an admin listener has all paths that
+    /// commands use, or if the body is not JSON. It is [`Failure::UnknownKey`] if the instance knows no API key of the
+    /// name in the path.
     pub(crate) async fn send(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         let mut bearer =
             HeaderValue::try_from(format!("Bearer {}", self.token.reveal())).map_err(|_| Failure::AdminUrl)?;
@@ -71,6 +72,9 @@ impl Admin {
         }
         let not_json = || Failure::NotAdmin { url: url(), reason: "its response is not JSON".to_owned() };
         let body = body.ok_or_else(not_json)?;
+        if status == StatusCode::UNAUTHORIZED {
+            return Err(Failure::AdminTokenWrong { url: url() });
+        }
         if !status.is_success() {
             let message = body["message"].as_str().unwrap_or("the response has no message").to_owned();
             return Err(Failure::AdminRefused { status: status.as_u16(), message });

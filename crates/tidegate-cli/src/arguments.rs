@@ -9,6 +9,45 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use tidegate::Limit;
 
+/// The headings of the options in the help of `tidegate serve` and `tidegate gateway`.
+const LISTENERS: &str = "Listeners";
+const FORWARDING: &str = "Forwarding";
+const CONFIGURATION: &str = "Configuration";
+const STORE: &str = "Store";
+const SECRETS: &str = "Secrets";
+const TLS: &str = "TLS";
+const ACCESS: &str = "Access from browsers and by name";
+const CONNECTIONS: &str = "Connections and threads";
+const LOGS: &str = "Logs and traces";
+
+/// The long help of a limit.
+macro_rules! limit_help {
+    ($first:literal) => {
+        concat!(
+            $first,
+            "\n\n\
+             QUOTA is a number of units from 1 to 10000000. WINDOW is a whole number and a unit, or a unit alone, from 1ms to \
+             400day. The units are us, ms, s, min, h, day and week. Quote a limit that has spaces.\n\n\
+             Algorithms:\n\
+             \x20 sliding          never more than QUOTA in any trailing window [default]\n\
+             \x20 sliding-log      as sliding, and exact above a quota of 1000; QUOTA is at most 100000\n\
+             \x20 sliding-counter  approximate, in constant memory: two weighted counters\n\
+             \x20 fixed-window     one counter per window, so up to twice QUOTA across a boundary\n\
+             \x20 token-bucket     an average rate with bursts\n\
+             \x20 leaky-bucket     evenly spaced requests: each admission carries the time to wait\n\n\
+             Options:\n\
+             \x20 burst=N                  capacity of a token-bucket [default: QUOTA]\n\
+             \x20 queue=N                  units that may wait in a leaky-bucket [default: QUOTA]\n\
+             \x20 count_denied=true|false  whether denied requests are charged too [default: false]\n\n\
+             Examples:\n\
+             \x20 10/min\n\
+             \x20 600/10s\n\
+             \x20 '5000/day sliding-log'\n\
+             \x20 '100/min token-bucket burst=20'"
+        )
+    };
+}
+
 /// A distributed rate limiter with true sliding windows
 #[derive(Parser, Debug)]
 #[command(name = "tidegate", version, after_help = "Examples:\n  tidegate serve\n  tidegate validate tidegate.toml")]
@@ -23,31 +62,31 @@ pub(crate) enum Command {
     #[command(
         args_override_self = true,
         mut_arg("store", |arg| arg.help(store_help("Store for the counters", true, "`store` in the configuration file, else memory"))),
-        after_help = "Examples:\n  tidegate serve --config tidegate.toml --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
+        after_help = "Examples:\n  tidegate serve --config tidegate.toml --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check\n\nExit codes: 0 after SIGTERM or SIGINT, 2 if it cannot start"
     )]
     Serve(Box<Serve>),
     /// Run a reverse proxy that forwards requests to a service and refuses those over the limit
     #[command(
         mut_arg("store", |arg| arg.help(store_help("Store for the counters", true, "`store` in the configuration file, else memory"))),
-        after_help = "Examples:\n  tidegate gateway --upstream http://127.0.0.1:3000 --limit 100/min\n  tidegate gateway --config tidegate.toml --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem"
+        after_help = "Examples:\n  tidegate gateway --upstream http://127.0.0.1:3000 --limit 100/min\n  tidegate gateway --config tidegate.toml --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem\n\nExit codes: 0 after SIGTERM or SIGINT, 2 if it cannot start"
     )]
     Gateway(Box<Gateway>),
-    /// Check a configuration file and report errors and warnings: exit 0 if it is valid, 2 if not
+    /// Check a configuration file, and the files and variables that it names: exit 0 if it is valid, 2 if not
     #[command(
         mut_arg("store", |arg| arg.help(store_help("Store to use instead of the one in the file", true, "`store` in the file"))),
-        after_help = "Examples:\n  tidegate validate tidegate.toml --json\n  tidegate validate tidegate.toml --deny-warnings"
+        after_help = "Examples:\n  tidegate validate tidegate.toml --json\n  tidegate validate tidegate.toml --deny-warnings\n\nExit codes: 0 if `tidegate serve` and `tidegate gateway` accept the file, 1 if it has warnings and --deny-warnings is given, 2 if it has an error or cannot be read"
     )]
     Validate(Validate),
     /// Show which rules apply to a request, and why
     #[command(
-        mut_arg("store", |arg| arg.help(store_help("Store to read counters, plans and keys from", false, "none"))),
-        after_help = "Examples:\n  tidegate explain --config tidegate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tidegate explain --admin http://127.0.0.1:9180 GET /api/items --peer 203.0.113.9\n\nWith --config, remaining units are shown only if --store, --store-file, $TIDEGATE_STORE or $REDIS_URL names a Redis store. The store in the file is not used."
+        mut_arg("store", |arg| arg.help(store_help("Store to read counters, plans and keys from", true, "`store` in the configuration file"))),
+        after_help = "Examples:\n  tidegate explain --config tidegate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tidegate explain --admin http://127.0.0.1:9180 GET /api/items --peer 203.0.113.9\n\nWith --config, remaining units are read from the Redis store in the file, unless --store, --store-file, $TIDEGATE_STORE or $REDIS_URL names another one. With --store memory, none are read."
     )]
     Explain(Explain),
     /// Check a key against a limit once: exit 0 if allowed, 1 if denied, 2 on error
     #[command(
         mut_arg("store", |arg| arg.help(store_help("Store for the counters", true, "`store` in the configuration file"))),
-        after_help = "Examples:\n  tidegate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379\n  tidegate check user:42 10/min --store memory\n\nA store is required: --store, --config, $TIDEGATE_STORE or $REDIS_URL. With --store memory, every command starts with empty counters, so every check whose cost fits within the limit is allowed."
+        after_help = "Examples:\n  tidegate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379\n  tidegate check user:42 10/min --store memory\n\nA store is required: --store, --config, $TIDEGATE_STORE or $REDIS_URL. With --store memory, every command starts with empty counters, so every check whose cost fits within the limit is allowed.\n\nExit codes: 0 if the check is allowed, 1 if it is denied, 2 on an error"
     )]
     Check(Check),
     /// Show a counter without changing it: exit 0 if it exists, 1 if not, 2 on error
@@ -80,7 +119,7 @@ pub(crate) enum Command {
     },
     /// Print the Lua script that makes the decisions in Redis, or the permissions of a Redis user that may run it
     #[command(
-        after_help = "Examples:\n  tidegate script\n  redis-cli SCRIPT LOAD \"$(tidegate script)\"\n  tidegate script --acl --config tidegate.toml"
+        after_help = "Examples:\n  tidegate script\n  redis-cli SCRIPT LOAD \"$(tidegate script)\"\n  tidegate script --acl --config tidegate.toml\n\nExit codes: 0, or 2 on an error"
     )]
     Script {
         /// Print the command that creates a Redis user with the permissions that Tidegate needs, instead of the script
@@ -91,16 +130,20 @@ pub(crate) enum Command {
         config: Option<PathBuf>,
     },
     /// Show how fixed-window and sliding limits handle a burst at a minute boundary
-    #[command(after_help = "Example:\n  tidegate boundary")]
+    #[command(after_help = "Example:\n  tidegate boundary\n\nExit codes: 0, or 2 on an error")]
     Boundary,
     /// Print a completion script for a shell
-    #[command(after_help = "Examples:\n  tidegate completions bash\n  source <(tidegate completions bash)")]
+    #[command(
+        after_help = "Examples:\n  tidegate completions bash\n  source <(tidegate completions bash)\n\nExit codes: 0, or 2 on an error"
+    )]
     Completions {
         /// Shell to generate the script for
         shell: clap_complete::Shell,
     },
     /// Print the man pages of all commands, or write each to a file
-    #[command(after_help = "Examples:\n  tidegate man | man -l -\n  tidegate man --dir ~/.local/share/man/man1")]
+    #[command(
+        after_help = "Examples:\n  tidegate man | man -l -\n  tidegate man --dir ~/.local/share/man/man1\n\nExit codes: 0, or 2 on an error"
+    )]
     Man {
         /// Directory to write one file per command to, such as tidegate-serve.1; created if missing
         #[arg(long, value_name = "DIR")]
@@ -149,29 +192,29 @@ pub(crate) struct CountersChoice {
 #[derive(Args, Debug)]
 pub(crate) struct Serve {
     /// Address of the HTTP listener (/v1/check, /v1/refund, /v1/forward-auth); `off` disables it
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = listener_address)]
+    #[arg(help_heading = LISTENERS, long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = listener_address)]
     pub(crate) http: String,
     /// Address of the RESP listener, for Redis clients; `off` disables it
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6380", value_parser = listener_address)]
+    #[arg(help_heading = LISTENERS, long, value_name = "ADDRESS", default_value = "127.0.0.1:6380", value_parser = listener_address)]
     pub(crate) resp: String,
     /// Address of the gateway, which forwards admitted requests to `[[upstreams]]` in the configuration file; `off`
     /// disables it [default: `listen` of `[gateway]` in the configuration file, else off]
-    #[arg(long, value_name = "ADDRESS", value_parser = listener_address)]
+    #[arg(help_heading = LISTENERS, long, value_name = "ADDRESS", value_parser = listener_address)]
     pub(crate) gateway: Option<String>,
     /// File with the password that Redis clients must send [default: $TIDEGATE_RESP_PASSWORD, else none]
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = SECRETS, long, value_name = "FILE")]
     pub(crate) resp_password_file: Option<PathBuf>,
     /// File with the token that HTTP clients must send as `Authorization: Bearer` [default: $TIDEGATE_HTTP_TOKEN, else
     /// none]
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = SECRETS, long, value_name = "FILE")]
     pub(crate) http_token_file: Option<PathBuf>,
     /// File with the secret that encrypts receipts; must be the same on all instances [default:
     /// $TIDEGATE_RECEIPT_SECRET, else `receipt_secret` in the configuration file, else random if counters are in
     /// memory]
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = SECRETS, long, value_name = "FILE")]
     pub(crate) receipt_secret_file: Option<PathBuf>,
     /// Allow HTTP without a token and RESP without a password on addresses that other machines can reach
-    #[arg(long)]
+    #[arg(help_heading = SECRETS, long)]
     pub(crate) insecure: bool,
     #[command(flatten)]
     pub(crate) service: ServiceOptions,
@@ -181,14 +224,20 @@ pub(crate) struct Serve {
 pub(crate) struct Gateway {
     /// URL of the service to forward requests to, such as http://127.0.0.1:3000; if repeated, requests are distributed
     /// over the servers in turn [default: `[[upstreams]]` in the configuration file]
-    #[arg(long = "upstream", value_name = "URL")]
+    #[arg(help_heading = FORWARDING, long = "upstream", value_name = "URL")]
     pub(crate) upstreams: Vec<tidegate::gateway::ServerUrl>,
     /// Limit for each client address: QUOTA/WINDOW [ALGORITHM] [option=value …]; for other rules, use --config
-    #[arg(long, value_name = "LIMIT", conflicts_with = "config")]
+    #[arg(
+        help_heading = FORWARDING,
+        long,
+        value_name = "LIMIT",
+        conflicts_with = "config",
+        long_help = limit_help!("Limit for each client address: QUOTA/WINDOW [ALGORITHM] [option=value …]; for other rules, use --config")
+    )]
     pub(crate) limit: Option<Limit>,
     /// Address on which to accept requests [default: `listen` of `[gateway]` in the configuration file, else
     /// 127.0.0.1:8000]
-    #[arg(long, value_name = "ADDRESS", value_parser = listener_address)]
+    #[arg(help_heading = LISTENERS, long, value_name = "ADDRESS", value_parser = listener_address)]
     pub(crate) listen: Option<String>,
     #[command(flatten)]
     pub(crate) service: ServiceOptions,
@@ -197,61 +246,61 @@ pub(crate) struct Gateway {
 /// The options that `tidegate serve` and `tidegate gateway` share.
 #[derive(Args, Debug)]
 pub(crate) struct ServiceOptions {
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = STORE)]
     pub(crate) store: StoreChoice,
     /// Address of the admin listener (metrics, health, keys, rules, reload); `off` disables it [default:
     /// 127.0.0.1:9180]
-    #[arg(long, value_name = "ADDRESS", value_parser = listener_address)]
+    #[arg(help_heading = LISTENERS, long, value_name = "ADDRESS", value_parser = listener_address)]
     pub(crate) admin: Option<String>,
     /// File with the token that requests to the admin API must send [default: $TIDEGATE_ADMIN_TOKEN, else a token is
     /// generated and printed]
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = SECRETS, long, value_name = "FILE")]
     pub(crate) admin_token_file: Option<PathBuf>,
     /// PEM file with the certificate chain; enables TLS on every listener, except an admin listener on a loopback
     /// address
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    #[arg(help_heading = TLS, long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
     /// PEM file with the private key of the certificate
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    #[arg(help_heading = TLS, long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
     /// Origins of web pages that may send requests to the HTTP and admin listeners, such as `https://ops.example`,
     /// separated by commas [default: none]
-    #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
+    #[arg(help_heading = ACCESS, long, value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) allow_origin: Vec<tidegate_server::WebOrigin>,
     /// Domain names that the admin listener accepts in the Host header, separated by commas; IP addresses and names
     /// without a dot are always accepted [default: none]
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = host_name)]
+    #[arg(help_heading = ACCESS, long, value_name = "NAME", value_delimiter = ',', value_parser = host_name)]
     pub(crate) admin_host: Vec<String>,
     /// Configuration file with rules, plans and settings (.toml, .yaml or .yml); reloaded when it changes and on SIGHUP
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = CONFIGURATION, long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Maximum memory for counters in this process, such as 512MiB or 2GB [default: an eighth of the memory of the
     /// machine or container, at most 1GiB]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(help_heading = STORE, long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory: Option<usize>,
     /// Number of threads that serve connections [default: one for every two cores]
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(help_heading = CONNECTIONS, long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
     pub(crate) threads: Option<NonZeroUsize>,
     /// Number of instances that share the quotas while the store is unavailable [default: `instances` in the
-    /// configuration file, else 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    /// configuration file, else the number of instances that share the store]
+    #[arg(help_heading = STORE, long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) instances: Option<u32>,
     /// Maximum number of connections to each listener, except the admin listener
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(help_heading = CONNECTIONS, long, value_name = "N", allow_negative_numbers = true, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) connections: u32,
     /// Time after which an idle connection is closed; at most 10s on the admin listener [default: 60s for HTTP, 300s
     /// for RESP]
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(help_heading = CONNECTIONS, long, value_name = "TIME", value_parser = time)]
     pub(crate) idle: Option<Duration>,
     /// Time to keep serving after SIGTERM or SIGINT, while /readyz reports that the instance is shutting down
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
+    #[arg(help_heading = CONNECTIONS, long, value_name = "TIME", default_value = "1s", value_parser = time)]
     pub(crate) drain: Duration,
     /// URL of an OpenTelemetry collector that receives a span for each decision, such as http://127.0.0.1:4318
     #[cfg(feature = "otlp")]
-    #[arg(long, value_name = "URL")]
+    #[arg(help_heading = LOGS, long, value_name = "URL")]
     pub(crate) otlp: Option<String>,
     /// Format of the logs on standard error
-    #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = ["text", "json"])]
+    #[arg(help_heading = LOGS, long, value_name = "FORMAT", default_value = "text", value_parser = ["text", "json"])]
     pub(crate) log: String,
 }
 
@@ -392,9 +441,10 @@ pub(crate) struct Check {
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) key: String,
     /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]
+    #[arg(long_help = limit_help!("Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]"))]
     pub(crate) limit: Limit,
     /// Cost of the check in units; 0 reads the counter and charges nothing
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub(crate) cost: u32,
     /// Print JSON
     #[arg(long)]
@@ -411,7 +461,10 @@ pub(crate) struct Inspect {
     pub(crate) key: String,
     /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]; with --rule, the name of one of the rule's limits [default:
     /// all of them]
-    #[arg(required_unless_present = "rule")]
+    #[arg(
+        required_unless_present = "rule",
+        long_help = limit_help!("Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]; with --rule, the name of one of the rule's limits [default: all of them]")
+    )]
     pub(crate) limit: Option<String>,
     /// Use the counters of this rule, defined in the configuration file (--config) or by the instance (--admin)
     #[arg(long, value_name = "NAME")]
@@ -646,6 +699,49 @@ mod tests {
         assert_eq!((both.service.allow_origin.len(), both.service.admin_host.len()), (2, 1));
         assert!(Arguments::try_parse_from(words("tidegate serve --allow-origin a.example")).is_err());
         assert_eq!(serve("tidegate serve").service.allow_origin, []);
+    }
+
+    /// The long help of a limit has every algorithm, every option and examples that can be parsed.
+    #[test]
+    fn help_of_a_limit_is_complete() {
+        for (command, argument) in [("check", "limit"), ("inspect", "limit"), ("reset", "limit"), ("gateway", "limit")]
+        {
+            let arguments = Arguments::command();
+            let command = arguments.find_subcommand(command).unwrap();
+            let argument = command.get_arguments().find(|each| each.get_id() == argument).unwrap();
+            let help = argument.get_long_help().unwrap().to_string();
+            for algorithm in tidegate::Algorithm::ALL {
+                assert!(help.contains(&format!("\n  {} ", algorithm.as_str())), "{algorithm}: {help}");
+            }
+            for option in ["burst=N", "queue=N", "count_denied=true|false", "us, ms, s, min, h, day and week"] {
+                assert!(help.contains(option), "{option}: {help}");
+            }
+            let (_, examples) = help.split_once("Examples:\n").unwrap();
+            assert!(examples.lines().count() >= 4);
+            for example in examples.lines() {
+                example.trim().trim_matches('\'').parse::<Limit>().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn options_of_the_servers_have_headings() {
+        for command in ["serve", "gateway"] {
+            let arguments = Arguments::command();
+            let command = arguments.find_subcommand(command).unwrap();
+            for argument in command.get_arguments() {
+                assert!(argument.get_help_heading().is_some(), "{}: {}", command.get_name(), argument.get_id());
+            }
+        }
+    }
+
+    #[test]
+    fn help_has_the_exit_codes() {
+        for command in ["serve", "gateway", "validate", "check", "script", "boundary", "completions", "man"] {
+            let arguments = Arguments::command();
+            let help = arguments.find_subcommand(command).unwrap().get_after_help().map(ToString::to_string);
+            assert!(help.as_ref().is_some_and(|help| help.contains("\n\nExit codes: 0")), "{command}: {help:?}");
+        }
     }
 
     #[test]

@@ -13,7 +13,8 @@ use crate::{Failure, output};
 const USERNAME_VARIABLE: &str = "TIDEGATE_STORE_USERNAME";
 const PASSWORD_VARIABLE: &str = "TIDEGATE_STORE_PASSWORD";
 
-/// Creates a loader of configuration files.
+/// Creates a loader of configuration files. All commands use it, so `tidegate validate` finds the errors with which
+/// `tidegate serve` and `tidegate gateway` would not start.
 ///
 /// The store in `--store`, `--store-file`, `TIDEGATE_STORE` or `REDIS_URL` overrides that of every file that it loads.
 /// If none of them is set, the store of the file is used. `TIDEGATE_STORE_USERNAME` and `TIDEGATE_STORE_PASSWORD` are
@@ -28,7 +29,9 @@ pub(crate) fn loader(store: &StoreChoice) -> Result<Loader, Failure> {
             "warning: the password in --store is visible in the process list; use --store-file FILE or $TIDEGATE_STORE",
         );
     }
-    let loader = Loader::new().store_credentials_env(USERNAME_VARIABLE, PASSWORD_VARIABLE);
+    let loader = Loader::new()
+        .store_credentials_env(USERNAME_VARIABLE, PASSWORD_VARIABLE)
+        .check_upstreams(|upstream| tidegate_server::check_upstream(upstream).map_err(|error| error.to_string()));
     let Some(url) = store.url()? else { return Ok(loader) };
     if url != MEMORY {
         RedisStore::check_url(&url).map_err(|error| tidegate::StoreUrlError::from(BuildError::from(error)))?;

@@ -9,7 +9,7 @@ use tidegate_server::Explanation;
 
 use crate::admin::Admin;
 use crate::arguments::Explain;
-use crate::store::{MEMORY, check_server, with_command_deadline};
+use crate::store::{check_server, with_command_deadline};
 use crate::{Failure, configuration, output};
 
 /// Runs `tidegate explain`: prints which rules apply to a request, by the rules of a running instance or a
@@ -44,8 +44,8 @@ async fn request(admin: &Admin, arguments: &Explain, headers: &[(String, String)
 
 /// Computes the explanation from a configuration file, as JSON. Prints the file's warnings to standard error.
 ///
-/// Remaining units, and plans and API keys in a Redis hash, are read only from a Redis store that `--store`,
-/// `--store-file`, `TIDEGATE_STORE` or `REDIS_URL` names, not from a store that only the file names.
+/// Remaining units, and plans and API keys in a Redis hash, are read from the Redis store that `--store`, `--store-file`,
+/// `TIDEGATE_STORE` or `REDIS_URL` names, else from that of the file. With counters in memory, there are none to read.
 async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
     let loaded = configuration::load(file, &configuration::loader(&arguments.store)?)?;
     if !arguments.path.starts_with('/') {
@@ -57,10 +57,7 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
     }
     let request = request.body(()).map_err(Failure::Request)?;
     let settings = with_command_deadline(&loaded.settings);
-    let store = match arguments.store.url()? {
-        Some(url) if url != MEMORY => settings.redis()?,
-        _ => None,
-    };
+    let store = settings.redis()?;
     if let Some(store) = &store {
         // A store that does not answer is reported in the explanation.
         let _ = check_server(store).await?;
@@ -70,7 +67,7 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
     let now = SystemClock::new().now();
     let mut explanation = Explanation::new(&loaded, &lookups, &request, arguments.peer, now, arguments.reveal).await;
     if reads_counters {
-        explanation.read_counters(&limiter.build()).await;
+        explanation.read_counters(&limiter.announce(false).build()).await;
     }
     serde_json::to_value(&explanation).map_err(|error| Failure::Runtime(error.into()))
 }

@@ -117,6 +117,11 @@ pub(crate) enum Failure {
         "set $TIDEGATE_ADMIN_TOKEN or --admin-token-file FILE; without these, `tidegate serve` generates a token and prints it"
     ))]
     AdminTokenMissing,
+    #[error("the admin listener {url} does not accept the token: it is wrong")]
+    #[diagnostic(help(
+        "use the token of that instance: the one in its $TIDEGATE_ADMIN_TOKEN or --admin-token-file, or else the one that `tidegate serve` printed when it started"
+    ))]
+    AdminTokenWrong { url: String },
     /// No API key has the name that was given. `tidegate key` then exits with 1.
     #[error("{message}")]
     UnknownKey { message: String },

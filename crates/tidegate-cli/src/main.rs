@@ -19,10 +19,11 @@ mod serve;
 mod store;
 #[cfg(feature = "otlp")]
 mod traces;
+mod usage;
 
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 
 use self::arguments::{Arguments, Command};
@@ -51,11 +52,23 @@ fn main() -> ExitCode {
 }
 
 /// Prints the help or the version and returns exit code 0, or prints why the arguments are invalid and returns exit
-/// code 2. In an argument that is repeated in the message, the user and password of a URL are masked.
+/// code 2. In an argument that is repeated in the message, the user and password of a URL are masked. A tip says what to
+/// write instead, if that is known.
 ///
 /// # Errors
 /// If the help or the version cannot be written. A closed pipe is not an error.
 fn print_usage(mut usage: clap::Error) -> Result<ExitCode, Failure> {
+    let refused = match usage.kind() {
+        ErrorKind::UnknownArgument => usage.get(ContextKind::InvalidArg),
+        ErrorKind::ValueValidation => usage.get(ContextKind::InvalidValue),
+        _ => None,
+    };
+    if let Some(ContextValue::String(refused)) = refused {
+        let arguments: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into()).collect();
+        if let Some(tip) = usage::tip(refused, &arguments) {
+            usage.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+        }
+    }
     for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue] {
         if let Some(ContextValue::String(text)) = usage.get(kind) {
             let masked = secrets::mask_user(text);

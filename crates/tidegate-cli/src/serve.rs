@@ -241,6 +241,7 @@ async fn start(
         tokio::spawn(watch_eviction(store, readiness));
     }
     run(listeners, options, signals.until_shutdown(reloader)).await;
+    limiter.withdraw().await;
     #[cfg(feature = "otlp")]
     if let Some(traces) = traces {
         let _ = tokio::task::spawn_blocking(|| traces.finish()).await;

@@ -74,7 +74,7 @@ impl CountersChoice {
 pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Lookups), Failure> {
     let settings = with_command_deadline(settings);
     let (builder, lookups) = settings.limiter_on(Some(settings.redis()?.ok_or(Failure::NothingCounted)?));
-    Ok((builder.on_failure(OnFailure::Deny).build(), lookups))
+    Ok((builder.on_failure(OnFailure::Deny).announce(false).build(), lookups))
 }
 
 /// Returns the Redis command that creates a user with the permissions that Tidegate needs.
@@ -108,7 +108,7 @@ pub(crate) async fn check_server(store: &RedisStore) -> Result<Result<ServerRepo
 }
 
 fn limiter(settings: &Settings) -> Result<Limiter, Failure> {
-    Ok(with_command_deadline(settings).limiter()?.on_failure(OnFailure::Deny).build())
+    Ok(with_command_deadline(settings).limiter()?.on_failure(OnFailure::Deny).announce(false).build())
 }
 
 /// Returns the settings with [`COMMAND_DEADLINE`], which is then also the timeout of calls to the store.

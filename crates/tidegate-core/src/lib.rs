@@ -95,5 +95,7 @@ pub use limit::{
 pub use memory::{MemoryStore, MemoryStoreBuilder};
 pub use names::NameError;
 pub use redemption::{ReceiptId, Redeemed, Redemption};
-pub use store::{Atomicity, Location, Shard, ShardId, Store, StoreError, StoreErrorKind, StoreFuture};
+pub use store::{
+    Atomicity, InstanceId, LiveInstances, Location, Shard, ShardId, Store, StoreError, StoreErrorKind, StoreFuture,
+};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};

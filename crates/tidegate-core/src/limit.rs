@@ -176,7 +176,7 @@ pub enum LimitError {
         of: Option<Algorithm>,
     },
     /// The window is too short or too long.
-    #[error("a window must be from 1ms to 400day, found {got_us}us")]
+    #[error("{}; found {}", text::WindowRange { got_us: *.got_us }, in_unit(*.got_us))]
     Window {
         /// The rejected window, in microseconds.
         got_us: u64,
@@ -199,6 +199,12 @@ pub enum LimitError {
         /// The limit's own algorithm.
         algorithm: Algorithm,
     },
+}
+
+/// Formats a window in the largest unit that divides it, such as `500day`.
+fn in_unit(window_us: u64) -> String {
+    let (count, unit) = text::in_largest_unit(window_us);
+    format!("{count}{unit}")
 }
 
 impl Limit {

@@ -15,7 +15,11 @@
 //! **Errors of a batch.** `decide` fails as a whole if the store cannot decide one of the checks, and the decisions of
 //! the others are lost. `decide_each` returns one result per check. A caller that decides for several requests in one
 //! call should use it.
+//!
+//! **Instances.** While the store does not answer, each instance that shares it enforces its part of a quota. So that
+//! they know how many they are, instances announce themselves in the store at intervals, with [`Store::announce`].
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
@@ -157,6 +161,35 @@ pub trait Store: Send + Sync {
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
     }
 
+    /// Announces the instance `id`, for `lifetime` from now on by the store's clock, and counts the live instances.
+    ///
+    /// An instance is live until its lifetime has passed since its last announcement, or until it is
+    /// [withdrawn](Store::withdraw). The caller repeats the announcement several times within the lifetime. Resolves to
+    /// `None` if the store does not count instances; the caller need not call again.
+    ///
+    /// The default implementation returns `None`.
+    fn announce(&self, id: InstanceId, lifetime: Duration) -> StoreFuture<'_, Option<LiveInstances>> {
+        let _ = (id, lifetime);
+        Box::pin(std::future::ready(Ok(None)))
+    }
+
+    /// Removes the instance `id` from the live instances. Does nothing if it is not one of them.
+    ///
+    /// The default implementation does nothing.
+    fn withdraw(&self, id: InstanceId) -> StoreFuture<'_, ()> {
+        let _ = id;
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// Returns for how long the oldest call to the server `shard` has been waiting for its reply, or the store has been
+    /// trying to connect to it. Does no I/O.
+    ///
+    /// `None` if no call is waiting, or if the store does not know. The default implementation returns `None`.
+    fn unanswered_for(&self, shard: ShardId) -> Option<Duration> {
+        let _ = shard;
+        None
+    }
+
     /// Returns the address of the store for messages to operators, such as `redis://127.0.0.1:6379`. It must not
     /// contain a user or a password.
     ///
@@ -226,6 +259,45 @@ impl ShardId {
     /// Returns the number.
     pub const fn get(self) -> u32 {
         self.0
+    }
+}
+
+/// The id of an instance that shares a store with others: 64 random bits, chosen when the instance starts.
+///
+/// `Display` shows 16 lower-case hex digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct InstanceId(u64);
+
+impl InstanceId {
+    /// Creates an id from 64 random bits.
+    pub const fn new(id: u64) -> InstanceId {
+        InstanceId(id)
+    }
+}
+
+impl fmt::Display for InstanceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// The instances that share a store. See [`Store::announce`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LiveInstances {
+    /// The number of live instances, including the one that was announced.
+    pub count: u32,
+    /// Whether the announced instance was live before this announcement.
+    ///
+    /// If it is `false` for an instance that has announced itself within its lifetime, the store has lost its
+    /// instances, and others may be missing from the count until they announce themselves again.
+    pub was_live: bool,
+}
+
+impl LiveInstances {
+    /// Creates the result of an announcement.
+    pub const fn new(count: u32, was_live: bool) -> LiveInstances {
+        LiveInstances { count, was_live }
     }
 }
 

@@ -3,16 +3,32 @@
 //! A script runs its commands as the user that calls it, so the user needs those too. `AUTH` and `HELLO` need no
 //! permission.
 
-use crate::SCRIPT;
 use crate::fault::SCRIPT_POSITION;
 use crate::key::{Prefix, PrefixError};
+use crate::{INSTANCES_SCRIPT, SCRIPT};
 
-/// The commands that run the script.
+/// The commands that run the scripts.
 const CALLS: &[&str] = &["evalsha", "eval", "script|load"];
-/// The commands with which the script reads its keys. The script catches their errors.
-const READS: &[&str] = &["get", "exists", "pttl", "lindex", "llen", "lrange"];
-/// The other commands of the script.
-const OTHERS: &[&str] = &["time", "set", "del", "pexpire", "pexpireat", "lpush", "lrem", "lset", "ltrim", "rpush"];
+/// The commands with which the scripts read their keys. They catch the errors of these.
+const READS: &[&str] = &["get", "exists", "pttl", "lindex", "llen", "lrange", "zscore"];
+/// The other commands of the scripts.
+const OTHERS: &[&str] = &[
+    "time",
+    "set",
+    "del",
+    "pexpire",
+    "pexpireat",
+    "lpush",
+    "lrem",
+    "lset",
+    "ltrim",
+    "rpush",
+    "zadd",
+    "zcard",
+    "zrangebyscore",
+    "zrem",
+    "zremrangebyscore",
+];
 /// The commands that prepare and check a connection, find and follow the nodes of a cluster, and wait for replicas.
 const CONNECTION: &[&str] = &["client|setname", "role", "select", "info", "cluster|slots", "asking", "wait"];
 /// The command that reads Redis hashes of plans and API keys.
@@ -85,8 +101,11 @@ pub(crate) fn denied_command(reply: &str) -> Option<String> {
         return Some(format!("one of {}", READS.join(", ").to_uppercase()));
     };
     let digits: String = position.chars().take_while(char::is_ascii_digit).collect();
-    let line = digits.parse::<usize>().ok().and_then(|line| SCRIPT.lines().nth(line.checked_sub(1)?))?;
-    match commands_in(line).as_slice() {
+    let index = digits.parse::<usize>().ok()?.checked_sub(1)?;
+    // The reply does not say which script. The first lines of SCRIPT, as many as the other one has, run no command.
+    let of_instances = INSTANCES_SCRIPT.lines().nth(index).map(commands_in).filter(|names| !names.is_empty());
+    let names = of_instances.or_else(|| SCRIPT.lines().nth(index).map(commands_in))?;
+    match names.as_slice() {
         // The name of the command is in a variable. Calls without a given time run PEXPIREAT.
         [] => Some("PEXPIREAT".to_owned()),
         names => Some(names.join(" or ")),
@@ -99,7 +118,7 @@ fn is_command(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"|-_.".contains(&byte))
 }
 
-/// Returns the commands that a line of the script runs.
+/// Returns the commands that a line of a script runs.
 fn commands_in(line: &str) -> Vec<&str> {
     let runs = line.split("call('").skip(1).chain(line.split("try('").skip(1));
     runs.filter_map(|rest| rest.split('\'').next()).collect()
@@ -110,8 +129,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_command_of_the_script_is_allowed_and_no_other() {
-        let mut used: Vec<String> = SCRIPT.lines().flat_map(commands_in).map(str::to_lowercase).collect();
+    fn every_command_of_the_scripts_is_allowed_and_no_other() {
+        let lines = SCRIPT.lines().chain(INSTANCES_SCRIPT.lines());
+        let mut used: Vec<String> = lines.flat_map(commands_in).map(str::to_lowercase).collect();
         // In a variable.
         used.extend(["pexpireat".to_owned(), "pexpire".to_owned()]);
         used.sort_unstable();
@@ -119,6 +139,8 @@ mod tests {
         let mut allowed = [READS, OTHERS].concat();
         allowed.sort_unstable();
         assert_eq!(used, allowed);
+        let mut first = SCRIPT.lines().take(INSTANCES_SCRIPT.lines().count());
+        assert!(first.all(|line| commands_in(line).is_empty()), "a line number tells which script has failed");
         assert_eq!(SCRIPT.matches("call(command").count(), 2, "a command in a variable");
     }
 
@@ -135,6 +157,7 @@ mod tests {
     #[test]
     fn denied_command_is_quoted_or_found_by_its_line() {
         let line = 1 + SCRIPT.lines().position(|line| line.contains("call('TIME')")).unwrap();
+        let zadd = 1 + INSTANCES_SCRIPT.lines().position(|line| line.contains("call('ZADD'")).unwrap();
         let expiry = 1 + SCRIPT.lines().position(|line| line.contains("call(command")).unwrap();
         let old = "ERR The user executing the script can't run this command or subcommand";
         for (reply, command) in [
@@ -148,7 +171,8 @@ mod tests {
             ),
             (format!("{old} script: 61ea05, on @user_script:{line}."), Some("TIME")),
             (format!("{old} script: 61ea05, on @user_script:{expiry}."), Some("PEXPIREAT")),
-            (old.to_owned(), Some("one of GET, EXISTS, PTTL, LINDEX, LLEN, LRANGE")),
+            (format!("{old} script: 0c0f2e, on @user_script:{zadd}."), Some("ZADD")),
+            (old.to_owned(), Some("one of GET, EXISTS, PTTL, LINDEX, LLEN, LRANGE, ZSCORE")),
             ("NOPERM No permissions to access a key".to_owned(), None),
             ("NOPERM User o'brien' has no permissions to run the 'get' command".to_owned(), Some("GET")),
         ] {

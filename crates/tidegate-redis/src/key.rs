@@ -23,6 +23,8 @@
 //! | a ban on the subject | `ban` |
 //! | a used receipt | `receipt:` id in 32 lower-case hex digits |
 //!
+//! One key has no subject: `tidegate:tg2:instances`, the set of the instances that share the store.
+//!
 //! A name has only `a` to `z` and `-`, so no named scope has the text of another scope: an explicit one ends with
 //! digits, one of a rule has three separators, a ban has none, and what follows `receipt:` is not a state machine.
 //!
@@ -121,6 +123,13 @@ impl Prefix {
         // Writing to a String cannot fail.
         let _ = write!(key, "receipt:{id}");
         key
+    }
+
+    /// Returns the Redis key of the instances that share the store, such as `tidegate:tg2:instances`.
+    ///
+    /// It has no hash tag, so different prefixes have their instances in different slots.
+    pub(crate) fn instances(&self) -> String {
+        format!("{}instances", self.0.trim_end_matches('{'))
     }
 
     /// Returns the hash slot of all keys of a subject, which does not depend on the prefix.

@@ -42,7 +42,7 @@
 //! # What is deliberately absent
 //!
 //! - No deadline per caller, no circuit breaker, no fallback: a wrapper around any store provides them.
-//! - No scan, no index, and no key without a TTL except a permanent ban.
+//! - No scan, no index of counters, and no key without a TTL except a permanent ban.
 //! - No timer per check or per call, and no check that waits for the reply to another one.
 //! - No further call on a connection on which a call was abandoned, so a late reply cannot be taken for another one.
 
@@ -75,3 +75,5 @@ pub use url::UrlError;
 
 /// The source of the Lua script that decides. Its opening comment documents keys, arguments and replies.
 pub const SCRIPT: &str = include_str!("../lua/tidegate.lua");
+/// The source of the Lua script that announces an instance and counts the live ones.
+pub(crate) const INSTANCES_SCRIPT: &str = include_str!("../lua/instances.lua");

@@ -3,6 +3,7 @@
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use tidegate_core::{ShardId, StoreErrorKind as Kind};
@@ -13,7 +14,7 @@ use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::push_command;
 use crate::url::Endpoint;
-use crate::worker::{Delivery, Sharing, Waiter, Work, Worker, WorkerSettings};
+use crate::worker::{Delivery, Sharing, Waiter, WaitingSince, Work, Worker, WorkerSettings};
 
 /// The maximum number of [`Node::catch_up`] calls that are completed together.
 const CATCH_UPS_MAX: usize = 1_024;
@@ -29,6 +30,8 @@ pub(crate) struct Node {
     pub(crate) was_named: AtomicBool,
     /// Whether nothing more may be sent to the server. Shared with the worker.
     is_left: Arc<AtomicBool>,
+    /// Since when the oldest call has been waiting for its reply. Shared with the worker.
+    waiting: Arc<WaitingSince>,
 }
 
 impl Node {
@@ -43,7 +46,8 @@ impl Node {
         let (queue, mut works) = mpsc::channel(queue_length);
         let (catch_ups, catch_ups_received) = mpsc::unbounded_channel();
         let is_left = Arc::new(AtomicBool::new(false));
-        let worker = Worker::new(endpoint.clone(), settings, is_left.clone());
+        let waiting = Arc::new(WaitingSince::default());
+        let worker = Worker::new(endpoint.clone(), settings, is_left.clone(), waiting.clone());
         runtime.spawn(async move {
             let serve = async move {
                 // After a panic, callers whose work the worker had taken from the queue get an error, because their
@@ -60,7 +64,13 @@ impl Node {
                 () = complete_catch_ups(catch_ups_received) => {}
             }
         });
-        Arc::new(Node { id, endpoint, queue, catch_ups, was_named: AtomicBool::new(false), is_left })
+        Arc::new(Node { id, endpoint, queue, catch_ups, was_named: AtomicBool::new(false), is_left, waiting })
+    }
+
+    /// Returns for how long the oldest call has been waiting for its reply, or the worker has been trying to connect.
+    /// `None` if neither is the case.
+    pub(crate) fn unanswered_for(&self) -> Option<Duration> {
+        self.waiting.get().map(|since| since.elapsed())
     }
 
     /// Leaves the server, which is no longer the master: no further request is sent to it.

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tidegate_core::{
-    Atomicity, Check, Clock, Cost, Decision, Demand, LimitStatus, Location, Redeemed, Redemption, Shard, ShardId,
-    Source, Store, StoreError, StoreErrorKind as Kind, StoreFuture, Timestamp, Wait,
+    Atomicity, Check, Clock, Cost, Decision, Demand, InstanceId, LimitStatus, LiveInstances, Location, Redeemed,
+    Redemption, Shard, ShardId, Source, Store, StoreError, StoreErrorKind as Kind, StoreFuture, Timestamp, Wait,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
@@ -31,7 +31,7 @@ use crate::sentinel::Sentinels;
 use crate::tls::{Tls, TlsError, TlsOptions};
 use crate::url::{StoreUrl, UrlError};
 use crate::worker::{CallScope, Counters, Replicas, STEPS_MAX, ServerKind, Work, WorkerSettings};
-use crate::{SCRIPT, server_check};
+use crate::{INSTANCES_SCRIPT, SCRIPT, server_check};
 
 /// Larger timeouts are reduced to this one, so that adding one to a time cannot overflow.
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -41,6 +41,9 @@ const BAN_MS_MAX: u128 = (1 << 53) / 1_000;
 const SEVERAL_SLOTS: &str = "the subjects are in different hash slots, and cannot be counted together in one call";
 /// The maximum number of subjects that are tried to find one on a certain node. More than 16,384 slots need to find each.
 const PROBE_SUBJECTS_MAX: u32 = 200_000;
+/// The maximum number of instances that are counted. The set then takes about 100 KB, and a call of its script less than
+/// a millisecond, even if the clock was set back.
+const INSTANCES_MAX: u32 = 1_000;
 /// If more callers wait, the server does not keep up, and waiting would not help.
 const QUEUE_LENGTH_DEFAULT: usize = 16_384;
 /// Replaces a field of a hash if it has the expected value. KEYS: the hash. ARGV: the field, the expected value, the new
@@ -832,6 +835,39 @@ impl Store for RedisStore {
                 _ => Err(StoreError::new(Kind::Protocol, "the reply to PTTL is not a number")),
             }
         })
+    }
+
+    /// Announces the instance in one sorted set per key prefix, and counts the live ones, in one call by the server's
+    /// clock.
+    ///
+    /// The set has at most 1,000 instances. While it is full, further ones are not added to it, and the count is 1,000.
+    /// The set expires with its newest announcement.
+    fn announce(&self, id: InstanceId, lifetime: Duration) -> StoreFuture<'_, Option<LiveInstances>> {
+        Box::pin(async move {
+            let (key, id) = (self.0.prefix.instances(), id.to_string());
+            let (lifetime_ms, size_max) = (lifetime.as_millis().max(1).to_string(), INSTANCES_MAX.to_string());
+            let now = self.0.router.settings.clock.as_ref().map(|clock| clock.now().as_micros() / 1_000);
+            let now_ms = now.map_or_else(String::new, |ms| ms.to_string());
+            let call = ["EVAL", INSTANCES_SCRIPT, "1", &key, &id, &lifetime_ms, &size_max, &now_ms];
+            let reply = self.run_command(key.as_bytes(), &call).await?;
+            let Reply::List(numbers) = &reply else { return Err(self.error(malformed_reply())) };
+            match numbers[..] {
+                [Reply::Integer(count @ 1..), Reply::Integer(was_live)] => {
+                    let count = u32::try_from(count).unwrap_or(u32::MAX);
+                    Ok(Some(LiveInstances::new(count, was_live == 1)))
+                }
+                _ => Err(self.error(malformed_reply())),
+            }
+        })
+    }
+
+    fn withdraw(&self, id: InstanceId) -> StoreFuture<'_, ()> {
+        Box::pin(async move { self.command(&["ZREM", &self.0.prefix.instances(), &id.to_string()]).await.map(drop) })
+    }
+
+    fn unanswered_for(&self, shard: ShardId) -> Option<Duration> {
+        let nodes = self.0.router.nodes();
+        nodes.iter().find(|node| node.id == shard).and_then(|node| node.unanswered_for())
     }
 
     /// Returns the URL of the server, the cluster or the Sentinels, without user and password.

@@ -56,18 +56,27 @@ pub(crate) struct Endpoint {
 ///
 /// The message says what is wrong and what is accepted. It never contains the password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "{problem}; expected redis://[user:password@]host[:port][/database], redis+cluster://[user:password@]host[:port],… for a \
-     cluster, redis+sentinel://[user:password@]host[:port],…/NAME[/database] for Sentinels, or rediss://, rediss+cluster:// and \
-     rediss+sentinel:// for TLS"
-)]
+#[error("{problem}; {}", .meant.as_deref().map_or(EXPECTED.to_owned(), |url| format!("did you mean {url}?")))]
 pub struct UrlError {
     problem: String,
+    /// The URL that is probably meant, without user and password.
+    meant: Option<String>,
 }
+
+/// The forms of a URL, for messages.
+const EXPECTED: &str = "expected redis://[user:password@]host[:port][/database], redis+cluster://[user:password@]host[:port],… for a \
+    cluster, redis+sentinel://[user:password@]host[:port],…/NAME[/database] for Sentinels, or rediss://, rediss+cluster:// and \
+    rediss+sentinel:// for TLS";
 
 impl UrlError {
     fn new(problem: impl Into<String>) -> UrlError {
-        UrlError { problem: problem.into() }
+        UrlError { problem: problem.into(), meant: None }
+    }
+
+    /// Returns the URL that is probably meant, such as `redis://localhost:6379` for `localhost:6379`, without user and
+    /// password. Returns `None` if it is not known. The message contains it.
+    pub fn meant(&self) -> Option<&str> {
+        self.meant.as_deref()
     }
 }
 
@@ -92,7 +101,8 @@ impl StoreUrl {
     /// feature `tls` is off.
     pub(crate) fn parse(url: &str) -> Result<StoreUrl, UrlError> {
         let Some((scheme, rest)) = url.split_once("://") else {
-            return Err(UrlError::new("the store's URL has no scheme"));
+            let meant = is_address(url).then(|| format!("redis://{url}"));
+            return Err(UrlError { problem: "the store's URL has no scheme".to_owned(), meant });
         };
         let (is_tls, hosts) = match scheme {
             "redis" => (false, Hosts::Server),
@@ -141,6 +151,13 @@ impl StoreUrl {
             }
             Hosts::Sentinels => {
                 let (name, database) = path.split_once('/').unwrap_or((path, ""));
+                if name.is_empty() {
+                    let problem = "the name of the master is missing after the Sentinels".to_owned();
+                    let is_valid = addresses.split(',').all(|text| parse_address(text, SENTINEL_PORT_DEFAULT).is_ok());
+                    // Without the user and the password.
+                    let meant = is_valid.then(|| format!("{scheme}://{addresses}/NAME"));
+                    return Err(UrlError { problem, meant });
+                }
                 let (name, database) = (parse_master_name(name)?, parse_database(database)?);
                 let servers = addresses.split(',').map(|address| endpoint(address, SENTINEL_PORT_DEFAULT, database));
                 let servers: Vec<Endpoint> = servers.collect::<Result<_, _>>()?;
@@ -165,11 +182,15 @@ impl StoreUrl {
     }
 }
 
+/// Returns whether a text without a scheme is `host:port`. Any other text might be a secret, and is not repeated.
+fn is_address(text: &str) -> bool {
+    let is_host_byte = |byte: u8| byte.is_ascii_alphanumeric() || b".-[:]".contains(&byte);
+    let has_port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    has_port && text.bytes().all(is_host_byte) && parse_address(text, PORT_DEFAULT).is_ok()
+}
+
 /// Parses the name of a master: letters, digits, `.`, `-` and `_`, as in the configuration of a Sentinel.
 fn parse_master_name(text: &str) -> Result<String, UrlError> {
-    if text.is_empty() {
-        return Err(UrlError::new("the name of the master is missing after the Sentinels"));
-    }
     let is_valid = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
     let problem = "the name of the master may have letters, digits, `.`, `-` and `_`";
     is_valid.then(|| text.to_owned()).ok_or_else(|| UrlError::new(problem))
@@ -377,7 +398,10 @@ mod tests {
     fn error_says_what_is_accepted_and_hides_the_password() {
         let urls = [
             "",
-            "localhost:6379",
+            "localhost",
+            "hunter2",
+            "hunter2@localhost:6379",
+            "hunter2:x",
             "http://hunter2@localhost",
             "redis+carrier-pigeon://localhost",
             "redis://",
@@ -402,8 +426,7 @@ mod tests {
             "redis+cluster://a/1",
             "redis+cluster://a,redis://:hunter2@b",
             "redis+cluster://a,redis://b",
-            "redis+sentinel://a",
-            "redis+sentinel://a/",
+            "redis+sentinel://",
             "redis+sentinel:///main",
             "redis+sentinel://a,/main",
             "redis+sentinel://a/ma in",
@@ -416,6 +439,22 @@ mod tests {
             let error = StoreUrl::parse(url).expect_err(url).to_string();
             assert!(error.contains("redis://[user:password@]host[:port][/database]"), "{error}");
             assert!(!error.contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn error_suggests_the_url_that_is_meant_without_the_password() {
+        for (url, meant) in [
+            ("localhost:6379", "redis://localhost:6379"),
+            ("10.0.0.1:7000", "redis://10.0.0.1:7000"),
+            ("[::1]:7000", "redis://[::1]:7000"),
+            ("redis+sentinel://a", "redis+sentinel://a/NAME"),
+            ("redis+sentinel://a/", "redis+sentinel://a/NAME"),
+            ("redis+sentinel://u:hunter2@a:1,[::1]", "redis+sentinel://a:1,[::1]/NAME"),
+        ] {
+            let error = StoreUrl::parse(url).expect_err(url);
+            assert_eq!(error.meant(), Some(meant));
+            assert!(error.to_string().ends_with(&format!("; did you mean {meant}?")), "{error}");
         }
     }
 

@@ -119,6 +119,34 @@ pub(crate) struct Worker {
     calls: AtomicU64,
     /// Whether nothing more may be sent, because another server is the master.
     is_left: Arc<AtomicBool>,
+    /// Since when the oldest call has been waiting for its reply, or the current attempt to connect has been under way.
+    waiting: Arc<WaitingSince>,
+}
+
+/// The time since which a worker has been waiting for its server, or none. Written by the worker, read by callers.
+pub(crate) struct WaitingSince {
+    created: Instant,
+    /// Microseconds from `created` to that time, plus 1; 0 for none.
+    since_us: AtomicU64,
+}
+
+impl Default for WaitingSince {
+    fn default() -> Self {
+        WaitingSince { created: Instant::now(), since_us: AtomicU64::new(0) }
+    }
+}
+
+impl WaitingSince {
+    /// Returns the time, or `None` if the worker waits for nothing.
+    pub(crate) fn get(&self) -> Option<Instant> {
+        let us = self.since_us.load(Ordering::Relaxed).checked_sub(1)?;
+        Some(self.created + Duration::from_micros(us))
+    }
+
+    fn set(&self, since: Option<Instant>) {
+        let us = since.map_or(0, |since| since.saturating_duration_since(self.created).as_micros() as u64 + 1);
+        self.since_us.store(us, Ordering::Relaxed);
+    }
 }
 
 /// What all workers of a store share.
@@ -161,8 +189,13 @@ pub(crate) enum ServerKind {
 }
 
 impl Worker {
-    pub(crate) fn new(endpoint: Endpoint, settings: Arc<WorkerSettings>, is_left: Arc<AtomicBool>) -> Worker {
-        Worker { endpoint, settings, calls: AtomicU64::new(0), is_left }
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        settings: Arc<WorkerSettings>,
+        is_left: Arc<AtomicBool>,
+        waiting: Arc<WaitingSince>,
+    ) -> Worker {
+        Worker { endpoint, settings, calls: AtomicU64::new(0), is_left, waiting }
     }
 
     /// Returns whether nothing more may be sent, because another server is the master.
@@ -194,7 +227,9 @@ impl Worker {
             let fault = match self.connect().await {
                 Ok(connection) => {
                     let (connected_at, calls_before) = (Instant::now(), self.calls.load(Ordering::Relaxed));
-                    if Session::new(self, connection).serve(queue, &mut backlog).await.is_closed() {
+                    let state = Session::new(self, connection).serve(queue, &mut backlog).await;
+                    self.waiting.set(None);
+                    if state.is_closed() {
                         return;
                     }
                     // A server that accepts connections only to close them is not reconnected without a pause.
@@ -224,12 +259,16 @@ impl Worker {
 
     async fn connect(&self) -> Result<Connection, Fault> {
         self.settings.counters.connects.fetch_add(1, Ordering::Relaxed);
-        let until = Instant::now() + self.settings.call_timeout;
+        let begun = Instant::now();
+        self.waiting.set(Some(begun));
+        let until = begun + self.settings.call_timeout;
         let open = Connection::open(&self.endpoint, &self.settings, self.settings.server_kind, until);
-        timeout_at(until, open).await.unwrap_or_else(|_| {
+        let connected = timeout_at(until, open).await.unwrap_or_else(|_| {
             let message = format!("no connection within {:?}", self.settings.call_timeout);
             Err(Fault::new(Kind::Unreachable, message))
-        })
+        });
+        self.waiting.set(None);
+        connected
     }
 
     /// Waits for `pause` and sends `fault` to the callers of all work that arrives meanwhile; [`Fault::left`] if the

@@ -45,7 +45,7 @@ pub use listeners::admin::api_keys::{
 pub use listeners::admin::is_loopback;
 pub use listeners::admin::keys::{CounterError, CounterQuery, CounterReport, CounterRules, CounterStatus, ResetReport};
 pub use listeners::admin::token::{AdminTokenError, Token};
-pub use listeners::gateway::{Gateway, UpstreamError};
+pub use listeners::gateway::{Gateway, UpstreamError, check_upstream};
 pub use memory_watch::watch_memory;
 pub use metrics::StoreTimes;
 pub use readiness::Readiness;

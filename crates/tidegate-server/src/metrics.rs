@@ -248,6 +248,8 @@ impl MetricsPage<'_, '_> {
             u64::from(stats.breaker_open),
         )?;
         self.counter("breaker_opened", "Number of times the circuit breaker opened.", stats.breaker_opened)?;
+        let help = "Number of instances among which a quota is divided while the store does not answer.";
+        self.gauge("instances", help, stats.instances.into())?;
         let help =
             "Checks of several subjects that were charged in part, then refunded because the rest was not admitted.";
         self.counter("split_checks_refunded", help, stats.split_checks_refunded)?;

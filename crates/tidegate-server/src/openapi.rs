@@ -24,7 +24,7 @@ use crate::listeners::http::request::CheckBody;
 use crate::listeners::http::response::{DecisionBody, ErrorBody, RefusalBody};
 
 const TOKEN_REQUIRED: &str = "The listener requires a token, and the request has no `Authorization: Bearer` header \
-    with that token; or too many attempts from this address are waiting.";
+    or a wrong token; or too many attempts from this address are waiting.";
 
 /// The API of a listener: an OpenAPI document, and its page.
 pub(crate) struct Api {

@@ -132,6 +132,11 @@ struct StoreBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(transform = not_null)]
     breaker: Option<&'static str>,
+    /// The number of instances among which a quota is divided while the shared store does not answer: as configured, else
+    /// of those that share the store, when it was last known. Absent for counters in memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = not_null)]
+    instances: Option<u32>,
     /// The masters of a cluster, or the master that Sentinels name. Absent for other stores.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     nodes: Vec<NodeBody>,
@@ -346,7 +351,8 @@ impl Readiness {
     /// Returns the body of `/readyz`.
     pub(crate) fn body(&self) -> ReadinessBody {
         let is_shared = self.0.store.is_some();
-        let breaker = || if self.0.limiter.stats().breaker_open { "open" } else { "closed" };
+        let stats = self.0.limiter.stats();
+        let breaker = if stats.breaker_open { "open" } else { "closed" };
         let history = self.0.reloader.history();
         let nodes = self.nodes();
         ReadinessBody {
@@ -357,7 +363,8 @@ impl Readiness {
             store: StoreBody {
                 kind: if is_shared { "redis" } else { "memory" },
                 reachable: self.is_store_reachable(),
-                breaker: is_shared.then(breaker),
+                breaker: is_shared.then_some(breaker),
+                instances: is_shared.then_some(stats.instances),
                 nodes,
             },
             reload: LastReloadBody {

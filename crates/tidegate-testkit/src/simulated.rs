@@ -12,7 +12,8 @@
 //!
 //! **Time.** Tokio's timer rounds up to whole milliseconds, so a delay of 8.75 ms takes 9 ms.
 //!
-//! **Not simulated:** bans, TTLs, and the run time of the script. Commands other than those of the script get `OK`.
+//! **Not simulated:** bans, TTLs, the run time of the script, and other instances: an announcement gets the number 1.
+//! Commands other than those of the script get `OK`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -169,6 +170,7 @@ impl SimulatedRedis {
                 self.state().knows_script = true;
                 format!("${}\r\n{SHA}\r\n", SHA.len())
             }
+            ["EVAL", _, "1", key, ..] if key.ends_with(":instances") => "*2\r\n:1\r\n:1\r\n".into(),
             [name @ ("EVALSHA" | "EVAL"), _, key_count, ref rest @ ..] => {
                 let mut state = self.state();
                 if name == "EVAL" {

@@ -81,7 +81,10 @@ pub use span::Span;
 pub use types::Config;
 pub use watch::RulesWatcher;
 pub(crate) use {
-    forms::{AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreEntry, StoreUrl},
+    forms::{
+        AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreEntry, StoreUrl,
+        TimeText,
+    },
     span::Spanned,
     types::{
         AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Exempt, Jwt, JwtAlgorithm, KeySources, LimitTable,

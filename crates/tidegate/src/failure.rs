@@ -7,7 +7,20 @@
 //! | `deny` | is refused as unavailable (503, never 429) | the service is unavailable with the store |
 //!
 //! `local` is the default because a limiter that fails open adds load to the outage that it should contain, and one
-//! that fails closed extends the outage to the service. An instance's share is quota / instances, rounded up.
+//! that fails closed extends the outage to the service. An instance's share is quota / instances, rounded up. The number
+//! of instances is the last known number of those that share the store (`limiter/announcing.rs`), or as configured.
+//!
+//! **Bounds**, for a quota q and n instances that know each other, in one window:
+//!
+//! | while the store does not answer | at most |
+//! |---|---|
+//! | all instances | n × ⌈q/n⌉ ≤ q + n − 1 |
+//! | with what the store admitted before or admits after | 2q + n − 1 |
+//! | an instance that first reached the store less than an interval before it failed, unknown to the others | ⌈q/n⌉ more |
+//! | an instance that was started since, and never reached the store | q more: it knows only itself |
+//! | one instance that alone cannot reach the store | q of the store, and ⌈q/n⌉ of that instance |
+//!
+//! After an instance has ended, the number is too high for less than ten seconds, so the others admit less.
 //!
 //! A cost above the share but within the whole limit never fits into the share, but will fit when the store is back.
 //! The time of that is unknown, so such a denial has the limit's window as its `retry_after`.

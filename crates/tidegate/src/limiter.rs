@@ -18,6 +18,7 @@
 //! **Panics do not propagate.** A panic in a store, shared or in process, is handled like any other failure. So is a
 //! call outside a tokio runtime: without a timer there is no deadline, so the store is not called.
 
+mod announcing;
 mod each_decision;
 mod fair_queue;
 mod health;
@@ -131,7 +132,10 @@ pub struct ClusterLocation {
 /// The error returned if a URL names no store, or if a Redis store cannot be built.
 #[cfg(feature = "redis")]
 #[derive(Debug, thiserror::Error)]
-#[error("{0}{or_memory}", or_memory = if matches!(.0, tidegate_redis::BuildError::Url(_)) { ", or `memory`" } else { "" })]
+#[error("{0}{or_memory}", or_memory = match .0 {
+    tidegate_redis::BuildError::Url(error) if error.meant().is_none() => ", or `memory`",
+    _ => "",
+})]
 pub struct StoreUrlError(tidegate_redis::BuildError);
 
 #[cfg(feature = "redis")]
@@ -148,7 +152,8 @@ pub struct LimiterBuilder {
     clock: Arc<dyn Clock>,
     deadline: Duration,
     ready_deadline: Option<Duration>,
-    instances: u32,
+    instances: Option<u32>,
+    announces: bool,
     on_failure: OnFailure,
     deny_cache: bool,
     observers: Vec<Box<dyn Observer>>,
@@ -220,10 +225,37 @@ impl LimiterBuilder {
         LimiterBuilder { ready_deadline: Some(deadline), ..self }
     }
 
-    /// Sets the number of instances that share the quota while the store does not answer. Defaults to 1; 0 counts as 1.
+    /// Sets the number of instances among which a quota is divided while the store does not answer. 0 counts as 1.
+    ///
+    /// Defaults to the number of instances that share the store: limiters on it with the same key prefix, in any
+    /// process. Each announces itself in the store every two seconds, and the last known number holds while the store
+    /// does not answer. A limiter that never reached the store knows only itself. With `n` the number in use, and `q` a
+    /// quota:
+    ///
+    /// - While the store does not answer, `n` instances admit at most `n` × ⌈q/n⌉ ≤ `q` + `n` − 1 units in a window;
+    ///   with those that the store admitted before, at most 2 × `q` + `n` − 1.
+    /// - An instance that first reached the store less than about two seconds before it failed may be unknown to the
+    ///   others: it adds up to ⌈q/n⌉.
+    /// - An instance that is started while the store does not answer adds up to `q`.
+    /// - An instance that alone cannot reach the store admits up to ⌈q/n⌉, in addition to the `q` of the store.
+    /// - After an instance has been killed, the number is too high for less than ten seconds, so that the others admit
+    ///   less.
+    ///
+    /// With this setting, the instance uses the given number, and still announces itself, so that others count it.
     #[must_use]
     pub fn instances(self, instances: u32) -> Self {
-        LimiterBuilder { instances: instances.max(1), ..self }
+        LimiterBuilder { instances: Some(instances.max(1)), ..self }
+    }
+
+    /// Sets whether the limiter announces itself in the shared store, so that the instances that share it count it.
+    /// Defaults to `true`.
+    ///
+    /// For short-lived programs that admit nothing on their own, such as a command that reads or resets a counter. With
+    /// `false`, the limiter does not know how many instances there are: while the store does not answer, it divides
+    /// quotas by [`instances`](Self::instances), or by 1.
+    #[must_use]
+    pub fn announce(self, announces: bool) -> Self {
+        LimiterBuilder { announces, ..self }
     }
 
     /// Sets how checks without a failure policy of their own are decided if the store does not answer. Defaults to
@@ -247,9 +279,12 @@ impl LimiterBuilder {
         self
     }
 
-    /// Creates the limiter. Nothing is connected or spawned here.
+    /// Creates the limiter. Does not wait for the store.
+    ///
+    /// With a shared store, spawns the task that [announces](Self::announce) this instance, if there is a tokio runtime;
+    /// otherwise the first check in one does.
     pub fn build(self) -> Limiter {
-        let LimiterBuilder { clock, deadline, instances, on_failure, .. } = self;
+        let LimiterBuilder { clock, deadline, instances, announces, on_failure, .. } = self;
         let deadlines = Deadlines { check: deadline, ready: self.ready_deadline.unwrap_or(deadline) };
         let local = self.memory.unwrap_or_else(|| MemoryStore::builder().clock(clock.clone()).build());
         let observers = Observers::new(self.observers);
@@ -257,8 +292,18 @@ impl LimiterBuilder {
             None => Backend::Memory(local),
             Some(store) => {
                 let (clock, observers, has_deny_cache) = (clock.clone(), observers.clone(), self.deny_cache);
-                let parts = SharedParts { store, local, clock, observers, deadlines, instances, has_deny_cache };
-                Backend::Shared(Arc::new(Shared::new(parts)))
+                let shared = Arc::new(Shared::new(SharedParts {
+                    store,
+                    local,
+                    clock,
+                    observers,
+                    deadlines,
+                    instances,
+                    announces,
+                    has_deny_cache,
+                }));
+                announcing::start(&shared);
+                Backend::Shared(shared)
             }
         };
         let (counters, queues) = (Counters::default(), FairQueues::default());
@@ -290,7 +335,8 @@ impl Limiter {
             clock: Arc::new(SystemClock::new()),
             deadline: DEADLINE_DEFAULT,
             ready_deadline: None,
-            instances: 1,
+            instances: None,
+            announces: true,
             on_failure: OnFailure::default(),
             deny_cache: true,
             observers: Vec::new(),
@@ -354,8 +400,9 @@ impl Limiter {
     /// Decides like [`Limiter::check_each`], for a caller that has already used the time `spent` of the decision's
     /// deadline.
     ///
-    /// The store gets the rest of the deadline; if nothing is left, it is not called. If it does not answer in a
-    /// shortened time, the failure policies decide, but the circuit breaker does not count a failure.
+    /// The store gets the rest of the deadline; if nothing is left, it is not called. If it does not answer in less than
+    /// half of the deadline, the failure policies decide, but the circuit breaker counts a failure only if another call
+    /// has been waiting for the store for the whole deadline.
     pub(crate) async fn check_each_after(
         &self,
         spent: Duration,
@@ -564,7 +611,20 @@ impl Limiter {
     pub fn stats(&self) -> LimiterStats {
         match &self.0.backend {
             Backend::Memory(store) => self.0.counters.stats(store, None),
-            Backend::Shared(shared) => self.0.counters.stats(shared.local(), Some(shared.health())),
+            Backend::Shared(shared) => self.0.counters.stats(shared.local(), Some(shared)),
+        }
+    }
+
+    /// Removes this instance from those that share the store, at the end of a process.
+    ///
+    /// The others then stop counting it at once, instead of within ten seconds. Call it after the last decision: the
+    /// instance is not announced again. Takes at most a second, also if the store does not answer. Dropping the last
+    /// clone of the limiter does the same in the background, as long as its tokio runtime runs.
+    ///
+    /// Does nothing without a shared store.
+    pub async fn withdraw(&self) {
+        if let Backend::Shared(shared) = &self.0.backend {
+            shared.announcing.withdraw(shared.store()).await;
         }
     }
 

@@ -187,7 +187,7 @@ impl DecidedCheck<'_> {
 pub struct StoreCall {
     /// The purpose of the call.
     pub kind: StoreCallKind,
-    /// The number of checks in the call: any for `Decide`, 0 for `Reset` and `Ban`, 1 for the others.
+    /// The number of checks in the call: any for `Decide`, 0 for `Reset`, `Ban` and `Announce`, 1 for the others.
     pub checks: usize,
     /// The time that the call took until the store answered, failed or missed the deadline.
     pub took: Duration,
@@ -215,6 +215,8 @@ pub enum StoreCallKind {
     Ban,
     /// Tests, while the circuit breaker is open, whether the store is responding again.
     Probe,
+    /// Announces this instance to the others that share the store, and counts them.
+    Announce,
 }
 
 tidegate_core::__names! {
@@ -226,6 +228,7 @@ tidegate_core::__names! {
         Inspect = "inspect",
         Ban = "ban",
         Probe = "probe",
+        Announce = "announce",
     }
 }
 

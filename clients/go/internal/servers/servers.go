@@ -236,6 +236,7 @@ type Vectors struct {
 		Text  string `json:"text"`
 		Line  string `json:"line"`
 		Error string `json:"error"`
+		Meant string `json:"meant"`
 	} `json:"limits"`
 	Traces []struct {
 		Name  string `json:"name"`

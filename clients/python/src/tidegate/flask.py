@@ -12,7 +12,7 @@
     def shorten(): ...
 
 The decision is in `flask.g.tidegate`. The functions `key`, `limit` and `cost` take no argument and
-use `flask.request` and `flask.g`. Requires Flask (`pip install tidegate[flask]`).
+use `flask.request` and `flask.g`. Requires Flask (`pip install 'flask>=2.2'`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ try:
     import flask
     from werkzeug.exceptions import HTTPException
 except ImportError as missing:
-    raise ImportError("tidegate.flask needs Flask: pip install tidegate[flask]") from missing
+    raise ImportError("tidegate.flask needs Flask: pip install 'flask>=2.2'") from missing
 
 from .decision import Decision, Response
 from .errors import InvalidInput

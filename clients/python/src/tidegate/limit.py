@@ -54,6 +54,8 @@ _PERIODS = (
 )
 _ASCII_SPACE = re.compile(r"[ \t\n\f\r]+")
 _DIGITS = re.compile(r"[0-9]+")
+#: A window whose number may have a fraction of up to three digits.
+_FRACTIONAL_WINDOW = re.compile(r"([0-9]*)(?:\.([0-9]{1,3}))?([^0-9.]+)")
 #: The option of an algorithm that sets its capacity.
 _CAPACITY_OPTIONS = {"burst": "token-bucket", "queue": "leaky-bucket"}
 
@@ -92,9 +94,7 @@ class Limit:
 
     def __str__(self) -> str:
         """Returns the text form. Parsing it gives the same limit."""
-        unit, unit_us = next(each for each in _UNITS.items() if self.window_us % each[1] == 0)
-        count = self.window_us // unit_us
-        text = f"{self.quota}/{unit if count == 1 else f'{count}{unit}'}"
+        text = f"{self.quota}/{_window_text(self.window_us)}"
         if self.algorithm != "sliding":
             text += f" {self.algorithm}"
         if self.cost_max != self.quota:
@@ -153,6 +153,16 @@ def period(window_us: int) -> str:
 # limits.
 @lru_cache(maxsize=1024)
 def _parse(text: str) -> Limit:
+    try:
+        return _parse_exactly(text)
+    except InvalidInput as error:
+        meant = _meant(text)
+        if meant is None:
+            raise
+        raise InvalidInput(f"{error}; did you mean {meant}?") from None
+
+
+def _parse_exactly(text: str) -> Limit:
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > _TEXT_BYTES_MAX:
         raise InvalidInput(
@@ -189,12 +199,65 @@ def _parse_rate(rate: str) -> tuple[int, int]:
             "expected a window: a whole number and a unit, or a unit alone (500ms, 10s, min, day)",
             window,
         )
+    if re.match(r"\.[0-9]", unit):
+        raise _error("expected a window in whole numbers, such as 90min", window)
     if unit not in _UNITS:
         raise _error("unknown unit of time; expected one of us, ms, s, min, h, day, week", unit)
     window_us = (int(count_text) if count_text else 1) * _UNITS[unit]
     if not WINDOW_US_MIN <= window_us <= WINDOW_US_MAX:
-        raise _error("a window must be from 1ms to 400day", window)
+        reason = ", the longest whose arithmetic is exact in Redis"
+        is_long = window_us > WINDOW_US_MAX
+        raise _error(f"a window must be from 1ms to 400day{reason if is_long else ''}", window)
     return quota, window_us
+
+
+def _meant(text: str) -> str | None:
+    """Returns the limit that a text in another common form means, as it must be written: `10/min`
+    for `10 / min`, `10 per minute` or `10/MIN`, and `10/90min` for `10/1.5h`.
+
+    Returns `None` if the text has another form, or that limit would be invalid.
+    """
+    words = [word for word in _ASCII_SPACE.split(text.lower().replace("/", " / ")) if word]
+    if len(text) > _TEXT_BYTES_MAX or len(words) < 3 or words[1] not in ("/", "per"):
+        return None
+    quota, _, window, *rest = words
+    if rest and not window.strip("0123456789."):
+        window += rest.pop(0)
+    window_us = _fractional_window_us(window)
+    if window_us is None:
+        return None
+    limit = " ".join([f"{quota}/{_window_text(window_us)}", *rest])
+    try:
+        _parse_exactly(limit)
+    except InvalidInput:
+        return None
+    return limit
+
+
+def _fractional_window_us(window: str) -> int | None:
+    """Parses a window whose number may have a fraction, such as `1.5h`.
+
+    Returns `None` if it is not a whole number of microseconds.
+    """
+    parts = _FRACTIONAL_WINDOW.fullmatch(window)
+    if parts is None or parts[3] not in _UNITS:
+        return None
+    unit_us = _UNITS[parts[3]]
+    if not parts[1] and parts[2] is None:
+        return unit_us
+    fraction = parts[2] or "0"
+    fraction_us, remainder = divmod(int(fraction) * unit_us, 10 ** len(fraction))
+    return None if remainder else int(parts[1] or "0") * unit_us + fraction_us
+
+
+def _window_text(window_us: int) -> str:
+    """Returns a window in the largest unit that divides it: `min`, `90min`, `500ms`."""
+    divides = (
+        each for each in _UNITS.items() if 0 < each[1] <= window_us and not window_us % each[1]
+    )
+    unit, unit_us = next(divides, ("us", 1))
+    count = window_us // unit_us
+    return unit if count == 1 else f"{count}{unit}"
 
 
 def _parse_options(options: Sequence[str], algorithm: str) -> tuple[int | None, bool]:

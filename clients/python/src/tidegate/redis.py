@@ -6,7 +6,7 @@
     limiter = RedisLimiter(redis.Redis())
     decision = limiter.check("user:42", ["10/min", "1000/day"])
 
-Requires redis-py (`pip install tidegate[redis]`) and Redis 7.0 or Valkey 7.2, or a later version.
+Requires redis-py (`pip install 'redis>=5.2'`) and Redis 7.0 or Valkey 7.2, or a later version.
 
 **The deadline.** redis-py waits 5 seconds for a reply by default and retries failed commands after
 a pause. Both are wrong for a decision that a request waits for: a retried check is charged twice.
@@ -47,7 +47,7 @@ try:
     )
     from redis.exceptions import TimeoutError as RedisTimeoutError
 except ImportError as missing:
-    raise ImportError("tidegate.redis needs redis-py: pip install tidegate[redis]") from missing
+    raise ImportError("tidegate.redis needs redis-py: pip install 'redis>=5.2'") from missing
 
 from ._core import LimitsLike, peek_checks
 from .decision import Decision

@@ -52,17 +52,20 @@ fn admin_requests_need_the_token() {
         let answer = serving.visit(path);
         assert_eq!(answer.status, 401, "{path}");
         assert_eq!(answer.headers["www-authenticate"], "Bearer realm=\"tidegate admin\"");
+        assert!(answer.body.contains("needs a token: send the header Authorization: Bearer TOKEN"), "{}", answer.body);
     }
-    for said in [
-        "Bearer a-token-for-tests-onlx",
-        "Bearer a-token-for-tests-onl",
-        "Bearer ",
-        "Bearer",
-        "a-token-for-tests-only",
-        "Basic a-token-for-tests-only",
+    let (wrong, missing) = ("the token in the header Authorization is wrong", "this request needs a token");
+    for (said, message) in [
+        ("Bearer a-token-for-tests-onlx", wrong),
+        ("Bearer a-token-for-tests-onl", wrong),
+        ("Bearer ", missing),
+        ("Bearer", missing),
+        ("a-token-for-tests-only", missing),
+        ("Basic a-token-for-tests-only", missing),
     ] {
         let answer = Client::open(&serving.admin).ask("GET", "/v1/rules", &[("authorization", said)], "");
         assert_eq!(answer.status, 401, "{said}");
+        assert!(answer.body.contains(message), "{said}: {}", answer.body);
     }
     assert_eq!(serving.operate("GET", "/v1/rules").status, 200);
     for path in ["/healthz", "/readyz", "/metrics"] {

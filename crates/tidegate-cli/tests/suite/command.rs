@@ -42,6 +42,24 @@ fn an_error_exits_with_two_and_a_message_that_names_what_is_accepted() {
             "cannot reach the store redis://127.0.0.1:1: connection refused",
         ),
         (&["check", "k", "10/min", "--cost=-1"], "--cost"),
+        (&["check", "k", "10/min", "--cost", "-1"], "-1 is not in 0..=4294967295"),
+        (&["check", "k", "10/min", "sliding"], "quote it: '10/min sliding'"),
+        (&["inspect", "k", "9/s", "token-bucket", "burst=20"], "quote it: '9/s token-bucket burst=20'"),
+        (&["gateway", "--limit", "10/min", "sliding-log"], "quote it: '10/min sliding-log'"),
+        (&["check", "k", "10", "per", "minute"], "did you mean '10/min'?"),
+        (&["check", "k", "10 / min"], "did you mean 10/min?"),
+        (&["check", "k", "10 per minute"], "did you mean 10/min?"),
+        (&["check", "k", "10/1.5h"], "in whole numbers, such as 90min (at byte 3: \"1.5h\"); did you mean 10/90min?"),
+        (&["check", "k", "10/500d"], "from 1ms to 400day, the longest whose arithmetic is exact in Redis"),
+        (&["check", "k", "10/min", "--store", "localhost:6379"], "no scheme; did you mean redis://localhost:6379?\n"),
+        (
+            &["check", "k", "10/min", "--store", "redis+sentinel://u:hunter2@a:1,b"],
+            "the name of the master is missing after the Sentinels; did you mean redis+sentinel://a:1,b/NAME?\n",
+        ),
+        (&["serve", "--port", "8081"], "set by --http ADDRESS, such as --http 127.0.0.1:8081"),
+        (&["gateway", "--port=8081"], "set by --listen ADDRESS, such as --listen 127.0.0.1:8081"),
+        (&["serve", "--redis", "redis://:hunter2@h"], "set by --store URL"),
+        (&["serve", "--instances", "-1"], "--instances"),
         (&["chekc"], "unrecognized subcommand"),
         (&["serve", "--http", "999.0.0.1:80"], "--http ADDRESS"),
         (&["serve", "--http", ":8080"], "expected HOST:PORT, such as 127.0.0.1:8080 for this machine only"),
@@ -64,6 +82,29 @@ fn an_error_exits_with_two_and_a_message_that_names_what_is_accepted() {
         assert!(said.contains(phrase), "{arguments:?}: {said}");
         assert!(!said.contains("hunter2") && said.matches("127.0.0.1:1").count() <= 1, "{said}");
         assert!(!said.contains("os error"), "{said}");
+    }
+}
+
+/// A file that cannot be read is not called invalid, and the reason is printed once.
+#[test]
+fn a_file_that_cannot_be_read_is_reported_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let directory = dir.path().join("directory.toml");
+    std::fs::create_dir(&directory).unwrap();
+    for (file, reason) in [
+        ("absent.toml".to_owned(), "cannot read absent.toml: no such file or directory".to_owned()),
+        (directory.display().to_string(), format!("cannot read {}: is a directory", directory.display())),
+        ("tidegate.ini".to_owned(), "tidegate.ini: expected a file whose name ends in .toml, .yaml or .yml".to_owned()),
+    ] {
+        for arguments in
+            [&["validate", &file][..], &["serve", "--config", &file], &["inspect", "k", "1/h", "--config", &file]]
+        {
+            let output = tidegate(arguments);
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+            assert_eq!(said.matches(&reason).count(), 1, "{arguments:?}: {said}");
+            assert!(!said.contains("is invalid"), "{arguments:?}: {said}");
+        }
     }
 }
 
@@ -283,9 +324,8 @@ fn serve_names_the_settings_that_explicit_checks_cannot_follow() {
     assert!(!others.output().contains("not to checks that name"), "{}", others.output());
 }
 
-/// Findings are printed before the listeners start, so the output after the start holds all of them.
 #[test]
-fn instances_on_the_command_line_count_as_configured() {
+fn instances_on_the_command_line_override_the_number_that_is_counted() {
     let redis = Server::redis();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tidegate.toml");
@@ -295,11 +335,15 @@ fn instances_on_the_command_line_count_as_configured() {
         let serving = Serving::start(&[&config[..], more].concat());
         serving.wait_for_log("connected to the store");
         serving.reload("was reloaded");
-        serving.output()
+        serving.until("/readyz", |answer| answer.body.contains(r#""reachable":true"#));
+        let metrics = serving.visit("/metrics").body;
+        let instances = metrics.lines().find_map(|line| line.strip_prefix("tidegate_instances ")).unwrap().to_owned();
+        (instances, serving.output())
     };
-    assert!(said(&[]).contains("instances-unset"));
-    let said = said(&["--instances", "3"]);
-    assert!(!said.contains("instances-unset") && !said.contains("this setting changed"), "{said}");
+    assert_eq!(said(&[]).0, "1");
+    let (instances, said) = said(&["--instances", "3"]);
+    assert_eq!(instances, "3");
+    assert!(!said.contains("this setting changed"), "{said}");
 }
 
 #[test]

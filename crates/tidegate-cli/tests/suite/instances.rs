@@ -3,7 +3,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::serving::{Client, Serving};
+use crate::serving::{Client, Serving, command};
+use tidegate_testkit::fault::{Fault, Proxy};
 use tidegate_testkit::poll::eventually;
 use tidegate_testkit::server::{Connection, Reply, Server};
 
@@ -210,4 +211,88 @@ fn an_instance_started_while_redis_is_down_uses_its_share_and_joins_later() {
     decides_locally(&serving, "before Redis was up");
     redis.restart();
     decides_on_the_store(&serving, "once Redis is up");
+}
+
+/// Waits until an instance divides quotas by this number of instances.
+fn until_counted(serving: &Serving, count: u32) {
+    let expected = format!(r#""instances":{count}"#);
+    serving.until("/readyz", |answer| answer.body.contains(&expected));
+    let metric = format!("tidegate_instances {count}");
+    assert!(serving.visit("/metrics").body.lines().any(|line| line == metric));
+}
+
+/// Returns how many of 30 checks at each instance are admitted, at 10 per day.
+fn admitted(instances: &[Serving], key: &str) -> u32 {
+    let body = format!(r#"{{"key":"{key}","limit":"10/day"}}"#);
+    let admitted = |instance: &Serving| (0..30).filter(|_| instance.check(&body).status == 200).count() as u32;
+    instances.iter().map(admitted).sum()
+}
+
+#[test]
+fn three_instances_with_default_settings_admit_no_more_than_the_bound_in_an_outage() {
+    let redis = Server::redis();
+    let instances: Vec<Serving> = (0..3).map(|_| Serving::start(&["--store", &redis.url()])).collect();
+    instances.iter().for_each(|instance| until_counted(instance, 3));
+    assert!(instances[2].output().contains("instances that share the store"), "{}", instances[2].output());
+    let before = admitted(&instances, "across");
+    redis.kill9();
+    assert_eq!(admitted(&instances, "in the outage"), 12, "3 × ⌈10 / 3⌉");
+    let across = before + admitted(&instances, "across");
+    assert!(across <= 22, "{before} before the outage, {across} in all");
+}
+
+#[test]
+fn ended_instances_are_not_counted_any_more() {
+    let redis = Server::redis();
+    let mut instances: Vec<Serving> = (0..4).map(|_| Serving::start(&["--store", &redis.url()])).collect();
+    instances.iter().for_each(|instance| until_counted(instance, 4));
+    let set = || redis.command(&["ZCARD", "tidegate:tg2:instances"]).integer();
+
+    let mut ending = instances.pop().unwrap();
+    ending.signal("TERM");
+    assert!(ending.end().success());
+    assert_eq!(set(), 3, "an instance that shuts down removes itself");
+    instances.iter().for_each(|instance| until_counted(instance, 3));
+
+    let mut killed = instances.pop().unwrap();
+    killed.signal("KILL");
+    killed.end();
+    instances.iter().for_each(|instance| until_counted(instance, 2));
+    redis.kill9();
+    assert_eq!(admitted(&instances, "user:42"), 10, "2 × 10 / 2");
+}
+
+#[test]
+fn partitioned_instance_admits_its_share_and_the_others_the_quota() {
+    let redis = Server::redis();
+    let proxy = Proxy::start(redis.addr());
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tidegate.toml");
+    std::fs::write(&file, "deadline = \"2s\"\n").unwrap();
+    let urls = [proxy.url(), redis.url(), redis.url()];
+    let start = |url: &String| Serving::start(&["--store", url, "--config", file.to_str().unwrap()]);
+    let instances: Vec<Serving> = urls.iter().map(start).collect();
+    instances.iter().for_each(|instance| until_counted(instance, 3));
+    proxy.set(Fault::Cut);
+    assert_eq!(admitted(&instances[..1], "user:42"), 4, "⌈10 / 3⌉");
+    instances[1..].iter().for_each(|instance| until_counted(instance, 2));
+    assert_eq!(admitted(&instances[..1], "user:42"), 0, "its number stays the last known one");
+    assert_eq!(admitted(&instances[1..], "user:42"), 10);
+}
+
+#[test]
+fn single_commands_do_not_announce_themselves() {
+    let redis = Server::redis();
+    let url = redis.url();
+    for arguments in [
+        &["check", "user:42", "10/min"][..],
+        &["inspect", "user:42", "10/min"],
+        &["reset", "user:42", "10/min"],
+        &["ban", "user:42"],
+        &["unban", "user:42"],
+    ] {
+        let output = command().args(arguments).args(["--store", &url]).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        assert_eq!(redis.command(&["EXISTS", "tidegate:tg2:instances"]).integer(), 0, "{arguments:?}");
+    }
 }

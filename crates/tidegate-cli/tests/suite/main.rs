@@ -32,4 +32,5 @@ mod store_access;
 mod tls;
 mod traces;
 mod unwritable_output;
+mod validation;
 mod waits;

@@ -12,9 +12,9 @@
 //! | `LANGUAGE,before`, on page 11 | The code of another library. Not run. |
 //!
 //! Differences from what a reader does, all of which are in `shell.rs`: ports that the pages print are replaced by free
-//! ones, `tidegate` is the binary under test, `cargo` uses the crates of this workspace's lock file, offline, and `pip`,
-//! `npm` and `go` use the packages that `scripts/setup.sh` has installed. The commands in [`NOT_RUN`] are not run, nor are
-//! those of Go if it is not installed.
+//! ones, Rust programs wait longer for Redis, `tidegate` is the binary under test, `cargo` uses the crates of this
+//! workspace's lock file, offline, and `pip`, `npm` and `go` use the packages that `scripts/setup.sh` has installed. The
+//! commands in [`NOT_RUN`] are not run, nor are those of Go if it is not installed.
 //!
 //! `TIDEGATE_GUIDE_PAGES=07,11` runs only these pages of the guide, for those who write them.
 
@@ -34,14 +34,11 @@ use crate::console::Step;
 /// How a command begins that is not run, how it is checked instead, and why.
 type NotRun = (&'static str, fn(&str) -> bool, &'static str);
 
-const NOT_RUN: [NotRun; 2] = [
-    (
-        "cargo install --path ",
-        installs_the_command,
-        "compiles the binary under test once more, optimised, and installs it for the user; the path is its package",
-    ),
-    ("make ", is_a_make_target, "`make test` runs this test, and the others take minutes or hours; the target exists"),
-];
+const NOT_RUN: [NotRun; 1] = [(
+    "cargo install --path ",
+    installs_the_command,
+    "compiles the binary under test once more, optimised, and installs it for the user; the path is its package",
+)];
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -50,12 +47,6 @@ fn repository() -> PathBuf {
 fn installs_the_command(command: &str) -> bool {
     let path = command.split_whitespace().last().unwrap();
     repository().join(path) == Path::new(env!("CARGO_MANIFEST_DIR")).canonicalize().unwrap()
-}
-
-fn is_a_make_target(command: &str) -> bool {
-    let target = command.split_whitespace().nth(1).unwrap();
-    let makefile = fs::read_to_string(repository().join("Makefile")).unwrap();
-    makefile.lines().any(|line| line.starts_with(&format!("{target}:")) && line.contains("## "))
 }
 
 fn readme() -> Page {
@@ -138,6 +129,14 @@ fn commands_that_are_not_run_are_valid() {
         }
     }
     assert_eq!(used.len(), NOT_RUN.len(), "the pages have only {used:?}");
+}
+
+#[test]
+fn texts_that_are_replaced_in_programs_exist() {
+    for (shown, _) in shell::PATIENT {
+        let is_written = |block: &Block| matches!(block, Block::File { text, .. } if text.contains(shown));
+        assert!(pages().any(|page| page.blocks.iter().any(is_written)), "no program has `{shown}`");
+    }
 }
 
 #[test]

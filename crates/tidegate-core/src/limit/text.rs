@@ -3,6 +3,9 @@
 //! The same grammar is used on the command line, in configuration files and in wire protocols. An error names the place
 //! in the text and what is accepted there. The length of the text is checked before it is parsed, so the input cannot
 //! make the parser or its messages large.
+//!
+//! A text in another common form, such as `10 per minute`, is an error too, so that there is one way to write a limit. Its
+//! message says how it is written here; see [`meant`].
 
 use std::fmt;
 use std::ops::Range;
@@ -14,6 +17,10 @@ use super::{Algorithm, Limit, LimitError};
 const TEXT_BYTES_MAX: usize = 256;
 /// The maximum number of characters of the input that an error message repeats.
 const SHOWN_CHARS_MAX: usize = 32;
+
+/// The maximum number of digits of a fraction for which a limit is suggested. The product with a week is below 2^53, so
+/// the clients in other languages can compute it too.
+const FRACTION_DIGITS_MAX: u32 = 3;
 
 /// Unit names and their microseconds. `Display` uses the first name of each size.
 const UNITS: [(&str, u64); 23] = [
@@ -50,6 +57,8 @@ pub struct LimitTextError {
     span: Range<usize>,
     found: String,
     problem: Problem,
+    /// The limit that is probably meant, as it must be written.
+    meant: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -59,6 +68,7 @@ enum Problem {
     Slash,
     Quota,
     Window,
+    Fraction,
     Unit,
     Word,
     OptionName,
@@ -75,25 +85,30 @@ impl LimitTextError {
     pub fn span(&self) -> Range<usize> {
         self.span.clone()
     }
+
+    /// Returns the limit that is probably meant, as it must be written: `10/min` for `10 per minute`. Returns `None` if
+    /// the text has no such form. The message contains it.
+    pub fn meant(&self) -> Option<&str> {
+        self.meant.as_deref()
+    }
 }
 
 impl fmt::Display for LimitTextError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LimitTextError { span, found, problem } = self;
-        let example = "for example 10/min or 100/min token-bucket burst=20";
+        let LimitTextError { span, found, problem, meant } = self;
+        // The suggestion is an example already.
+        let example = if meant.is_some() { "" } else { "; for example 10/min or 100/min token-bucket burst=20" };
         match problem {
             Problem::TooLong(bytes) => {
-                return write!(
-                    f,
-                    "a limit can have at most {TEXT_BYTES_MAX} bytes, but this one has {bytes}; {example}"
-                );
+                return write!(f, "a limit can have at most {TEXT_BYTES_MAX} bytes, but this one has {bytes}{example}");
             }
-            Problem::Empty => return write!(f, "expected QUOTA/WINDOW, found nothing; {example}"),
-            Problem::Slash => write!(f, "expected a / between quota and window; {example}")?,
-            Problem::Quota => write!(f, "expected a quota from 1 to {} in digits; {example}", super::QUOTA_MAX)?,
+            Problem::Empty => return write!(f, "expected QUOTA/WINDOW, found nothing{example}"),
+            Problem::Slash => write!(f, "expected a / between quota and window{example}")?,
+            Problem::Quota => write!(f, "expected a quota from 1 to {} in digits{example}", super::QUOTA_MAX)?,
             Problem::Window => {
                 write!(f, "expected a window: a whole number and a unit, or a unit alone (500ms, 10s, min, day)")?
             }
+            Problem::Fraction => write!(f, "expected a window in whole numbers, such as 90min")?,
             Problem::Unit => write!(f, "unknown unit of time; expected one of us, ms, s, min, h, day, week")?,
             Problem::Word => {
                 write!(f, "unknown algorithm; expected one of ")?;
@@ -109,9 +124,30 @@ impl fmt::Display for LimitTextError {
                 write!(f, "expected {option}=N with N from 1 to {}, in digits", super::QUOTA_MAX)?
             }
             Problem::OptionFlag => write!(f, "expected count_denied=true or count_denied=false")?,
+            // Without the number of microseconds: the text follows.
+            Problem::Limit(LimitError::Window { got_us }) => write!(f, "{}", WindowRange { got_us: *got_us })?,
             Problem::Limit(error) => write!(f, "{error}")?,
         }
-        write!(f, " (at byte {}: {found:?})", span.start)
+        write!(f, " (at byte {}: {found:?})", span.start)?;
+        match meant {
+            Some(limit) => write!(f, "; did you mean {limit}?"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Shows the range of windows; and the reason for the maximum, if the rejected window is too long.
+pub(super) struct WindowRange {
+    pub(super) got_us: u64,
+}
+
+impl fmt::Display for WindowRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a window must be from 1ms to 400day")?;
+        match self.got_us > super::WINDOW_US_MAX {
+            true => write!(f, ", the longest whose arithmetic is exact in Redis"),
+            false => Ok(()),
+        }
     }
 }
 
@@ -133,48 +169,48 @@ impl FromStr for Limit {
                 span: 0..text.len(),
                 found: String::new(),
                 problem: Problem::TooLong(text.len()),
+                meant: None,
             });
         }
-        let words: Vec<Word<'_>> = words(text).collect();
-        let Some((&rate, rest)) = words.split_first() else {
-            return Err(LimitTextError { span: 0..text.len(), found: String::new(), problem: Problem::Empty });
-        };
-        let (quota, window_us) = parse_rate(rate)?;
-
-        let mut algorithm = (Algorithm::Sliding, rate);
-        let mut options = rest;
-        if let Some((&word, after)) = rest.split_first()
-            && !word.text.contains('=')
-        {
-            algorithm = (word.text.parse().map_err(|_| word.error(Problem::Word))?, word);
-            options = after;
-        }
-        let options = Options::parse(options)?;
-
-        let mut limit = Limit::build(quota, window_us, algorithm.0, None, false).map_err(|error| match error {
-            LimitError::Quota { of: Some(_), .. } => algorithm.1.error(Problem::Limit(error)),
-            error => rate.error(Problem::Limit(error)),
-        })?;
-        if let Some((burst, word)) = options.burst {
-            limit = limit.with_burst(burst).map_err(|error| word.error(Problem::Limit(error)))?;
-        }
-        if let Some((queue, word)) = options.queue {
-            limit = limit.with_queue(queue).map_err(|error| word.error(Problem::Limit(error)))?;
-        }
-        Ok(limit.with_count_denied(options.count_denied.is_some_and(|(value, _)| value)))
+        parse(text).map_err(|error| LimitTextError { meant: meant(text), ..error })
     }
+}
+
+/// Parses a limit. An error has no suggestion.
+fn parse(text: &str) -> Result<Limit, LimitTextError> {
+    let words: Vec<Word<'_>> = words(text).collect();
+    let Some((&rate, rest)) = words.split_first() else {
+        return Err(LimitTextError { span: 0..text.len(), found: String::new(), problem: Problem::Empty, meant: None });
+    };
+    let (quota, window_us) = parse_rate(rate)?;
+
+    let mut algorithm = (Algorithm::Sliding, rate);
+    let mut options = rest;
+    if let Some((&word, after)) = rest.split_first()
+        && !word.text.contains('=')
+    {
+        algorithm = (word.text.parse().map_err(|_| word.error(Problem::Word))?, word);
+        options = after;
+    }
+    let options = Options::parse(options)?;
+
+    let mut limit = Limit::build(quota, window_us, algorithm.0, None, false).map_err(|error| match error {
+        LimitError::Quota { of: Some(_), .. } => algorithm.1.error(Problem::Limit(error)),
+        error => rate.error(Problem::Limit(error)),
+    })?;
+    if let Some((burst, word)) = options.burst {
+        limit = limit.with_burst(burst).map_err(|error| word.error(Problem::Limit(error)))?;
+    }
+    if let Some((queue, word)) = options.queue {
+        limit = limit.with_queue(queue).map_err(|error| word.error(Problem::Limit(error)))?;
+    }
+    Ok(limit.with_count_denied(options.count_denied.is_some_and(|(value, _)| value)))
 }
 
 /// Writes the text form. Parsing it gives the same limit.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let us = self.window_us();
-        let (unit, unit_us) = UNITS.into_iter().find(|&(_, unit_us)| us.is_multiple_of(unit_us)).unwrap_or(("us", 1));
-        write!(f, "{}/", self.quota())?;
-        match us / unit_us {
-            1 => write!(f, "{unit}")?,
-            count => write!(f, "{count}{unit}")?,
-        }
+        write!(f, "{}/{}", self.quota(), WindowText(self.window_us()))?;
         if self.algorithm() != Algorithm::Sliding {
             write!(f, " {}", self.algorithm().as_str())?;
         }
@@ -187,6 +223,60 @@ impl fmt::Display for Limit {
         }
         Ok(())
     }
+}
+
+/// Returns a window in the largest unit that divides it, such as 90 and `min`. 0 is in `us`.
+pub(super) fn in_largest_unit(window_us: u64) -> (u64, &'static str) {
+    let divides = |&(_, unit_us): &(&str, u64)| window_us >= unit_us && window_us.is_multiple_of(unit_us);
+    let (unit, unit_us) = UNITS.into_iter().find(divides).unwrap_or(("us", 1));
+    (window_us / unit_us, unit)
+}
+
+/// A window in microseconds, displayed in the largest unit that divides it: `min`, `90min`, `500ms`.
+struct WindowText(u64);
+
+impl fmt::Display for WindowText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match in_largest_unit(self.0) {
+            (1, unit) => write!(f, "{unit}"),
+            (count, unit) => write!(f, "{count}{unit}"),
+        }
+    }
+}
+
+/// Returns the limit that a text in another common form means, as it must be written: `10/min` for `10 / min`,
+/// `10 per minute` or `10/MIN`, and `10/90min` for `10/1.5h`.
+///
+/// Returns `None` if the text has another form, or that limit would be invalid.
+fn meant(text: &str) -> Option<String> {
+    let text = text.to_ascii_lowercase().replace('/', " / ");
+    let mut words = text.split_ascii_whitespace();
+    let quota = words.next()?;
+    words.next().filter(|word| ["/", "per"].contains(word))?;
+    let mut window = words.next()?.to_owned();
+    if window.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+        window += words.next()?;
+    }
+    let window = WindowText(fractional_window_us(&window)?);
+    let rest: String = words.flat_map(|word| [" ", word]).collect();
+    let limit = format!("{quota}/{window}{rest}");
+    parse(&limit).is_ok().then_some(limit)
+}
+
+/// Parses a window whose number may have a fraction of up to three digits, such as `1.5h`. Returns `None` if it is not a
+/// whole number of microseconds.
+fn fractional_window_us(text: &str) -> Option<u64> {
+    let number_bytes = text.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
+    let (number, unit) = text.split_at(number_bytes);
+    let (_, unit_us) = UNITS.into_iter().find(|(name, _)| *name == unit)?;
+    if number.is_empty() {
+        return Some(unit_us);
+    }
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let divisor = 10_u64.pow(u32::try_from(fraction.len()).ok().filter(|digits| *digits <= FRACTION_DIGITS_MAX)?);
+    let parts = fraction.parse::<u64>().ok()? * unit_us;
+    whole.checked_mul(unit_us)?.checked_add(parts / divisor).filter(|_| parts.is_multiple_of(divisor))
 }
 
 /// A part of the limit text, and the byte at which it starts.
@@ -203,6 +293,7 @@ impl<'t> Word<'t> {
             span: self.start..self.start + self.text.len(),
             found: self.text.chars().take(SHOWN_CHARS_MAX).collect(),
             problem,
+            meant: None,
         }
     }
 
@@ -239,6 +330,9 @@ fn parse_rate(rate: Word<'_>) -> Result<(u64, u64), LimitTextError> {
     let count = if digits == 0 { Some(1) } else { count_word.digits() };
     if unit_word.text.is_empty() {
         return Err(window_word.error(Problem::Window));
+    }
+    if unit_word.text.strip_prefix('.').is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit())) {
+        return Err(window_word.error(Problem::Fraction));
     }
     let unit_us = UNITS.into_iter().find(|&(name, _)| name == unit_word.text).map(|(_, us)| us);
     let unit_us = unit_us.ok_or_else(|| unit_word.error(Problem::Unit))?;
@@ -361,11 +455,63 @@ mod tests {
             ("200000/min sliding-log", 11..22, "1 to 100000 for sliding-log"),
             ("ten/min", 0..3, "in digits"),
             ("10/mïn", 3..7, "us, ms, s"),
+            ("10/1.5h", 3..7, "in whole numbers, such as 90min"),
+            ("10/1.h", 4..6, "us, ms, s"),
         ] {
             let error = refused(text);
             assert_eq!(error.span(), span, "{text}: {error}");
             assert!(error.to_string().contains(phrase), "{text}: {error}");
         }
+    }
+
+    /// Each case: an invalid text, and the limit that its message suggests.
+    #[test]
+    fn error_suggests_the_limit_that_is_meant() {
+        for (text, meant) in [
+            ("10 / min", Some("10/min")),
+            ("10/ min", Some("10/min")),
+            ("10 /min", Some("10/min")),
+            ("10 per minute", Some("10/min")),
+            ("10 per 5 minutes", Some("10/5min")),
+            ("10/5 min token-bucket burst=3", Some("10/5min token-bucket burst=3")),
+            ("10/MIN", Some("10/min")),
+            ("10/min Sliding", Some("10/min sliding")),
+            ("10/1.5h", Some("10/90min")),
+            ("10/0.5s", Some("10/500ms")),
+            ("10/.5min fixed-window", Some("10/30s fixed-window")),
+            ("10/24.0h", Some("10/day")),
+            ("10/1.5.5h", None),
+            ("10/1.0000001s", None),
+            ("10/0.0001ms", None),
+            ("10/99999999999999999999.5day", None),
+            ("10/0.99999999999999999999day", None),
+            ("10 per fortnight", None),
+            ("ten per minute", None),
+            ("10 per minute quickly", None),
+            ("10/500.5d", None),
+            ("10", None),
+            ("10/", None),
+            ("10 per", None),
+        ] {
+            let error = refused(text);
+            assert_eq!(error.meant(), meant, "{text}: {error}");
+            let suggestion = meant.map(|limit| format!("; did you mean {limit}?")).unwrap_or_default();
+            assert!(error.to_string().ends_with(&suggestion), "{text}: {error}");
+            assert_eq!(error.to_string().contains("did you mean"), meant.is_some(), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn error_of_a_window_that_is_too_long_has_the_maximum_and_its_reason() {
+        let error = refused("10/500d").to_string();
+        let expected =
+            "a window must be from 1ms to 400day, the longest whose arithmetic is exact in Redis (at byte 3: \"500d\")";
+        assert_eq!(error, expected);
+        assert_eq!(refused("10/999us").to_string(), "a window must be from 1ms to 400day (at byte 3: \"999us\")");
+        let error = Limit::new(10, std::time::Duration::from_secs(500 * 86_400)).unwrap_err().to_string();
+        assert!(error.ends_with("exact in Redis; found 500day"), "{error}");
+        let error = Limit::new(10, std::time::Duration::ZERO).unwrap_err().to_string();
+        assert_eq!(error, "a window must be from 1ms to 400day; found 0us");
     }
 
     #[test]

@@ -121,6 +121,7 @@ struct Call {
 
 struct InFlight {
     sent: Sent,
+    sent_at: Instant,
     until: Instant,
     /// Whether this is the last request of its batch.
     ends_batch: bool,
@@ -197,6 +198,7 @@ impl<'a> Session<'a> {
             if sent {
                 continue;
             }
+            self.worker.waiting.set(self.in_flight.front().map(|oldest| oldest.sent_at));
             let outcome = if self.in_flight.is_empty() {
                 if let Some(fault) = self.draining.take().or_else(|| self.worker.is_left().then(Fault::left)) {
                     self.give_up(&fault);
@@ -314,14 +316,17 @@ impl<'a> Session<'a> {
             self.connection.queue(ASKING);
         }
         self.connection.queue(&request);
-        let until = Instant::now() + self.worker.settings.call_timeout;
+        let sent_at = Instant::now();
+        let until = sent_at + self.worker.settings.call_timeout;
         let awaits_asking = call.is_asking;
         let replicas = self.worker.settings.replicas.filter(|_| call.batch.calls_script());
         let is_last = ends_batch && replicas.is_none();
-        self.in_flight.push_back(InFlight { sent: Sent::Call(call), until, ends_batch: is_last, awaits_asking });
+        let sent = Sent::Call(call);
+        self.in_flight.push_back(InFlight { sent, sent_at, until, ends_batch: is_last, awaits_asking });
         if let Some(replicas) = replicas.filter(|_| ends_batch) {
             self.connection.queue(&replicas.command());
-            self.in_flight.push_back(InFlight { sent: Sent::Wait, until, ends_batch, awaits_asking: false });
+            let sent = Sent::Wait;
+            self.in_flight.push_back(InFlight { sent, sent_at, until, ends_batch, awaits_asking: false });
         }
         self.batches_in_flight += usize::from(ends_batch);
         self.worker.count_call();

@@ -9,6 +9,7 @@ mod conformance;
 mod encrypted;
 mod fast_paths;
 mod faults;
+mod instances;
 mod lifetime;
 mod log_format;
 mod on_cluster;

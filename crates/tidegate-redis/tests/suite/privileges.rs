@@ -4,7 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tidegate_core::{Check, Demand, Key, Limit, ReceiptId, Redemption, Store, StoreErrorKind as Kind, Timestamp};
+use tidegate_core::{
+    Check, Demand, InstanceId, Key, Limit, ReceiptId, Redemption, Store, StoreErrorKind as Kind, Timestamp,
+};
 use tidegate_redis::{BuildError, RedisStore, SecretSource, acl_rules};
 use tidegate_testkit::server::{Brand, Cluster, Config, Server};
 
@@ -56,6 +58,9 @@ async fn minimal_user_may_do_what_the_store_does_and_nothing_else() {
         assert!(store.unban(b"k").await.unwrap());
         store.reset(&demand).await.unwrap();
         store.probe(store.shards()[0].id).await.unwrap();
+        let id = InstanceId::new(7);
+        assert_eq!(store.announce(id, PATIENCE).await.unwrap().unwrap().count, 1);
+        store.withdraw(id).await.unwrap();
         assert_eq!(store.command(&["HGET", "plans", "user:1"]).await.unwrap().as_text(), Some("pro"));
 
         server.command(&["HSET", "keys", "api_key:1", "{}"]);
@@ -110,6 +115,26 @@ async fn missing_command_or_key_pattern_is_named() {
             assert!(error.to_string().contains(expected), "{brand} {change}: {error}");
             assert!(error.to_string().contains("tidegate script --acl"), "{error}");
             assert!(!error.to_string().contains(PASSWORD), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn missing_command_for_the_instances_is_named() {
+    for brand in Brand::ALL {
+        for (change, expected) in [
+            ("-eval", "may not run EVAL"),
+            ("-zscore", "ZSCORE"),
+            ("-zadd", "may not run ZADD"),
+            ("-zrangebyscore", "may not run ZRANGEBYSCORE"),
+            ("-zremrangebyscore", "may not run ZREMRANGEBYSCORE"),
+            ("-zcard", "may not run ZCARD"),
+            ("-pexpire", "may not run PEXPIRE"),
+        ] {
+            let server = server(brand, &format!("{} {change}", rules()));
+            let error = store(&server).announce(InstanceId::new(7), PATIENCE).await.unwrap_err();
+            assert_eq!(error.kind(), Kind::Forbidden, "{brand} {change}");
+            assert!(error.to_string().contains(expected), "{brand} {change}: {error}");
         }
     }
 }

@@ -66,6 +66,9 @@ use crate::stream::ClientStream;
 /// The longest time that a client has to send a complete request header, even if `Bounds::http_idle` is longer.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 /// The message for a client whose address has too many attempts waiting.
+/// The messages for a request without a token, and with a wrong one.
+pub(crate) const TOKEN_MISSING: &str = "this request needs a token: send the header Authorization: Bearer TOKEN";
+pub(crate) const TOKEN_WRONG: &str = "the token in the header Authorization is wrong";
 pub(crate) const TOO_MANY_ATTEMPTS: &str = "too many failed attempts from this address; try again later";
 /// The most bytes of a body: enough for all headers of a request to explain.
 const BODY_BYTES_MAX: usize = 256 * 1024;
@@ -261,9 +264,8 @@ impl AdminListener {
     async fn authenticate(&self, headers: &HeaderMap, peer: IpAddr) -> Result<(), Response<Bytes>> {
         let checked = token::authenticate(self.token.as_ref(), headers, peer, &self.auth_guard, &self.stats).await;
         checked.map_err(|error| match error {
-            AuthError::Unauthenticated => {
-                unauthorized("expected the header Authorization: Bearer with the admin token", "admin")
-            }
+            AuthError::Missing => unauthorized(TOKEN_MISSING, "admin"),
+            AuthError::Wrong => unauthorized(TOKEN_WRONG, "admin"),
             AuthError::TooManyAttempts => {
                 let mut response = problem(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", TOO_MANY_ATTEMPTS);
                 response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));

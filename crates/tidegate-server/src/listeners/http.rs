@@ -52,7 +52,7 @@ use crate::browser::BrowserPolicy;
 use crate::decider::Decider;
 use crate::listener::{BoxError, ConnectionContext, Listener, ServeFuture, ServerState};
 use crate::listeners::admin::token::{AuthError, Token, authenticate};
-use crate::listeners::admin::{TOO_MANY_ATTEMPTS, unauthorized};
+use crate::listeners::admin::{TOKEN_MISSING, TOKEN_WRONG, TOO_MANY_ATTEMPTS, unauthorized};
 use crate::log_limit::LogLimit;
 use crate::metrics::{HTTP_ERRORS, ListenerStats, Rejection};
 use crate::openapi;
@@ -152,9 +152,8 @@ impl HttpListener {
         if let Some((token, guard)) = self.auth.as_ref().filter(|_| needs_token) {
             let message = match authenticate(Some(token), request.headers(), peer, guard, &self.stats).await {
                 Ok(()) => return self.answer(request).await,
-                Err(AuthError::Unauthenticated) => {
-                    "expected the header Authorization: Bearer with the token of this listener"
-                }
+                Err(AuthError::Missing) => TOKEN_MISSING,
+                Err(AuthError::Wrong) => TOKEN_WRONG,
                 Err(AuthError::TooManyAttempts) => TOO_MANY_ATTEMPTS,
             };
             return unauthorized(message, "http").map(full_body);

@@ -244,7 +244,7 @@ fn complete(mut operations: Value, access: Access, methods: &str, problem: &Sche
         }
         if access == Access::Token {
             responses["401"] =
-                unauthenticated(problem, "The request has no `Authorization: Bearer` header with the token.");
+                unauthenticated(problem, "The request has no `Authorization: Bearer` header, or its token is wrong.");
             responses["429"] = rejected(problem, "Too many attempts from this address are waiting.");
             responses["429"]["headers"] = json!({ "Retry-After": retry_after() });
         }

@@ -299,6 +299,31 @@ async fn the_router_accepts_the_documented_methods_and_no_others() {
 }
 
 /// A body is accepted exactly if it is valid by the document, apart from the bounds that the document leaves to a 400.
+/// Adds the names of all properties in a schema, and in the schemas that it contains.
+fn add_properties(schema: &Value, names: &mut BTreeSet<String>) {
+    match schema {
+        Value::Object(keywords) => {
+            let properties = keywords.get("properties").and_then(Value::as_object);
+            names.extend(properties.into_iter().flat_map(|properties| properties.keys().cloned()));
+            keywords.values().for_each(|value| add_properties(value, names));
+        }
+        Value::Array(values) => values.iter().for_each(|value| add_properties(value, names)),
+        _ => {}
+    }
+}
+
+/// The tables of `docs/http-api.md` have a row for each field, and for no other.
+#[test]
+fn every_field_is_in_the_tables_of_the_page() {
+    let mut fields = BTreeSet::new();
+    add_properties(&document()["components"]["schemas"], &mut fields);
+    let page = include_str!("../../../../docs/http-api.md");
+    let (_, section) = page.split_once("\n## Fields\n").expect("the section exists");
+    let (section, _) = section.split_once("\n## ").expect("another section follows");
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    assert_eq!(rows.map(str::to_owned).collect::<BTreeSet<_>>(), fields);
+}
+
 #[test]
 fn bodies_are_accepted_exactly_if_they_are_valid() {
     let document = document();

@@ -137,7 +137,6 @@ codes! {
     SubjectUnknowable "subject-unknowable" Warning "A rule counts by an identity that no request can have.",
     SubjectChosenByClient "subject-chosen-by-client" Warning "A rule counts only by values that the client chooses.",
     CountDeniedRefunded "count-denied-refunded" Warning "`count_denied` with a refund: a denied request has no outcome, so it is never refunded.",
-    InstancesUnset "instances-unset" Warning "The store is shared, but the number of instances is not configured.",
     MemoryNotShared "memory-not-shared" Warning "There are several instances, and each has its counters in its own memory.",
     AllRequestsExempt "all-requests-exempt" Warning "The exempt lists cover every request.",
     DeadlineLong "deadline-long" Warning "The deadline is so long that clients notice a store that hangs.",
@@ -357,9 +356,25 @@ impl Report {
 
     /// Returns one line with the name of the configuration and the number of errors, such as `tidegate.toml is invalid: 2
     /// errors`.
+    ///
+    /// Only the message of the error if the file cannot be read, because then it is not known to be invalid.
     pub fn summary(&self) -> String {
+        if let Some(unread) = self.unread() {
+            return unread.message.clone();
+        }
         let count = self.errors();
         format!("{} is invalid: {count} error{}", self.name, if count == 1 { "" } else { "s" })
+    }
+
+    /// Returns the only finding, if it is that the configuration file itself cannot be read. A finding about another file
+    /// has a place.
+    fn unread(&self) -> Option<&Finding> {
+        match &self.findings[..] {
+            [finding] if finding.span().is_none() => {
+                Some(finding).filter(|finding| matches!(finding.code, Code::FileUnreadable | Code::UnknownFormat))
+            }
+            _ => None,
+        }
     }
 
     /// Returns the number of errors among the findings, which is at least 1.
@@ -373,6 +388,9 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.summary())?;
+        if self.unread().is_some() {
+            return Ok(());
+        }
         f.write_str(if self.errors() == 1 { "" } else { ", the first" })?;
         match self.findings.iter().find(|finding| finding.severity() == Severity::Error) {
             Some(first) => write!(f, ": {first:?}"),
@@ -391,7 +409,18 @@ impl fmt::Debug for Report {
 impl std::error::Error for Report {}
 
 impl Diagnostic for Report {
+    fn code<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.unread().and_then(Diagnostic::code)
+    }
+
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.unread().and_then(Diagnostic::help)
+    }
+
     fn related<'a>(&'a self) -> Option<Box<dyn Iterator<Item = &'a dyn Diagnostic> + 'a>> {
+        if self.unread().is_some() {
+            return None;
+        }
         Some(Box::new(self.findings.iter().map(|finding| finding as &dyn Diagnostic)))
     }
 }

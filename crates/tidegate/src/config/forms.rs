@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::finding::{Code, Finding};
 use super::read::{FromNode, Named, Reader};
 use super::span::Spanned;
 use super::tree::{Node, Value};
@@ -129,6 +130,41 @@ impl FromNode for Secret {
 
     fn stand_in() -> Option<Secret> {
         Some(Secret::default())
+    }
+}
+
+/// A time, as written: a whole number and a unit, such as `25ms`. It is parsed when it is compiled.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct TimeText(pub(crate) String);
+
+impl TimeText {
+    /// Returns the error of a time that is a number without a unit.
+    pub(crate) fn without_unit(number: impl fmt::Display) -> Finding {
+        Finding::new(Code::InvalidTime, "this time has no unit")
+            .help(format!("write it with a unit and in quotes, such as \"{number}ms\" or \"{number}s\""))
+    }
+}
+
+impl std::ops::Deref for TimeText {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromNode for TimeText {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<TimeText> {
+        reader.show(node);
+        match &node.value {
+            Value::Text(text) => Some(TimeText(text.clone())),
+            Value::Int(number) => reader.refuse(TimeText::without_unit(number).at(node.span)),
+            _ => reader.wrong_type(node, "a time such as \"25ms\""),
+        }
+    }
+
+    fn stand_in() -> Option<TimeText> {
+        Some(TimeText(String::new()))
     }
 }
 

@@ -91,26 +91,11 @@ fn proxies(config: &Config, parts: &SetParts, note: &mut Note<'_>) {
 }
 
 fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
-    let store_span = config.store.as_ref().map(|store| store.span()).unwrap_or_default();
-    match (settings.instances, settings.is_shared()) {
-        (None, true) => {
-            let message = "the number of instances is not configured: while the store is unavailable, each \
-                           instance grants the whole quota"
-                .to_owned();
-            note(
-                Code::InstancesUnset,
-                store_span,
-                message,
-                "add `instances = N`, or `instances = 1` if there is only one",
-            );
-        }
-        (Some(instances), false) if instances > 1 => {
-            let span = config.instances.as_ref().map(|instances| instances.span()).unwrap_or_default();
-            let message = format!("there are {instances} instances, each with counters in its own memory");
-            let help = "use a shared store (`store = \"redis://…\"`), or expect each instance to grant the whole quota";
-            note(Code::MemoryNotShared, span, message, help);
-        }
-        _ => {}
+    if let Some(instances) = settings.instances.filter(|&instances| instances > 1 && !settings.is_shared()) {
+        let span = config.instances.as_ref().map(|instances| instances.span()).unwrap_or_default();
+        let message = format!("there are {instances} instances, each with counters in its own memory");
+        let help = "use a shared store (`store = \"redis://…\"`), or expect each instance to grant the whole quota";
+        note(Code::MemoryNotShared, span, message, help);
     }
     let hashes = [
         (Code::PlanHashUnread, &config.plan_sources.redis_hash),

@@ -21,7 +21,7 @@ use super::yaml;
 use crate::__io_reason;
 #[cfg(feature = "redis")]
 use crate::engine::Engine;
-use crate::gateway::GatewaySettings;
+use crate::gateway::{GatewaySettings, UpstreamSettings};
 use crate::identity::{Identity, Networks};
 #[cfg(feature = "redis")]
 use crate::limiter::StoreUrlError;
@@ -176,8 +176,12 @@ pub struct Loader {
     directory: PathBuf,
     environment: Arc<Environment>,
     checks_store_access: bool,
+    upstream_check: Option<Arc<UpstreamCheck>>,
     is_reload: bool,
 }
+
+/// Checks whether an upstream can be used. The error says why not.
+type UpstreamCheck = dyn Fn(&UpstreamSettings) -> Result<(), String> + Send + Sync;
 
 impl Default for Loader {
     fn default() -> Self {
@@ -188,6 +192,7 @@ impl Default for Loader {
             directory: PathBuf::new(),
             environment: Arc::new(|name| std::env::var(name).ok().filter(|value| !value.is_empty())),
             checks_store_access: true,
+            upstream_check: None,
             is_reload: false,
         }
     }
@@ -232,7 +237,8 @@ impl Loader {
 
     /// Sets the number of instances that share the quotas while the store is unavailable.
     ///
-    /// Overrides the `instances` of the file. Without either, there is one instance; 0 counts as 1.
+    /// Overrides the `instances` of the file; 0 counts as 1. Without either, it is the number of instances that share the
+    /// store.
     #[must_use]
     pub fn instances(self, instances: u32) -> Loader {
         Loader { instances: Some(instances), ..self }
@@ -245,6 +251,19 @@ impl Loader {
     #[must_use]
     pub fn environment(self, environment: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Loader {
         Loader { environment: Arc::new(environment), ..self }
+    }
+
+    /// Sets the function that checks each upstream of the gateway, without connecting, such as its certificate
+    /// authorities. Its message becomes an error of the file. Defaults to none.
+    ///
+    /// Only a program that forwards requests can use them, and this library does not.
+    #[doc(hidden)] // for the command
+    #[must_use]
+    pub fn check_upstreams(
+        self,
+        check: impl Fn(&UpstreamSettings) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Loader {
+        Loader { upstream_check: Some(Arc::new(check)), ..self }
     }
 
     /// Sets the directory of the keys and secret files that a text names by a relative path. Defaults to the current
@@ -369,6 +388,11 @@ impl Loader {
     /// A reload does not depend on them, because the store reads them again at each connect.
     pub(crate) fn checks_store_files(&self) -> bool {
         self.checks_store_access && !self.is_reload
+    }
+
+    /// Checks an upstream with the function of [`check_upstreams`](Loader::check_upstreams), if there is one.
+    pub(crate) fn check_upstream(&self, upstream: &UpstreamSettings) -> Result<(), String> {
+        self.upstream_check.as_ref().map_or(Ok(()), |check| check(upstream))
     }
 
     /// Returns the number of instances that overrides the one of the file, or `None` if [`Loader::instances`] was not

@@ -101,10 +101,27 @@ impl<'t> Reader<'t> {
         let message = format!("expected {expected}, found {}", node.value.kind());
         let finding = Finding::new(Code::WrongType, message).at(node.span);
         let is_unquoted = matches!(node.value, Value::Int(_) | Value::Float | Value::Bool(_));
-        self.errors.push(match is_unquoted && expected == "a string" {
-            true => finding.help("put it in quotes"),
-            false => finding,
-        });
+        self.refuse(match &node.value {
+            _ if is_unquoted && expected == "a string" => finding.help("put it in quotes"),
+            Value::Table(_) if expected == "a list" => finding.help(self.list_help(node)),
+            _ => finding,
+        })
+    }
+
+    /// Returns how to write a table as an entry of a list.
+    fn list_help(&self, node: &Node) -> String {
+        let written = self.text.get(node.span.start..node.span.end).unwrap_or_default();
+        // The header of a table in TOML, whose names were all known.
+        let header = written.strip_prefix('[').and_then(|rest| rest.split_once(']')).map(|(name, _)| name);
+        match header.filter(|name| !name.starts_with('[')) {
+            Some(name) => format!("write [[{name}]], with two brackets, before each entry of the list"),
+            None => "write a list: [{ … }] in TOML, or entries that begin with `-` in YAML".to_owned(),
+        }
+    }
+
+    /// Adds an error. Returns `None`, for the caller to return. The error must not contain a value that may be secret.
+    pub(crate) fn refuse<T>(&mut self, finding: Finding) -> Option<T> {
+        self.errors.push(finding);
         None
     }
 
@@ -112,8 +129,7 @@ impl<'t> Reader<'t> {
     ///
     /// `message` must not contain a value that may be secret.
     pub(crate) fn invalid<T>(&mut self, node: &Node, message: String) -> Option<T> {
-        self.errors.push(Finding::new(Code::InvalidValue, message).at(node.span));
-        None
+        self.refuse(Finding::new(Code::InvalidValue, message).at(node.span))
     }
 
     /// Allows reports to quote the value of a node. Does nothing for a list or a table, whose entries are allowed one

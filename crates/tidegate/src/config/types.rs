@@ -9,6 +9,7 @@ use tidegate_core::Algorithm;
 
 use super::forms::{
     AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret, StoreEntry, StoreUrl,
+    TimeText,
 };
 use super::read::{Named, tables};
 use super::span::Spanned;
@@ -33,10 +34,11 @@ pub struct Config {
     pub(crate) store: Option<Spanned<StoreEntry>>,
     /// The prefix of every key in the store. Defaults to `tidegate`.
     pub(crate) prefix: Option<Spanned<String>>,
-    /// The number of instances that share the quotas while the store is unavailable. Defaults to 1.
+    /// The number of instances that share the quotas while the store is unavailable. Defaults to the number of instances
+    /// that share the store.
     pub(crate) instances: Option<Spanned<u32>>,
     /// The deadline for a decision by the store. Defaults to `25ms`.
-    pub(crate) deadline: Option<Spanned<String>>,
+    pub(crate) deadline: Option<Spanned<TimeText>>,
     /// How requests are decided while the store is unavailable: `local`, `allow` or `deny`. Defaults to `local`.
     pub(crate) on_failure: OnFailure,
     /// The header fields that report the limits. Defaults to `x` and `ietf`.
@@ -215,7 +217,7 @@ pub(crate) struct GatewayTable {
     /// The most connections of one client address, except those of trusted proxies. Defaults to 1000.
     pub(crate) connections_per_address: Option<Spanned<u32>>,
     /// How long a client may take for the next bytes of a request body. Defaults to `30s`.
-    pub(crate) body_timeout: Option<Spanned<String>>,
+    pub(crate) body_timeout: Option<Spanned<TimeText>>,
 }
 
 /// An upstream: a service behind the gateway.
@@ -259,15 +261,15 @@ pub(crate) struct UpstreamMatch {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct TimeoutsTable {
     /// The time to connect to a server. Defaults to `3s`.
-    pub(crate) connect: Option<Spanned<String>>,
+    pub(crate) connect: Option<Spanned<TimeText>>,
     /// The time from the end of a request to the head of its response. Defaults to `60s`.
-    pub(crate) header: Option<Spanned<String>>,
+    pub(crate) header: Option<Spanned<TimeText>>,
     /// The time without a byte of a response body, or of a tunnel. Defaults to `60s`.
-    pub(crate) idle: Option<Spanned<String>>,
+    pub(crate) idle: Option<Spanned<TimeText>>,
     /// The time for a whole request and its response. Defaults to none.
-    pub(crate) total: Option<Spanned<String>>,
+    pub(crate) total: Option<Spanned<TimeText>>,
     /// The time in the queue. Defaults to `1s`.
-    pub(crate) queue: Option<Spanned<String>>,
+    pub(crate) queue: Option<Spanned<TimeText>>,
 }
 
 /// The format of the gateway's access log.
@@ -359,7 +361,7 @@ pub(crate) struct LimitTable {
     /// The units per window.
     pub(crate) quota: Option<Spanned<u64>>,
     /// The window, such as `10s`.
-    pub(crate) window: Option<Spanned<String>>,
+    pub(crate) window: Option<Spanned<TimeText>>,
     /// The algorithm. Defaults to `sliding`.
     #[cfg_attr(feature = "schema", schemars(schema_with = "super::schema::algorithm"))]
     pub(crate) algorithm: Option<Spanned<Algorithm>>,

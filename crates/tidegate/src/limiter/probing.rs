@@ -109,7 +109,7 @@ async fn has_recovered(shared: &Shared, shard: ShardId) -> bool {
 async fn probe(shared: &Shared, shard: ShardId) -> Probed {
     let mut call = pin!(shared.call(Call::Probe, 1, shared.store().probe(shard)));
     // As for a decision, an answer that has arrived when the deadline is noticed is in time.
-    let (answered, probed) = match answer_by(sleep(shared.deadlines.check), shared.store(), call.as_mut()).await {
+    let (answered, probed) = match answer_by(sleep(shared.deadlines.check), &**shared.store(), call.as_mut()).await {
         Some(answered) => (answered, Probed::InTime),
         None => (call.await, Probed::Late),
     };

@@ -15,6 +15,7 @@ use tidegate_core::{
 };
 use tokio::time::{Instant, timeout};
 
+use super::announcing::{self, Announcing};
 use super::health::{Health, ShardHealth};
 use super::parts::{self, Answer, Part, PartRefund};
 use super::settle::Difference;
@@ -38,7 +39,9 @@ pub(super) struct Shared {
     deny_cache: Option<DenyCache>,
     health: Health,
     pub(super) deadlines: Deadlines,
-    instances: u32,
+    /// The configured number of instances, which overrides the counted one.
+    instances: Option<u32>,
+    pub(super) announcing: Announcing,
 }
 
 /// The parts from which [`Shared::new`] builds a [`Shared`].
@@ -48,7 +51,8 @@ pub(super) struct SharedParts {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) observers: Observers,
     pub(super) deadlines: Deadlines,
-    pub(super) instances: u32,
+    pub(super) instances: Option<u32>,
+    pub(super) announces: bool,
     pub(super) has_deny_cache: bool,
 }
 
@@ -86,9 +90,17 @@ impl TimeBudget {
 
 impl Shared {
     pub(super) fn new(parts: SharedParts) -> Shared {
-        let SharedParts { store, local, clock, observers, deadlines, instances, has_deny_cache } = parts;
-        let deny_cache = has_deny_cache.then(DenyCache::default);
-        Shared { store, local, clock, observers, deny_cache, health: Health::default(), deadlines, instances }
+        let SharedParts { store, local, clock, observers, deadlines, instances, .. } = parts;
+        let deny_cache = parts.has_deny_cache.then(DenyCache::default);
+        let announcing = Announcing::new(parts.announces);
+        let health = Health::default();
+        Shared { store, local, clock, observers, deny_cache, health, deadlines, instances, announcing }
+    }
+
+    /// Returns the number of instances among which a quota is divided while the store does not answer: the configured
+    /// one, else the last known number of those that share the store, else 1.
+    pub(super) fn instances(&self) -> u32 {
+        self.instances.unwrap_or_else(|| self.announcing.live_instances())
     }
 
     /// Returns the memory store that holds this instance's shares.
@@ -96,8 +108,8 @@ impl Shared {
         &self.local
     }
 
-    pub(super) fn store(&self) -> &dyn Store {
-        &*self.store
+    pub(super) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
     }
 
     pub(super) fn health(&self) -> &Health {
@@ -117,6 +129,7 @@ impl Shared {
         budget: TimeBudget,
         counters: &Counters,
     ) -> Vec<Result<EachDecision, Unavailable>> {
+        announcing::start(self);
         let sent = self.clock.now();
         let cache_for = |check: &Check<'_>| {
             let lasts = !refundable && !check.demands().iter().any(|demand| demand.limit.count_denied());
@@ -355,7 +368,7 @@ impl Shared {
     }
 
     pub(super) async fn reset(self: &Arc<Self>, demand: &Demand<'_>) -> Result<(), StoreError> {
-        let local = Demand { limit: local_share(&demand.limit, self.instances), ..*demand };
+        let local = Demand { limit: local_share(&demand.limit, self.instances()), ..*demand };
         catch_panic(|| self.local.reset(&local));
         let check = Check::one(demand);
         self.forget(&check);
@@ -402,9 +415,9 @@ impl Shared {
     /// Calls the store for decisions, within `budget`, and reports the result to the breaker.
     ///
     /// `phase` is the breaker's phase that admitted the call, `sent` the current time. Returns one result per check, in
-    /// order. A failure that opens the breaker is logged, and starts the probe. Timeouts of a shortened deadline, or of
-    /// a process that was short of CPU time, and foreign data under a key do not count against the store. If the future
-    /// is dropped before it completes, nothing is reported to the breaker.
+    /// order. A failure that opens the breaker is logged, and starts the probe. Timeouts of a process that was short of
+    /// CPU time, those that are not [conclusive](Shared::is_conclusive), and foreign data under a key do not count
+    /// against the store. If the future is dropped before it completes, nothing is reported to the breaker.
     ///
     /// # Errors
     /// Returns an error if the call failed for all checks, or was not made: nothing is left of the deadline, or there
@@ -419,7 +432,11 @@ impl Shared {
         counters: &Counters,
     ) -> Result<Vec<Result<Decision, Unavailable>>, Unavailable> {
         let Some(deadline) = budget.left(&self.deadlines) else {
-            return Err(Unavailable::new(Kind::TimedOut, "the deadline passed before the store was called"));
+            let failure = Unavailable::new(Kind::TimedOut, "the deadline passed before the store was called");
+            if self.is_conclusive(Duration::ZERO, shard.id) {
+                self.report_failure(shard, phase, sent, &failure);
+            }
+            return Err(failure);
         };
         let Some(call) = self.begin(Call::Decide, checks.len(), (deadline, shard.id), self.decide(checks)) else {
             // The store was not called, so this says nothing about it.
@@ -451,16 +468,43 @@ impl Shared {
         // A deadline that this process noticed late says nothing about the store. If the store is down, the next error
         // of the connection opens the breaker.
         let was_starved = begun.elapsed() > deadline + LATENESS_MAX;
-        // Nor does a timeout after only a part of the deadline.
-        let was_shortened = deadline < self.deadlines.check;
-        let is_inconclusive = error.kind() == Kind::TimedOut && (was_starved || was_shortened);
-        if !is_of_its_counters(&error) && !is_inconclusive && shard.breaker.failed(phase, sent, self.clock.now()) {
-            tracing::warn!(kind = error.kind().as_str(), %error, "the store is not called until a probe succeeds");
+        let is_inconclusive =
+            error.kind() == Kind::TimedOut && (was_starved || !self.is_conclusive(deadline, shard.id));
+        if !is_of_its_counters(&error) && !is_inconclusive {
+            self.report_failure(shard, phase, sent, &failure);
+        }
+        Err(failure)
+    }
+
+    /// Returns whether a check that got no answer from a server in the time `waited` shows that the server does not
+    /// answer within the deadline of checks.
+    ///
+    /// A lookup of a plan or a key leaves a check only a part of the deadline. Half of it is enough: a lookup in the
+    /// same store that was answered within the other half shows that an answer takes no longer. With less, it depends on
+    /// the other calls to the server, such as that lookup: one of them must have been waiting for the whole deadline. An
+    /// eighth is left for the time between the start of a lookup and its call.
+    fn is_conclusive(&self, waited: Duration, shard: ShardId) -> bool {
+        let deadline = self.deadlines.check;
+        waited >= deadline / 2 || self.store.unanswered_for(shard).is_some_and(|time| time >= deadline / 8 * 7)
+    }
+
+    /// Reports a failed call to the breaker of its server. If that opens it, logs it and starts the probe.
+    ///
+    /// `phase` is the breaker's phase that admitted the call, `sent` the time at which it was sent.
+    fn report_failure(
+        self: &Arc<Self>,
+        shard: &Arc<ShardHealth>,
+        phase: Phase,
+        sent: Timestamp,
+        failure: &Unavailable,
+    ) {
+        if shard.breaker.failed(phase, sent, self.clock.now()) {
+            let kind = failure.kind().as_str();
+            tracing::warn!(kind, error = %failure, "the store is not called until a probe succeeds");
             *shard.last_failure.lock() = Some(failure.clone());
             self.observers.breaker_changed(true);
             probing::start(self, shard);
         }
-        Err(failure)
     }
 
     /// Calls the store and validates its reply: one result per check, and one status per limit of each check.
@@ -536,7 +580,7 @@ impl Shared {
     /// The deadline counts from this call, not from the first poll. The future may exceed it by up to 25 ms to find a
     /// reply that has already arrived; see [`answer_by`]. It resolves to an error of the kind `TimedOut` at the
     /// deadline, and of the kind `Protocol` if `call` panics.
-    fn within<T>(
+    pub(super) fn within<T>(
         &self,
         deadline: Duration,
         shard: ShardId,
@@ -627,8 +671,15 @@ impl Shared {
 
     /// Returns the demands of a check, with this instance's share of each limit.
     fn local_demands<'a>(&self, check: &Check<'a>) -> SmallVec<[Demand<'a>; 2]> {
-        let share = |demand: &Demand<'a>| Demand { limit: local_share(&demand.limit, self.instances), ..*demand };
+        let instances = self.instances();
+        let share = |demand: &Demand<'a>| Demand { limit: local_share(&demand.limit, instances), ..*demand };
         check.demands().iter().map(share).collect()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.announcing.withdraw_in_background(&self.store);
     }
 }
 

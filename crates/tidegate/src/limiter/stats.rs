@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate_core::{Decision, MemoryStore, Source};
 
 use super::health::Health;
+use super::shared::Shared;
 use crate::failure::Unavailable;
 
 /// Statistics of a limiter since it was built.
@@ -41,6 +42,9 @@ pub struct LimiterStats {
     ///
     /// The charge was refunded. Before the refund, it may have caused other checks to be denied.
     pub split_checks_refunded: u64,
+    /// The number of instances among which a quota is divided while the store does not answer: as configured, else the
+    /// number of those that share the store, when it was last known. 1 without a shared store.
+    pub instances: u32,
     /// Counters in process memory, including expired ones that are not reclaimed yet.
     ///
     /// If there is a shared store, these are the counters of the local shares.
@@ -80,8 +84,9 @@ impl Counters {
         }
     }
 
-    /// Reads the counters, the size of `memory` and the state of the breakers. `None` is reported as a closed breaker.
-    pub(super) fn stats(&self, memory: &MemoryStore, health: Option<&Health>) -> LimiterStats {
+    /// Reads the counters, the size of `memory`, and the state of the breakers of a shared store.
+    pub(super) fn stats(&self, memory: &MemoryStore, shared: Option<&Shared>) -> LimiterStats {
+        let health = shared.map(Shared::health);
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (allowed, unavailable) = (get(&self.allowed), get(&self.unavailable));
         LimiterStats {
@@ -97,6 +102,7 @@ impl Counters {
             breaker_open: health.is_some_and(Health::is_any_open),
             breaker_opened: health.map_or(0, Health::times_opened),
             split_checks_refunded: get(&self.split_checks_refunded),
+            instances: shared.map_or(1, Shared::instances),
             memory_keys: memory.len() as u64,
             memory_overflow_keys: memory.overflow_len() as u64,
             memory_bytes: memory.bytes_used() as u64,

@@ -373,7 +373,8 @@ impl Rules {
         self
     }
 
-    /// Sets the number of instances that share a store, at least 1. Defaults to 1.
+    /// Sets the number of instances that share a store, at least 1. Defaults to the number of those that announce
+    /// themselves in the store; see [`LimiterBuilder::instances`](crate::LimiterBuilder::instances).
     ///
     /// While the store does not answer, each instance grants quota / `instances`, rounded up, under
     /// [`OnFailure::Local`]. Ignored by [`Engine::new`](crate::engine::Engine::new), like [`store`](Rules::store).

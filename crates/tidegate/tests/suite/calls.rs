@@ -34,7 +34,7 @@ impl Node {
         let clock = Arc::new(ManualClock::new(START));
         let store = RedisStore::builder(server.url()).clock_override(clock.clone()).call_timeout(TIMEOUT);
         let store = Arc::new(store.build().unwrap());
-        let limiter = Limiter::builder().store(store).clock(clock.clone()).deadline(TIMEOUT).build();
+        let limiter = Limiter::builder().store(store).clock(clock.clone()).deadline(TIMEOUT).announce(false).build();
         Node { server, limiter, clock }
     }
 
@@ -62,7 +62,7 @@ async fn concurrent_checks_of_one_key_share_calls() {
     let server = Server::redis();
     let store = Arc::new(RedisStore::builder(server.url()).call_timeout(TIMEOUT).build().unwrap());
     let clock = Arc::new(SystemClock::new());
-    let limiter = Limiter::builder().store(store).clock(clock.clone()).deadline(TIMEOUT).build();
+    let limiter = Limiter::builder().store(store).clock(clock.clone()).deadline(TIMEOUT).announce(false).build();
     // Most checks are admitted, so that batches save the calls and not cached denials.
     let limit: Limit = "10000/h sliding-log".parse().unwrap();
     let callers = (0..CALLERS).map(|_| {
@@ -192,7 +192,7 @@ async fn checks_of_a_batch_are_decided_in_order() {
 async fn cached_ban_of_one_subject_does_not_deny_another() {
     let server = Server::redis();
     let store = RedisStore::builder(server.url()).bans(true).call_timeout(TIMEOUT).build().unwrap();
-    let limiter = Limiter::builder().store(Arc::new(store.clone())).deadline(TIMEOUT).build();
+    let limiter = Limiter::builder().store(Arc::new(store.clone())).deadline(TIMEOUT).announce(false).build();
     let demand = |limit: &str, subject: &'static str| Demand::new(limit.parse().unwrap(), Key::new(subject).unwrap());
     let (user, global) = (demand("100/min", "user:7"), demand("1000/min", "global"));
     store.ban(b"user:7", Some(Duration::from_secs(3600))).await.unwrap();

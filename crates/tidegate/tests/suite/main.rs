@@ -7,6 +7,7 @@ mod distributed;
 mod exports;
 mod faults;
 mod guide;
+mod instances;
 mod key_hash;
 mod layer;
 mod manifests;

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use toml::{Table, Value};
 
@@ -87,4 +88,24 @@ fn default_features_of_the_library_are_few() {
     for heavy in ["pem", "ring", "serde-saphyr", "spki", "axum", "schemars"] {
         assert_eq!(dependencies[heavy]["optional"], Value::Boolean(true), "{heavy}");
     }
+}
+
+/// The name is written in two parts, so that this file does not contain it.
+#[test]
+fn no_file_of_the_repository_contains_the_former_name_of_the_project() {
+    let former = ["toll", "gate"].concat();
+    let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(repository()).output().expect("git");
+    assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+    let listed = String::from_utf8(listed.stdout).expect("file names are UTF-8");
+    let files: Vec<&str> = listed.split_terminator('\0').collect();
+    assert!(files.contains(&"Cargo.toml"), "{files:?}");
+    let contains = |bytes: &[u8]| String::from_utf8_lossy(bytes).to_ascii_lowercase().contains(&former);
+    let has_name = |file: &&str| {
+        let path = repository().join(file);
+        // A link may lead out of the repository, and a listed file may be deleted. The path of either counts.
+        let is_file = fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_file());
+        contains(file.as_bytes()) || is_file && contains(&fs::read(&path).expect(file))
+    };
+    let found: Vec<&str> = files.into_iter().filter(has_name).collect();
+    assert!(found.is_empty(), "these files contain the name: {found:#?}");
 }

@@ -43,7 +43,7 @@ struct Recorded {
 
 impl Load {
     async fn start(store: RedisStore, deadline: Duration) -> Load {
-        let limiter = Limiter::builder().store(Arc::new(store)).deadline(deadline).build();
+        let limiter = Limiter::builder().store(Arc::new(store)).deadline(deadline).announce(false).build();
         let started = Instant::now();
         let history = History::new(LIMITS.iter().map(|limit| limit.parse::<Limit>().unwrap()));
         let recorded = Arc::new(Mutex::new(Recorded { history, decided: Vec::new() }));

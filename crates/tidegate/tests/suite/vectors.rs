@@ -94,7 +94,8 @@ fn keys() -> Vec<Value> {
     explicit.map(vector).collect()
 }
 
-/// Returns texts of limits, each with its limit line for a cost of 1, or with the error.
+/// Returns texts of limits, each with its limit line for a cost of 1, or with the error and the limit that its message
+/// suggests, if any.
 fn limits() -> Vec<Value> {
     let valid = [
         "10/min",
@@ -151,6 +152,19 @@ fn limits() -> Vec<Value> {
         "10/min count_denied=yes",
         "10/min x",
         "10 / min",
+        "10 per minute",
+        "10 per 5 minutes",
+        "10/5 min token-bucket burst=3",
+        "10/MIN",
+        "10/1.5h",
+        "10/.5min fixed-window",
+        "10/24.0h",
+        "10/1.h",
+        "10/1.0005s",
+        "10 per fortnight",
+        "10 per minute quickly",
+        "10/500d",
+        "10 per",
         "１０/min",
         "10/min, 5/s",
         "99999999999999999999/min",
@@ -162,7 +176,10 @@ fn limits() -> Vec<Value> {
     };
     let error = |text: &&str| {
         let error = text.parse::<Limit>().err().unwrap_or_else(|| panic!("{text} is a limit"));
-        json!({"text": text, "error": error.to_string()})
+        match error.meant() {
+            Some(meant) => json!({"text": text, "error": error.to_string(), "meant": meant}),
+            None => json!({"text": text, "error": error.to_string()}),
+        }
     };
     let long = format!("10/min{}", " ".repeat(300));
     valid.iter().map(line).chain(invalid.iter().map(error)).chain([error(&&*long)]).collect()

@@ -21,6 +21,19 @@ use crate::console::{Step, is_as_shown};
 const PORTS: [&str; 7] = ["8080", "6380", "9180", "9191", "3000", "3001", "8000"];
 /// The port of Redis on the pages.
 const REDIS_PORT: &str = "6379";
+/// What connects to Redis in the programs of the pages, and what is used instead: with the default timeouts, the result
+/// would depend on the other load of the machine.
+pub(super) const PATIENT: [(&str, &str); 2] = [
+    (
+        "Limiter::builder().url(url)?",
+        "Limiter::builder().deadline(std::time::Duration::from_secs(60)).store(std::sync::Arc::new(\
+         tidegate::RedisStore::builder(url).call_timeout(std::time::Duration::from_secs(60)).build()?))",
+    ),
+    (
+        "RedisStore::builder(\"redis://127.0.0.1:6379\")",
+        "RedisStore::builder(\"redis://127.0.0.1:6379\").call_timeout(std::time::Duration::from_secs(60))",
+    ),
+];
 /// Maximum time of a command. The first `cargo run` compiles all dependencies.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(1_200);
 const PAUSE: Duration = Duration::from_millis(20);
@@ -129,7 +142,8 @@ impl Shell {
 
     /// Writes a file below the current directory of the shell.
     pub(super) fn write(&mut self, name: &str, text: &str) {
-        let text = self.with_free_ports(text);
+        let text = PATIENT.iter().fold(text.to_owned(), |text, (shown, used)| text.replace(shown, used));
+        let text = self.with_free_ports(&text);
         let command =
             format!("mkdir -p \"$(dirname '{name}')\" && cat > '{name}' <<'end of the file'\n{text}end of the file");
         let (output, status) = self.execute(&command);

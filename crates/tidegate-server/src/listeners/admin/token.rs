@@ -74,8 +74,10 @@ impl Token {
 /// The reason why a request is rejected before it is handled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AuthError {
-    /// The token is missing or wrong, or the listener has none.
-    Unauthenticated,
+    /// The request has no bearer token.
+    Missing,
+    /// The token is wrong, or the listener has none.
+    Wrong,
     /// 16 attempts of the client's address are waiting already. The token was not checked.
     TooManyAttempts,
 }
@@ -86,8 +88,8 @@ pub(crate) enum AuthError {
 /// `peer`, the result is delayed by up to 1 s, even for the right token; see [`AuthGuard::attempt`].
 ///
 /// # Errors
-/// Returns [`AuthError::Unauthenticated`] if the token is missing or wrong, or `token` is `None`, and
-/// [`AuthError::TooManyAttempts`] if too many attempts of `peer` are waiting.
+/// Returns [`AuthError::Missing`] if the request has no bearer token, [`AuthError::Wrong`] if it has another one or
+/// `token` is `None`, and [`AuthError::TooManyAttempts`] if too many attempts of `peer` are waiting.
 pub(crate) async fn authenticate(
     token: Option<&Token>,
     headers: &HeaderMap,
@@ -100,10 +102,11 @@ pub(crate) async fn authenticate(
         .and_then(|value| value.split_at_checked(7))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
     // A request without a token is not a guess.
-    let Some(((_, given), token)) = bearer.zip(token) else { return Err(AuthError::Unauthenticated) };
+    let Some((_, given)) = bearer else { return Err(AuthError::Missing) };
+    let Some(token) = token else { return Err(AuthError::Wrong) };
     match guard.attempt(stats.name, peer, &stats.auth_failures, || token.matches(given)).await {
         Attempt::Right => Ok(()),
-        Attempt::Wrong => Err(AuthError::Unauthenticated),
+        Attempt::Wrong => Err(AuthError::Wrong),
         Attempt::Refused => Err(AuthError::TooManyAttempts),
     }
 }

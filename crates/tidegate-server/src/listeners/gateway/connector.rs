@@ -52,9 +52,11 @@ impl ClientTls {
         match authorities {
             Some(pem) => {
                 for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-                    let added = certificate
-                        .map_err(|error| error.to_string())
-                        .and_then(|certificate| roots.add(certificate).map_err(|error| error.to_string()));
+                    let added = certificate.map_err(|error| format!("the PEM text is malformed: {error}")).and_then(
+                        |certificate| {
+                            roots.add(certificate).map_err(|error| format!("a certificate is malformed: {error}"))
+                        },
+                    );
                     added.map_err(|reason| UpstreamError::Authorities { upstream: upstream.to_owned(), reason })?;
                 }
             }

@@ -56,6 +56,15 @@ pub enum UpstreamError {
     },
 }
 
+/// Checks that a gateway can use an upstream: its certificate authorities, and the names of its servers in certificates.
+/// Opens no connection.
+///
+/// # Errors
+/// If it cannot, for the reason with which [`Gateway::new`](crate::Gateway::new) would fail.
+pub fn check_upstream(settings: &UpstreamSettings) -> Result<(), UpstreamError> {
+    Upstream::new(settings, None).map(drop)
+}
+
 /// The upstreams of a gateway and the routes to them. A reload replaces them.
 #[derive(Debug)]
 pub(super) struct Upstreams(ArcSwap<Routed>);

@@ -42,7 +42,7 @@ pub(crate) const WAIT_MS_MAX: u32 = 60_000;
 pub(crate) struct CheckBody<'b> {
     #[serde(borrow, default, deserialize_with = "present_text")]
     key: Option<Cow<'b, str>>,
-    #[serde(borrow, default, deserialize_with = "present_text")]
+    #[serde(borrow, default, deserialize_with = "present_limit")]
     limit: Option<Cow<'b, str>>,
     #[serde(default, deserialize_with = "present_cost")]
     cost: Option<u64>,
@@ -138,6 +138,41 @@ fn present_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Cow
     JsonString::deserialize(deserializer).map(|JsonString(text)| Some(text))
 }
 
+/// Deserializes a `limit` that is present, as [`limit_text`] does.
+fn present_limit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Cow<'de, str>>, D::Error> {
+    limit_text(deserializer).map(Some)
+}
+
+/// Deserializes the text of a limit, borrowed from the body if it contains no escapes. The error for a list says where
+/// several limits belong.
+fn limit_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Cow<'de, str>, D::Error> {
+    struct LimitVisitor;
+    impl<'de> Visitor<'de> for LimitVisitor {
+        type Value = Cow<'de, str>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a limit as a string, such as \"10/min\"")
+        }
+
+        fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+            Ok(Cow::Borrowed(text))
+        }
+
+        fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+            Ok(Cow::Owned(text.to_owned()))
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, _: A) -> Result<Self::Value, A::Error> {
+            Err(A::Error::custom(
+                "limit must be one limit, such as \"10/min\", found a list; several limits are entries of checks: \
+                 {\"checks\": [{\"key\": …, \"limit\": …}, …]}",
+            ))
+        }
+    }
+    // `deserialize_str` would reject a list before the visitor sees it.
+    deserializer.deserialize_any(LimitVisitor)
+}
+
 /// Deserializes a `cost` that is present. Null is an error.
 fn present_cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     whole_number::deserialize(deserializer, "cost", u32::MAX).map(Some)
@@ -226,7 +261,7 @@ struct CheckEntry<'b> {
     #[serde(borrow)]
     #[schemars(schema_with = "field_schemas::key")]
     key: Cow<'b, str>,
-    #[serde(borrow)]
+    #[serde(borrow, deserialize_with = "limit_text")]
     #[schemars(schema_with = "field_schemas::limit")]
     limit: Cow<'b, str>,
     #[serde(default, deserialize_with = "present_cost")]
@@ -462,6 +497,16 @@ mod tests {
                 r#"{"key":"a","limit":"1/s","cots":1}"#,
                 "unknown field `cots`, expected one of `key`, `limit`, `cost`, `checks`, `request`, `wait_ms`, `receipt`",
             ),
+            (
+                r#"{"key":"a","limit":["1/s","9/day"]}"#,
+                r#"limit must be one limit, such as "10/min", found a list; several limits are entries of checks: {"checks": ["#,
+            ),
+            (r#"{"checks":[{"key":"a","limit":["1/s"]}]}"#, "several limits are entries of checks"),
+            (
+                r#"{"key":"a","limit":10}"#,
+                "invalid type: integer `10`, expected a limit as a string, such as \"10/min\"",
+            ),
+            (r#"{"key":"a","limit":"10 per minute"}"#, "did you mean 10/min?"),
             (r#"{"key":"a","limit":"1/s","cost":-1}"#, "found -1"),
             (r#"{"key":"a","limit":"1/s","cost":4294967296}"#, "cost must be a whole number from 0 to 4294967295"),
             (r#"{"request":{"method":"GET","path":"/"}}"#, "missing field `peer`"),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::Compiler;
 use crate::config::finding::{Code, Finding};
+use crate::config::forms::TimeText;
 use crate::config::span::Spanned;
 use crate::config::types::{AccessLog, Config, GatewayTable, UpstreamTable};
 use crate::gateway::{
@@ -147,8 +148,21 @@ impl Compiler<'_> {
         number(&table.idle_connections, 0, &mut settings.idle_connections);
         settings.preserve_host = table.preserve_host.unwrap_or(settings.preserve_host);
         settings.authorities = table.ca_file.as_ref().and_then(|file| self.authorities(file));
+        // A file that cannot be read has an error already.
+        if settings.authorities.is_some() == table.ca_file.is_some()
+            && let Err(problem) = self.loader.check_upstream(&settings)
+        {
+            let finding = Finding::new(Code::InvalidUpstream, problem);
+            self.note(match &table.ca_file {
+                Some(file) => finding.at(file.span()),
+                None => {
+                    let help = "without `ca_file`, the certificate authorities of the operating system are used (package ca-certificates)";
+                    finding.help(help).at(table.servers.span())
+                }
+            });
+        }
         let timeouts = &mut settings.timeouts;
-        let mut time = |text: &Option<Spanned<String>>, set: &mut Duration| {
+        let mut time = |text: &Option<Spanned<TimeText>>, set: &mut Duration| {
             if let Some(time) = text.as_ref().and_then(|text| self.time(text)) {
                 *set = time;
             }

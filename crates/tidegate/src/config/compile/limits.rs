@@ -8,7 +8,7 @@ use tidegate_core::{Limit, LimitError};
 use super::Compiler;
 use crate::answer::Policy;
 use crate::config::finding::{Code, Finding};
-use crate::config::forms::{LimitEntry, OneOrMany};
+use crate::config::forms::{LimitEntry, OneOrMany, TimeText};
 use crate::config::source::Source;
 use crate::config::span::{Span, Spanned};
 use crate::config::types::LimitTable;
@@ -174,7 +174,7 @@ impl Compiler<'_> {
         &mut self,
         table: &LimitTable,
         quota: &Spanned<u64>,
-        window: &Spanned<String>,
+        window: &Spanned<TimeText>,
         source: &Arc<Source>,
     ) -> Option<Limit> {
         let time = self.time_in(window, source);

@@ -94,6 +94,44 @@ fn all_errors_of_reading_and_of_checking_are_in_one_report() {
     }
 }
 
+/// Each case: a file, and the message and the help of its only error.
+#[test]
+fn help_says_how_to_write_a_list_and_a_time() {
+    for (text, message, help) in [
+        (
+            "[rules]\nname = \"a\"\nlimits = [\"1/s\"]\n",
+            "expected a list, found a table",
+            "write [[rules]], with two brackets, before each entry of the list",
+        ),
+        (
+            "[plan_sources.addresses]\nplan = \"a\"\n",
+            "expected a list, found a table",
+            "write [[plan_sources.addresses]], with two brackets, before each entry of the list",
+        ),
+        (
+            "rules = { name = \"a\" }\n",
+            "expected a list, found a table",
+            "write a list: [{ … }] in TOML, or entries that begin with `-` in YAML",
+        ),
+        ("deadline = 25\n", "this time has no unit", "write it with a unit and in quotes, such as \"25ms\" or \"25s\""),
+        (
+            "deadline = \"25\"\n",
+            "this time has no unit",
+            "write it with a unit and in quotes, such as \"25ms\" or \"25s\"",
+        ),
+        (
+            "[[rules]]\nname = \"a\"\nlimits = [{ quota = 10, window = 60 }]\n",
+            "this time has no unit",
+            "write it with a unit and in quotes, such as \"60ms\" or \"60s\"",
+        ),
+    ] {
+        let report = load(text).unwrap_err();
+        let errors = report.findings().iter().filter(|finding| finding.severity() == Severity::Error);
+        let shown: Vec<_> = errors.map(|finding| (finding.message(), finding.help_text())).collect();
+        assert_eq!(shown, [(message, Some(help))], "{text}");
+    }
+}
+
 /// A file with 17 errors of different kinds, several of them in one table.
 const BROKEN: &str = r#"deadline = "soon"
 instances = "three"

@@ -13,7 +13,7 @@ use super::rule::{LimitText, Rule};
 use crate::config::{
     AddressPlan, Anonymize, AnonymizeEntry, ApiKeyTable, BanEntry, BanKind, BodyEntry, Config, Exempt, HeaderTest, Jwt,
     KeySources, LimitEntry, LimitTable, Limits, MatchTable, OneOrMany, OptionalList, PlanSources, PlanTable, RuleStore,
-    RuleTable, Secret, Span, Spanned, StoreEntry, StoreUrl,
+    RuleTable, Secret, Span, Spanned, StoreEntry, StoreUrl, TimeText,
 };
 use crate::identity::Rotate;
 
@@ -50,7 +50,7 @@ pub(super) fn to_config(rules: Rules) -> (Config, Vec<String>) {
         store: rules.store.map(|url| names.spanned("store", StoreEntry::Url(StoreUrl(url)))),
         prefix: rules.prefix.map(|prefix| names.spanned("prefix", prefix)),
         instances: rules.instances.map(|instances| names.spanned("instances", instances)),
-        deadline: rules.deadline.map(|deadline| names.spanned("deadline", duration_text(deadline))),
+        deadline: rules.deadline.map(|deadline| names.spanned("deadline", TimeText(duration_text(deadline)))),
         on_failure: rules.on_failure,
         headers: rules.headers.map(|styles| names.spanned("headers", styles)),
         body: rules.body.map(BodyEntry::Format),

@@ -53,7 +53,7 @@ fn reply_received_while_the_only_thread_was_blocked_is_used() {
     let server = Arc::new(Server::redis());
     let runtime = runtime();
     let store = store_on(&runtime, &server);
-    let limiter = Limiter::builder().store(Arc::new(store.clone())).deadline(DEADLINE).build();
+    let limiter = Limiter::builder().store(Arc::new(store.clone())).deadline(DEADLINE).announce(false).build();
     for round in 1..=5 {
         let starving = server.clone();
         starve(&runtime, &store, move || {

@@ -52,6 +52,7 @@ async fn run(case: Case, rounds: u64) -> Shares {
     let store = connected(&server, |builder| builder).await;
     server.set_round_trip(case.round_trip);
     let limiter = Limiter::builder()
+        .announce(false)
         .store(Arc::new(store))
         .clock(clock.clone())
         .deadline(case.deadline)
@@ -134,7 +135,8 @@ async fn client_that_waits_for_the_retry_after_of_a_cached_denial_is_admitted() 
     let clock = VirtualClock::start();
     let server = SimulatedRedis::new(clock.clone());
     let store = connected(&server, |builder| builder).await;
-    let limiter = Limiter::builder().store(Arc::new(store)).clock(clock.clone()).deadline(ms(100.0)).build();
+    let limiter =
+        Limiter::builder().announce(false).store(Arc::new(store)).clock(clock.clone()).deadline(ms(100.0)).build();
     let limit: Limit = "1/400ms".parse().unwrap();
     let demand = Demand::new(limit, Key::new("shared").unwrap());
     let mut history = History::new([limit]);
@@ -166,7 +168,7 @@ async fn until_ready_admits_a_check_that_needs_no_wait_at_any_round_trip() {
         let server = SimulatedRedis::new(VirtualClock::start());
         let store = connected(&server, |builder| builder).await;
         server.set_round_trip(ms(round_trip_ms));
-        let limiter = Limiter::builder().store(Arc::new(store)).build();
+        let limiter = Limiter::builder().announce(false).store(Arc::new(store)).build();
         let demand = Demand::new("1/h".parse().unwrap(), Key::new("work").unwrap());
         let check = Check::one(&demand);
         let ready = limiter.until_ready(&check, ms(wait_max_ms)).await;

@@ -58,7 +58,8 @@ impl Node {
         };
         let store = RedisStore::builder("redis://simulated").connector(connector).build().unwrap();
         store.command(&["PING"]).await.unwrap();
-        let limiter = Limiter::builder().store(Arc::new(store.clone())).clock(clock).deadline(DEADLINE).build();
+        let limiter =
+            Limiter::builder().store(Arc::new(store.clone())).clock(clock).deadline(DEADLINE).announce(false).build();
         Node { server, outage, store, limiter }
     }
 

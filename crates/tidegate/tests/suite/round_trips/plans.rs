@@ -43,11 +43,17 @@ struct Setup {
 impl Setup {
     /// Sets up the engine of the configuration.
     async fn configured() -> Setup {
-        let server = SimulatedRedis::new(VirtualClock::start());
+        Setup::of(CONFIG).await
+    }
+
+    /// Sets up the engine of this configuration.
+    async fn of(config: &str) -> Setup {
+        let clock = VirtualClock::start();
+        let server = SimulatedRedis::new(clock.clone());
         let store = connected(&server, |builder| builder).await;
-        let loaded = Config::from_text(CONFIG, Format::Toml).unwrap();
+        let loaded = Config::from_text(config, Format::Toml).unwrap();
         let (limiter, lookups) = loaded.settings.limiter_on(Some(store));
-        let engine = Engine::with_lookups(limiter.build(), loaded.rules, lookups);
+        let engine = Engine::with_lookups(limiter.clock(clock).announce(false).build(), loaded.rules, lookups);
         Setup { server, engine }
     }
 
@@ -59,7 +65,7 @@ impl Setup {
         let loaded = Config::from_text(CONFIG, Format::Toml).unwrap();
         let (limiter, _) = loaded.settings.limiter_on(Some(store.clone()));
         let lookups = Lookups::new().plan(PlanHash::new(store, "tidegate:plans")).clock(clock.clone());
-        let engine = Engine::with_lookups(limiter.clock(clock).build(), loaded.rules, lookups);
+        let engine = Engine::with_lookups(limiter.clock(clock).announce(false).build(), loaded.rules, lookups);
         Setup { server, engine }
     }
 
@@ -105,6 +111,39 @@ async fn new_caller_has_its_plan_and_the_deadline_holds_while_one_round_trip_fit
             let (quota, source, took) = setup.decide(&key).await;
             assert_eq!((quota, source), (QUOTA, Source::Store), "{round_trip_ms} ms, caller {caller}");
             assert!(took <= ms(DEADLINE_MS), "{round_trip_ms} ms: {took:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn server_that_hangs_opens_the_breaker_after_three_waiting_requests() {
+    for (lookups, sources) in [
+        ("plans", "[plan_sources]\nredis_hash = 'tidegate:plans'\n"),
+        ("keys", "[key_sources]\nredis_hash = 'tidegate:keys'\n"),
+        (
+            "keys and plans",
+            "[key_sources]\nredis_hash = 'tidegate:keys'\n[plan_sources]\nredis_hash = 'tidegate:plans'\n",
+        ),
+    ] {
+        // A request every 30 ms, and one every second: then the connection has been dropped, and another one is opened.
+        for pause in [ms(5.0), ms(1_000.0)] {
+            for fault in [Fault::Hold, Fault::Blackhole] {
+                let setup =
+                    Setup::of(&CONFIG.replace("[plan_sources]\nredis_hash = \"tidegate:plans\"\n", sources)).await;
+                assert_eq!(setup.decide("first").await.1, Source::Store);
+                setup.server.set(fault);
+                for number in 0..3 {
+                    assert!(!setup.engine.limiter().stats().breaker_open, "{lookups}: before request {number}");
+                    let (_, source, took) = setup.decide(&format!("key-{number}")).await;
+                    assert_eq!(source, Source::Local);
+                    assert!(took <= ms(DEADLINE_MS + 1.0), "{lookups}: {took:?}");
+                    sleep(pause).await;
+                }
+                assert!(
+                    setup.engine.limiter().stats().breaker_open,
+                    "{lookups}, {pause:?} between requests, {fault:?}"
+                );
+            }
         }
     }
 }
