@@ -80,7 +80,7 @@ pub(crate) enum Command {
     /// Show which rules apply to a request, and why
     #[command(
         mut_arg("store", |arg| arg.help(store_help("Store to read counters, plans and keys from", true, "`store` in the configuration file"))),
-        after_help = "Examples:\n  tidegate explain --config tidegate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tidegate explain --admin http://127.0.0.1:9180 GET /api/items --peer 203.0.113.9\n\nWith --config, remaining units are read from the Redis store in the file, unless --store, --store-file, $TIDEGATE_STORE or $REDIS_URL names another one. With --store memory, none are read."
+        after_help = "Examples:\n  tidegate explain --config tidegate.toml POST /shorten --client 203.0.113.9\n  tidegate explain --config tidegate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tidegate explain --admin http://127.0.0.1:9180 GET /api/items --client acme\n\nCLIENT is an address, an API key or the name of one, or user:ID. Exit code: 0 if the rules were explained, 2 on error.\n\nWith --config, remaining units are read from the Redis store in the file, unless --store, --store-file, $TIDEGATE_STORE or $REDIS_URL names another one. With --store memory, none are read."
     )]
     Explain(Explain),
     /// Check a key against a limit once: exit 0 if allowed, 1 if denied, 2 on error
@@ -89,24 +89,25 @@ pub(crate) enum Command {
         after_help = "Examples:\n  tidegate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379\n  tidegate check user:42 10/min --store memory\n\nA store is required: --store, --config, $TIDEGATE_STORE or $REDIS_URL. With --store memory, every command starts with empty counters, so every check whose cost fits within the limit is allowed.\n\nExit codes: 0 if the check is allowed, 1 if it is denied, 2 on an error"
     )]
     Check(Check),
-    /// Show a counter without changing it: exit 0 if it exists, 1 if not, 2 on error
+    /// Show the counters of a client or a key without changing them: exit 0 if one exists, 1 if not, 2 on error
     #[command(
-        after_help = "Examples:\n  tidegate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tidegate inspect 203.0.113.9 --rule shorten --config tidegate.toml\n  tidegate inspect acme --rule api --admin http://127.0.0.1:9180"
+        after_help = "Examples:\n  tidegate inspect acme --admin http://127.0.0.1:9180\n  tidegate inspect 203.0.113.9 --rule shorten --config tidegate.toml\n  tidegate inspect user:42 10/min --store redis://127.0.0.1:6379\n\nWithout LIMIT, KEY is a client: an address, a network that is counted as one client, an API key or the name of one, user:ID, or a subject as `tidegate explain --reveal` prints it. Its counters in all rules are shown, with its plan and its ban, or those of one rule with --rule."
     )]
     Inspect(Inspect),
-    /// Delete a counter: exit 0 if it existed, 1 if not, 2 on error
+    /// Delete the counters of a client or a key: exit 0 if one existed, 1 if not, 2 on error
     #[command(
-        after_help = "Examples:\n  tidegate reset user:42 10/min --store redis://127.0.0.1:6379\n  tidegate reset 203.0.113.9 --rule shorten --config tidegate.toml\n  tidegate reset acme --rule api --admin http://127.0.0.1:9180"
+        after_help = "Examples:\n  tidegate reset acme --rule api --admin http://127.0.0.1:9180\n  tidegate reset 203.0.113.9 --config tidegate.toml\n  tidegate reset user:42 10/min --store redis://127.0.0.1:6379\n\nWithout LIMIT, KEY is a client: an address, a network that is counted as one client, an API key or the name of one, user:ID, or a subject as `tidegate explain --reveal` prints it. Its counters in all rules are deleted, or those of one rule with --rule. Counters that it shares with other clients are kept."
     )]
     Reset(Inspect),
-    /// Refuse all requests from a subject (HTTP 403), on all instances that share the store
+    /// Refuse all requests of a client (HTTP 403) on all instances that share the store, or list the bans: exit 0 if
+    /// done, 2 on error
     #[command(
-        after_help = "Examples:\n  tidegate ban ip:203.0.113.9 --for 1h --store redis://127.0.0.1:6379\n  tidegate ban user:42 --config tidegate.toml\n  tidegate ban user:42 --admin http://127.0.0.1:9180\n\nSUBJECT is what a rule counts by, as `tidegate explain --reveal` prints it after `counts`, or the key of a check that names a key and a limit."
+        after_help = "Examples:\n  tidegate ban 203.0.113.9 --for 1h --config tidegate.toml\n  tidegate ban acme --admin http://127.0.0.1:9180\n  tidegate ban --key user:42 --for 10min --store redis://127.0.0.1:6379\n  tidegate ban --list --admin http://127.0.0.1:9180\n\nCLIENT is an address, a network (CIDR), an API key or the name of one, user:ID, or a subject that a rule counts, as `tidegate explain --reveal` prints it. An IPv6 address is banned with its /64, or `ipv6_prefix` of the configuration. API keys are known only with --config or --admin. Without these, CLIENT is also the key of explicit checks, which name a key and a limit; and an address is stored as it is, even if the configuration has `anonymize`."
     )]
     Ban(Ban),
-    /// Lift the ban on a subject
+    /// Lift the ban on a client: exit 0 if it was banned, 1 if not, 2 on error
     #[command(
-        after_help = "Examples:\n  tidegate unban ip:203.0.113.9 --store redis://127.0.0.1:6379\n  tidegate unban user:42 --admin http://127.0.0.1:9180"
+        after_help = "Examples:\n  tidegate unban 203.0.113.9 --config tidegate.toml\n  tidegate unban acme --admin http://127.0.0.1:9180\n\nCLIENT has the same forms as for `tidegate ban`, or is one that `tidegate ban --list` prints."
     )]
     Unban(Unban),
     /// Show and change API keys in the Redis hash of the configuration: their plans and their own limits
@@ -416,6 +417,9 @@ pub(crate) struct Explain {
     /// Remote IP address of the request's connection
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub(crate) peer: IpAddr,
+    /// Client that sends the request: an address, an API key or the name of one, or user:ID
+    #[arg(long, value_name = "CLIENT", conflicts_with = "peer", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) client: Option<String>,
     /// Header of the request as `NAME: VALUE`, or @FILE to read one header per line, which keeps secrets out of the
     /// process list
     #[arg(short = 'H', long = "header", value_name = "HEADER")]
@@ -455,23 +459,23 @@ pub(crate) struct Check {
 
 #[derive(Args, Debug)]
 pub(crate) struct Inspect {
-    /// Key of the counter; with --rule, a client: an address, the name of an API key, an API key, or a subject as
-    /// `tidegate explain --reveal` prints it
+    /// Key of the counter; with --rule, or without LIMIT, a client: an address, the name of an API key, an API key,
+    /// user:ID, or a subject as `tidegate explain --reveal` prints it
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) key: String,
     /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]; with --rule, the name of one of the rule's limits [default:
-    /// all of them]
+    /// all limits of the client]
     #[arg(
-        required_unless_present = "rule",
-        long_help = limit_help!("Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]; with --rule, the name of one of the rule's limits [default: all of them]")
+        long_help = limit_help!("Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]; with --rule, the name of one of the rule's limits [default: all limits of the client]")
     )]
     pub(crate) limit: Option<String>,
     /// Use the counters of this rule, defined in the configuration file (--config) or by the instance (--admin)
+    /// [default: all rules]
     #[arg(long, value_name = "NAME")]
     pub(crate) rule: Option<String>,
     /// Plan of the client, for a rule whose limits come from plans [default: the plan of the client's API key or
     /// address]
-    #[arg(long, value_name = "NAME", requires = "rule")]
+    #[arg(long, value_name = "NAME")]
     pub(crate) plan: Option<String>,
     /// Print JSON
     #[arg(long)]
@@ -563,9 +567,15 @@ pub(crate) struct KeyOptions {
 
 #[derive(Args, Debug)]
 pub(crate) struct Ban {
-    /// Subject to ban, such as ip:203.0.113.9 or user:42
-    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
-    pub(crate) subject: String,
+    /// Client to ban, such as 203.0.113.9, 2001:db8::/48, acme or user:42
+    #[arg(required_unless_present_any = ["key", "list"], value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) client: Option<String>,
+    /// Key of explicit checks to ban, instead of a client
+    #[arg(long, value_name = "KEY", conflicts_with = "client", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) key: Option<String>,
+    /// List all bans
+    #[arg(long, conflicts_with_all = ["client", "key", "duration"])]
+    pub(crate) list: bool,
     /// Duration of the ban, such as 30s, 10min or 1h [default: until `tidegate unban`]
     #[arg(long = "for", value_name = "TIME", value_parser = ban_time)]
     pub(crate) duration: Option<Duration>,
@@ -580,9 +590,12 @@ pub(crate) struct Ban {
 
 #[derive(Args, Debug)]
 pub(crate) struct Unban {
-    /// Subject to unban, such as ip:203.0.113.9 or user:42
-    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
-    pub(crate) subject: String,
+    /// Client to unban, such as 203.0.113.9, 2001:db8::/48, acme or user:42
+    #[arg(required_unless_present = "key", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) client: Option<String>,
+    /// Key of explicit checks to unban, instead of a client
+    #[arg(long, value_name = "KEY", conflicts_with = "client", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) key: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

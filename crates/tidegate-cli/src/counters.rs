@@ -1,13 +1,11 @@
 //! The commands `check`, `inspect` and `reset`, on a store or a running instance.
 
-use std::time::Duration;
-
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 use tidegate::config::Loaded;
 use tidegate::rules::Lookups;
 use tidegate::{Check, Cost, Demand, Key, Limit, LimitStatus, Limiter, Wait};
-use tidegate_server::{CounterQuery, CounterRules};
+use tidegate_server::{CounterQuery, CounterRules, format_wait};
 
 use crate::admin::Admin;
 use crate::{Failure, arguments, configuration, output, store};
@@ -40,7 +38,8 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
     Ok(decision.allowed())
 }
 
-/// Runs `tidegate inspect`: prints a counter without changing it, or with `--rule` the counters of a rule.
+/// Runs `tidegate inspect`: prints a counter of explicit checks, or the counters of a client in one rule or in all rules,
+/// without changing them.
 ///
 /// Returns whether something is counted in at least one of them.
 ///
@@ -64,7 +63,8 @@ pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<bool, Failu
     Ok(exists)
 }
 
-/// Runs `tidegate reset`: deletes a counter, or with `--rule` the counters of a rule, and prints how many.
+/// Runs `tidegate reset`: deletes a counter of explicit checks, or the counters of a client in one rule or in all rules,
+/// and prints how many.
 ///
 /// Returns whether at least one of them existed.
 ///
@@ -98,10 +98,10 @@ struct CounterSource {
 }
 
 impl CounterSource {
-    /// Builds a limiter on the store, and loads the rules of `--config` if `--rule` is given.
+    /// Builds a limiter on the store, and loads the rules of `--config` unless the query is about explicit checks.
     ///
     /// # Errors
-    /// If the store or the configuration cannot be used, there is no configuration for `--rule`, or the store is the
+    /// If the store or the configuration cannot be used, there is no configuration for the rules, or the store is the
     /// memory store.
     fn open(arguments: &arguments::Inspect) -> Result<CounterSource, Failure> {
         let counters = &arguments.counters;
@@ -111,11 +111,14 @@ impl CounterSource {
             rule: arguments.rule.clone(),
             plan: arguments.plan.clone(),
         };
-        if arguments.rule.is_none() {
+        if arguments.rule.is_none() && arguments.limit.is_some() {
             let limiter = counters.shared_limiter()?;
             return Ok(CounterSource { query, limiter, loaded: None, lookups: Lookups::new() });
         }
-        let file = counters.config.as_deref().ok_or(Failure::RuleWithoutConfiguration)?;
+        let file = counters.config.as_deref().ok_or(match arguments.rule {
+            Some(_) => Failure::RuleWithoutConfiguration,
+            None => Failure::ClientWithoutConfiguration,
+        })?;
         let loaded = configuration::load(file, &configuration::loader(&counters.store)?)?;
         let (limiter, lookups) = store::limiter_and_lookups(&loaded.settings)?;
         Ok(CounterSource { query, limiter, loaded: Some(loaded), lookups })
@@ -152,7 +155,7 @@ fn no_such_counter(report: &Value, arguments: &arguments::Inspect) -> String {
         (Some(rule), Some(limit)) => format!(" under limit {limit} of rule {rule}"),
         (Some(rule), None) => format!(" under rule {rule}"),
         (None, Some(limit)) => format!(" under the limit {limit}"),
-        (None, None) => String::new(),
+        (None, None) => " under any rule".to_owned(),
     };
     format!("no such counter: nothing is counted for {key}{by}\n")
 }
@@ -175,10 +178,14 @@ fn format_report(report: &Value, arguments: &arguments::Inspect) -> String {
     if !lines.is_empty() {
         lines = format!("{}\n{lines}", text(&report["key"]));
     }
+    let is_of_all_rules = arguments.rule.is_none() && arguments.limit.is_none();
     let counters: Vec<&Value> = report["counters"].as_array().into_iter().flatten().collect();
     match counters.iter().any(|counter| exists(counter)) {
         true => lines += &counters.into_iter().map(format_counter).collect::<String>(),
         false => lines += &no_such_counter(report, arguments),
+    }
+    for skipped in report["skipped"].as_array().into_iter().flatten().filter(|_| is_of_all_rules) {
+        lines += &format!("skipped {}: {}\n", text(&skipped["rule"]), text(&skipped["because"]));
     }
     lines
 }
@@ -226,15 +233,6 @@ fn table(heading: &str, limit: &str, left: &str, waits: [Wait; 3]) -> String {
         "{heading}\n  limit        {limit}\n  remaining    {left}\n  retry after  {retry_after}\n  \
          more after   {next_after}\n  reset after  {reset_after}\n"
     )
-}
-
-/// Formats a wait, such as `1.5s`, `0s` or `never`.
-fn format_wait(wait: Wait) -> String {
-    match wait.as_duration() {
-        None => "never".to_owned(),
-        Some(Duration::ZERO) => "0s".to_owned(),
-        Some(duration) => format!("{duration:?}"),
-    }
 }
 
 #[cfg(test)]

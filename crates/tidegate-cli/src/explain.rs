@@ -3,9 +3,11 @@
 use std::path::Path;
 
 use http::Request;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
-use tidegate::{Clock, SystemClock};
-use tidegate_server::Explanation;
+use tidegate::rules::ClientBans;
+use tidegate::{Clock, SystemClock, Wait};
+use tidegate_server::{Explanation, format_wait};
 
 use crate::admin::Admin;
 use crate::arguments::Explain;
@@ -38,8 +40,11 @@ async fn request(admin: &Admin, arguments: &Explain, headers: &[(String, String)
     let body = json!({ "request": {
         "method": arguments.method, "path": arguments.path, "headers": headers, "peer": arguments.peer,
     } });
-    let path = if arguments.reveal { "/v1/explain?reveal=true" } else { "/v1/explain" };
-    admin.send("POST", path, Some(&body)).await
+    let mut path = format!("/v1/explain?reveal={}", arguments.reveal);
+    if let Some(client) = &arguments.client {
+        path += &format!("&client={}", utf8_percent_encode(client, NON_ALPHANUMERIC));
+    }
+    admin.send("POST", &path, Some(&body)).await
 }
 
 /// Computes the explanation from a configuration file, as JSON. Prints the file's warnings to standard error.
@@ -64,10 +69,20 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
     }
     let reads_counters = store.is_some();
     let (limiter, lookups) = settings.limiter_on(store);
-    let now = SystemClock::new().now();
-    let mut explanation = Explanation::new(&loaded, &lookups, &request, arguments.peer, now, arguments.reveal).await;
+    let (limiter, now) = (limiter.announce(false).build(), SystemClock::new().now());
+    // If the store does not answer, the explanation says so when it reads the counters.
+    let bans = if reads_counters { limiter.listed_bans().await.ok() } else { None };
+    let bans = bans.map(|listing| ClientBans::new(&listing, now)).unwrap_or_default();
+    let mut explanation = match &arguments.client {
+        Some(client) => {
+            let explained =
+                Explanation::of_client(&loaded, &lookups, &bans, &request, client, now, arguments.reveal).await;
+            explained.map_err(Failure::Counters)?
+        }
+        None => Explanation::new(&loaded, &lookups, &bans, &request, arguments.peer, now, arguments.reveal).await,
+    };
     if reads_counters {
-        explanation.read_counters(&limiter.announce(false).build()).await;
+        explanation.read_counters(&limiter).await;
     }
     serde_json::to_value(&explanation).map_err(|error| Failure::Runtime(error.into()))
 }
@@ -152,7 +167,10 @@ fn format_explanation(explanation: &Value) -> String {
             let left = match (limit["would_allow"].as_bool(), limit["retry_after_ms"].as_u64()) {
                 (None, _) => String::new(),
                 (Some(true), _) => format!(", {left} left"),
-                (Some(false), Some(ms)) => format!(", {left} left: denied for {ms} ms"),
+                (Some(false), Some(ms)) => {
+                    let wait = format_wait(Wait::from_micros(ms.saturating_mul(1_000)));
+                    format!(", {left} left: denied for {wait}")
+                }
                 (Some(false), None) => format!(", {left} left: this cost never fits"),
             };
             line("", format!("  {}: {}{left}", text(&limit["name"]), text(&limit["limit"])));
@@ -185,7 +203,7 @@ mod tests {
     fn remaining_units_are_shown_with_the_verdict_of_the_limit() {
         for (would_allow, retry_after_ms, expected) in [
             (json!(true), json!(0), "main: 8/h, 3 left\n"),
-            (json!(false), json!(3_600_000), "main: 8/h, 3 left: denied for 3600000 ms\n"),
+            (json!(false), json!(3_600_000), "main: 8/h, 3 left: denied for 1h\n"),
             (json!(false), Value::Null, "main: 8/h, 3 left: this cost never fits\n"),
             (Value::Null, Value::Null, "main: 8/h\n"),
         ] {

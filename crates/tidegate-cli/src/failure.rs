@@ -163,9 +163,11 @@ pub(crate) enum Failure {
     #[error("--rule requires the configuration that defines the rule")]
     #[diagnostic(help("specify the configuration with --config FILE, or a running instance with --admin URL"))]
     RuleWithoutConfiguration,
-    #[error("the subject is masked (***), so it does not identify a client")]
-    #[diagnostic(help("use the subject that `tidegate explain --reveal` prints, such as ip:203.0.113.9"))]
-    MaskedSubject,
+    #[error("the rules that count this client are not known")]
+    #[diagnostic(help(
+        "specify the configuration with --config FILE, or a running instance with --admin URL; for the counter of explicit checks, name their limit, such as 10/min"
+    ))]
+    ClientWithoutConfiguration,
     #[cfg(feature = "otlp")]
     #[error(
         "invalid --otlp URL: expected http://HOST:PORT or https://HOST:PORT without a user or password, such as http://127.0.0.1:4318"

@@ -36,8 +36,9 @@ use self::inherited::InheritedSockets;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Exit code of a denied `check`, of an `inspect` or `reset` of a counter that does not exist, of `key` for a name that no
-/// key has, and of `validate --deny-warnings` if there are warnings. Every other command that succeeds exits with 0.
+/// Exit code of a denied `check`, of an `inspect` or `reset` of a counter that does not exist, of an `unban` of a client
+/// that is not banned, of `key` for a name that no key has, and of `validate --deny-warnings` if there are warnings. Every
+/// other command that succeeds exits with 0.
 const NEGATIVE: u8 = 1;
 /// Exit code of an error.
 const FAILED: u8 = 2;
@@ -82,8 +83,8 @@ fn print_usage(mut usage: clap::Error) -> Result<ExitCode, Failure> {
     Ok(if usage.use_stderr() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// Runs the subcommand and returns its exit code: 0; 1 if `check` was denied, `inspect` or `reset` found no counter, `key`
-/// found no key, or `validate --deny-warnings` found a warning; 2 if `validate --json` found an error.
+/// Runs the subcommand and returns its exit code: 0; 1 if `check` was denied, `inspect` or `reset` found no counter,
+/// `unban` no ban, `key` no key, or `validate --deny-warnings` a warning; 2 if `validate --json` found an error.
 ///
 /// Without a subcommand, prints the help.
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
@@ -101,7 +102,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Some(Command::Reset(reset)) => return in_runtime(counters::reset(reset)).map(exit_code),
         Some(Command::Key { command }) => return in_runtime(key::key(command)).map(exit_code),
         Some(Command::Ban(ban)) => in_runtime(ban::ban(ban))?,
-        Some(Command::Unban(unban)) => in_runtime(ban::unban(unban))?,
+        Some(Command::Unban(unban)) => return in_runtime(ban::unban(unban)).map(exit_code),
         Some(Command::Script { acl: false, .. }) => output::print(tidegate_redis::SCRIPT)?,
         Some(Command::Script { acl: true, config }) => output::print_line(store::acl_command(config.as_deref())?)?,
         Some(Command::Completions { shell }) => {

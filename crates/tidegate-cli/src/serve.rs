@@ -191,6 +191,10 @@ async fn start(
     let served = [&http, &resp].into_iter().flatten().count() + usize::from(gateway.is_some());
     let bounds = descriptors::fit(bounds(&arguments), served, descriptors::raise_limit());
     let (engine, reloader) = rules(&arguments, loader, loaded, &limiter, (lookups, memory.shield_bytes), tls.clone());
+    if let Some(engine) = &engine {
+        // The first request already meets the bans. If the store does not answer, the engine reads them later.
+        let _ = engine.refresh_bans().await;
+    }
     let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
     let mut listeners = Listeners::default().http(http).resp(resp, resp_options).admin(admin);

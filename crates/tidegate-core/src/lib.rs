@@ -72,6 +72,7 @@
 //! the constructors accept.
 
 pub mod algorithm;
+mod ban_list;
 mod check;
 mod decision;
 mod io_reason;
@@ -83,6 +84,7 @@ mod redemption;
 mod store;
 mod time;
 
+pub use ban_list::{BAN_ENTRY_BYTES_MAX, BAN_LIST_MAX, BanListing, ListedBan};
 pub use check::{Check, CheckError, Cost, DEMANDS_MAX, Demand};
 pub use decision::{Decision, LimitStatus, LimitStatuses, Source, Wait};
 #[doc(hidden)]

@@ -59,6 +59,7 @@ use self::overflow::{CELLS_MAX, OverflowScope};
 use self::receipts::UsedReceipts;
 use self::shard::{Shard, SlotLocation};
 use crate::algorithm::{self, Receipt, State};
+use crate::ban_list::{BanListing, BanTexts, end_after};
 use crate::check::{Check, Cost, Demand};
 use crate::decision::{Decision, LimitStatus, LimitStatuses, Source, Wait};
 use crate::key::{Key, KeyError};
@@ -91,6 +92,7 @@ pub struct MemoryStore {
     clock: StoreClock,
     budget: Budget,
     bans: Bans,
+    ban_list: BanTexts,
     receipts: UsedReceipts,
 }
 
@@ -222,9 +224,7 @@ impl MemoryStore {
     /// Returns an error of the kind `Unavailable` if 65,536 other subjects are banned.
     pub fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
         let now = self.clock.now();
-        let end = duration.and_then(|duration| u64::try_from(duration.as_micros()).ok());
-        let end = end.and_then(|us| now.as_micros().checked_add(us)).filter(|&us| us < Timestamp::MAX.as_micros());
-        self.bans.add(self.hasher.ban(subject), end.map(Timestamp::from_micros), now)
+        self.bans.add(self.hasher.ban(subject), end_after(duration, now), now)
     }
 
     /// Lifts the ban on `subject`. Returns whether it was banned.
@@ -236,6 +236,33 @@ impl MemoryStore {
     /// none.
     pub fn ban_of(&self, subject: &[u8]) -> Option<Wait> {
         self.bans.longest(std::iter::once(self.hasher.ban(subject)), self.clock.now())
+    }
+
+    /// Adds an entry to the ban list for `duration`, or permanently if `None`. Replaces an earlier entry with this text.
+    ///
+    /// See [`Store::list_ban`]. Returns `false`, and changes nothing, if the list already has 10,000 other entries.
+    ///
+    /// # Errors
+    /// Returns an error of the kind `Forbidden` if the entry has more than 256 bytes.
+    pub fn list_ban(&self, entry: &str, duration: Option<Duration>) -> Result<bool, StoreError> {
+        StoreError::check_ban_entry(entry)?;
+        Ok(self.ban_list.add(entry, duration, self.clock.now()))
+    }
+
+    /// Removes an entry from the ban list. Returns whether the list had it and it had not ended.
+    pub fn unlist_ban(&self, entry: &str) -> bool {
+        self.ban_list.remove(entry, self.clock.now())
+    }
+
+    /// Returns the [version](BanListing::version) of the ban list. Takes no lock.
+    #[inline]
+    pub fn ban_list_version(&self) -> u64 {
+        self.ban_list.version()
+    }
+
+    /// Returns the ban list, or `None` if its version is `known`. See [`Store::listed_bans`].
+    pub fn listed_bans(&self, known: Option<u64>) -> Option<BanListing> {
+        self.ban_list.listing(known, self.clock.now())
     }
 
     /// Returns the time until the longest ban on the check's subjects ends, or `None` if no ban refuses the check.
@@ -582,6 +609,18 @@ impl Store for MemoryStore {
 
     fn ban_of<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, Option<Wait>> {
         Box::pin(std::future::ready(Ok(MemoryStore::ban_of(self, subject))))
+    }
+
+    fn list_ban<'a>(&'a self, entry: &'a str, duration: Option<Duration>) -> StoreFuture<'a, bool> {
+        Box::pin(std::future::ready(MemoryStore::list_ban(self, entry, duration)))
+    }
+
+    fn unlist_ban<'a>(&'a self, entry: &'a str) -> StoreFuture<'a, bool> {
+        Box::pin(std::future::ready(Ok(MemoryStore::unlist_ban(self, entry))))
+    }
+
+    fn listed_bans(&self, known: Option<u64>) -> StoreFuture<'_, Option<BanListing>> {
+        Box::pin(std::future::ready(Ok(MemoryStore::listed_bans(self, known))))
     }
 }
 

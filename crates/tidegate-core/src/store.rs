@@ -24,6 +24,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
+#[cfg(doc)]
+use crate::ban_list::BAN_LIST_MAX;
+use crate::ban_list::{BAN_ENTRY_BYTES_MAX, BanListing};
 use crate::check::{Check, Demand};
 use crate::decision::{Decision, LimitStatus, Wait};
 use crate::redemption::{Redeemed, Redemption};
@@ -159,6 +162,36 @@ pub trait Store: Send + Sync {
     fn ban_of<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, Option<Wait>> {
         let _ = subject;
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
+    }
+
+    /// Adds an entry to the ban list for `duration`, or permanently if `None`. Replaces an earlier entry with this text.
+    ///
+    /// The ban list is one list for all instances that share the store. Unlike [`Store::ban`], an entry refuses nothing
+    /// by itself: the engines read the list and match their requests with it. What an entry means is up to them.
+    ///
+    /// Returns `false`, and changes nothing, if the list already has [`BAN_LIST_MAX`] other entries. An entry has at most
+    /// [`BAN_ENTRY_BYTES_MAX`] bytes; a longer one is an error of the kind [`StoreErrorKind::Forbidden`]. The default
+    /// implementation returns such an error, too: the store does not support bans.
+    fn list_ban<'a>(&'a self, entry: &'a str, duration: Option<Duration>) -> StoreFuture<'a, bool> {
+        let _ = (entry, duration);
+        Box::pin(std::future::ready(Err(StoreError::without_bans())))
+    }
+
+    /// Removes an entry from the ban list. Returns whether the list had it and it had not ended.
+    ///
+    /// The default implementation returns an error of the kind [`StoreErrorKind::Forbidden`].
+    fn unlist_ban<'a>(&'a self, entry: &'a str) -> StoreFuture<'a, bool> {
+        let _ = entry;
+        Box::pin(std::future::ready(Err(StoreError::without_bans())))
+    }
+
+    /// Returns the ban list, or `None` if its version is `known`, the [version](BanListing::version) of an earlier
+    /// result.
+    ///
+    /// The default implementation returns an empty list.
+    fn listed_bans(&self, known: Option<u64>) -> StoreFuture<'_, Option<BanListing>> {
+        let listing = BanListing::default();
+        Box::pin(std::future::ready(Ok((known != Some(listing.version)).then_some(listing))))
     }
 
     /// Announces the instance `id`, for `lifetime` from now on by the store's clock, and counts the live instances.
@@ -423,6 +456,21 @@ impl StoreError {
     /// Creates the error of a store that does not implement bans.
     fn without_bans() -> StoreError {
         StoreError::new(StoreErrorKind::Forbidden, "this store has no bans")
+    }
+
+    /// Checks that an entry of a ban list has at most [`BAN_ENTRY_BYTES_MAX`] bytes.
+    ///
+    /// # Errors
+    /// Returns an error of the kind [`StoreErrorKind::Forbidden`] if it is longer.
+    #[doc(hidden)] // for the implementations of `Store::list_ban`
+    pub fn check_ban_entry(entry: &str) -> Result<(), StoreError> {
+        match entry.len() <= BAN_ENTRY_BYTES_MAX {
+            true => Ok(()),
+            false => {
+                let message = format!("an entry of the ban list has at most {BAN_ENTRY_BYTES_MAX} bytes");
+                Err(StoreError::new(StoreErrorKind::Forbidden, message))
+            }
+        }
     }
 
     /// Sets the underlying error, which [`Error::source`](std::error::Error::source) returns.

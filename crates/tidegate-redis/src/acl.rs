@@ -31,10 +31,10 @@ const OTHERS: &[&str] = &[
 ];
 /// The commands that prepare and check a connection, find and follow the nodes of a cluster, and wait for replicas.
 const CONNECTION: &[&str] = &["client|setname", "role", "select", "info", "cluster|slots", "asking", "wait"];
-/// The command that reads Redis hashes of plans and API keys.
-const HASHES: &str = "hget";
-/// The commands with which an operator lists the API keys of a hash, and changes one.
-const KEY_HASH: &[&str] = &["hscan", "hset"];
+/// The commands that read and change the ban list. `HGET` also reads Redis hashes of plans and API keys.
+const BAN_LIST: &[&str] = &["hget", "hgetall", "hset", "hdel", "persist"];
+/// The command with which an operator lists the API keys of a hash. `HSET` changes one.
+const KEY_HASH: &str = "hscan";
 
 /// Returns the rules of a Redis user that may do what a store needs, and nothing else.
 ///
@@ -47,7 +47,7 @@ const KEY_HASH: &[&str] = &["hscan", "hset"];
 /// ```
 /// let rules = tidegate_redis::acl_rules("tidegate", Some("plans"), Some("keys"))?;
 /// assert!(rules.starts_with("clearselectors resetkeys resetchannels -@all +evalsha "));
-/// assert!(rules.ends_with(" +hget +hscan +hset ~tidegate:tg2:* %R~plans ~keys"));
+/// assert!(rules.ends_with(" +hscan ~tidegate:tg2:* %R~plans ~keys"));
 /// # Ok::<(), tidegate_redis::PrefixError>(())
 /// ```
 ///
@@ -55,9 +55,8 @@ const KEY_HASH: &[&str] = &["hscan", "hset"];
 /// Returns an error if the prefix is not one that a store accepts.
 pub fn acl_rules(prefix: &str, plan_hash: Option<&str>, key_hash: Option<&str>) -> Result<String, PrefixError> {
     let mut rules = String::from("clearselectors resetkeys resetchannels -@all");
-    let hget = plan_hash.or(key_hash).map(|_| &HASHES);
-    let of_keys = key_hash.map_or(&[][..], |_| KEY_HASH);
-    for command in CALLS.iter().chain(READS).chain(OTHERS).chain(CONNECTION).chain(hget).chain(of_keys) {
+    let of_keys = key_hash.map(|_| &KEY_HASH);
+    for command in CALLS.iter().chain(READS).chain(OTHERS).chain(BAN_LIST).chain(CONNECTION).chain(of_keys) {
         rules.push_str(" +");
         rules.push_str(command);
     }
@@ -145,12 +144,22 @@ mod tests {
     }
 
     #[test]
+    fn every_command_of_the_ban_list_is_allowed() {
+        let rules = acl_rules("tidegate", None, None).unwrap();
+        let used: Vec<&str> = include_str!("../lua/bans.lua").lines().flat_map(commands_in).collect();
+        assert!(used.len() > BAN_LIST.len(), "{used:?}");
+        for command in used {
+            assert!(rules.contains(&format!(" +{} ", command.to_lowercase())), "{command}");
+        }
+    }
+
+    #[test]
     fn rules_have_the_pattern_of_the_prefix_and_access_to_hashes() {
         assert!(acl_rules("shop", None, None).unwrap().ends_with(" +asking +wait ~shop:tg2:*"));
         let starred = acl_rules("a*[b]", Some("pl?ns"), None).unwrap();
-        assert!(starred.ends_with(" +hget ~a\\*\\[b\\]:tg2:* %R~pl\\?ns"), "{starred}");
+        assert!(starred.ends_with(" +wait ~a\\*\\[b\\]:tg2:* %R~pl\\?ns"), "{starred}");
         let keys = acl_rules("shop", None, Some("ke*s")).unwrap();
-        assert!(keys.ends_with(" +hget +hscan +hset ~shop:tg2:* ~ke\\*s"), "{keys}");
+        assert!(keys.ends_with(" +wait +hscan ~shop:tg2:* ~ke\\*s"), "{keys}");
         assert!(acl_rules("a b", None, None).is_err());
     }
 

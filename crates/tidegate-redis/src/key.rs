@@ -23,7 +23,8 @@
 //! | a ban on the subject | `ban` |
 //! | a used receipt | `receipt:` id in 32 lower-case hex digits |
 //!
-//! One key has no subject: `tidegate:tg2:instances`, the set of the instances that share the store.
+//! Two keys have no subject: `tidegate:tg2:instances`, the set of the instances that share the store, and
+//! `tidegate:tg2:bans`, the ban list.
 //!
 //! A name has only `a` to `z` and `-`, so no named scope has the text of another scope: an explicit one ends with
 //! digits, one of a rule has three separators, a ban has none, and what follows `receipt:` is not a state machine.
@@ -112,6 +113,12 @@ impl Prefix {
     /// The subject is banned while this key exists, whatever its value.
     pub(crate) fn ban(&self, subject: &[u8]) -> String {
         self.up_to_scope(subject) + "ban"
+    }
+
+    /// Returns the Redis key of the ban list, such as `tidegate:tg2:bans`. It has no hash tag, because no counter is
+    /// decided together with it.
+    pub(crate) fn ban_list(&self) -> String {
+        self.0.trim_end_matches('{').to_owned() + "bans"
     }
 
     /// Returns the Redis key of a used receipt, such as `tidegate:tg2:{user:42}:receipt:00…0f`, beside the counters of

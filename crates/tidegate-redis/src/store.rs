@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tidegate_core::{
-    Atomicity, Check, Clock, Cost, Decision, Demand, InstanceId, LimitStatus, LiveInstances, Location, Redeemed,
-    Redemption, Shard, ShardId, Source, Store, StoreError, StoreErrorKind as Kind, StoreFuture, Timestamp, Wait,
+    Atomicity, BAN_LIST_MAX, BanListing, Check, Clock, Cost, Decision, Demand, InstanceId, LimitStatus, ListedBan,
+    LiveInstances, Location, Redeemed, Redemption, Shard, ShardId, Source, Store, StoreError, StoreErrorKind as Kind,
+    StoreFuture, Timestamp, Wait,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
@@ -35,6 +36,8 @@ use crate::{INSTANCES_SCRIPT, SCRIPT, server_check};
 
 /// Larger timeouts are reduced to this one, so that adding one to a time cannot overflow.
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+/// The script that reads and changes the ban list.
+const BAN_LIST_SCRIPT: &str = include_str!("../lua/bans.lua");
 /// The longest ban, some 285 years: the script counts microseconds exactly up to 2^53.
 const BAN_MS_MAX: u128 = (1 << 53) / 1_000;
 /// The message of the error of a check or redemption whose subjects are in several hash slots.
@@ -543,6 +546,13 @@ impl RedisStore {
         self.0.router.run_alone(slot, |delivery, waiter| Work::Command(request.clone(), delivery, waiter)).await
     }
 
+    /// Runs the script of the ban list with these arguments.
+    async fn call_ban_list(&self, arguments: &[&str]) -> Result<Reply, StoreError> {
+        let key = self.0.prefix.ban_list();
+        let call = ["EVAL", BAN_LIST_SCRIPT, "1", &key];
+        self.run_command(key.as_bytes(), &[&call[..], arguments].concat()).await
+    }
+
     fn error(&self, fault: Fault) -> StoreError {
         self.0.router.error(fault)
     }
@@ -691,6 +701,34 @@ impl RedisStore {
     }
 }
 
+/// Returns the version of the ban list in the reply to `HGET`: 0 without a list, or `None` if it is not a number.
+fn version_of(reply: &Reply) -> Option<u64> {
+    match reply {
+        Reply::Nil => Some(0),
+        reply => reply.as_text()?.parse().ok(),
+    }
+}
+
+/// Returns the ban list in a reply of its script, or `None` if the reply has another form.
+fn ban_listing(reply: &Reply) -> Option<BanListing> {
+    let Reply::List(parts) = reply else { return None };
+    let [version, now, Reply::List(fields)] = &parts[..] else { return None };
+    let number = |reply: &Reply| reply.as_text()?.parse::<u64>().ok();
+    let (version, now) = (number(version)?, number(now)?);
+    let mut bans = Vec::with_capacity(fields.len() / 2);
+    for pair in fields.chunks_exact(2) {
+        let (entry, end) = (pair[0].as_text()?, number(&pair[1])?);
+        let remaining = match end {
+            0 => Wait::NEVER,
+            end => Wait::from_micros(end.saturating_sub(now).saturating_mul(1_000)),
+        };
+        if entry != "version" && remaining != Wait::ZERO {
+            bans.push(ListedBan::new(entry, remaining));
+        }
+    }
+    Some(BanListing::new(version, bans))
+}
+
 /// Creates the fault of a reply that does not have the expected form.
 fn malformed_reply() -> Fault {
     Fault::new(Kind::Protocol, "the server's reply is malformed")
@@ -834,6 +872,33 @@ impl Store for RedisStore {
                 }
                 _ => Err(StoreError::new(Kind::Protocol, "the reply to PTTL is not a number")),
             }
+        })
+    }
+
+    fn list_ban<'a>(&'a self, entry: &'a str, duration: Option<Duration>) -> StoreFuture<'a, bool> {
+        Box::pin(async move {
+            StoreError::check_ban_entry(entry)?;
+            let ms = duration.map_or(0, |duration| duration.as_millis().clamp(1, BAN_MS_MAX)).to_string();
+            let reply = self.call_ban_list(&["add", entry, &ms, &BAN_LIST_MAX.to_string()]).await?;
+            Ok(reply == Reply::Integer(1))
+        })
+    }
+
+    fn unlist_ban<'a>(&'a self, entry: &'a str) -> StoreFuture<'a, bool> {
+        Box::pin(async move { Ok(self.call_ban_list(&["remove", entry]).await? == Reply::Integer(1)) })
+    }
+
+    /// Reads the version of the list, in one small call, and the list only if that is not `known`.
+    fn listed_bans(&self, known: Option<u64>) -> StoreFuture<'_, Option<BanListing>> {
+        Box::pin(async move {
+            if known.is_some() {
+                let version = self.command(&["HGET", &self.0.prefix.ban_list(), "version"]).await?;
+                if version_of(&version) == known {
+                    return Ok(None);
+                }
+            }
+            let reply = self.call_ban_list(&["read"]).await?;
+            ban_listing(&reply).map(Some).ok_or_else(|| self.error(malformed_reply()))
         })
     }
 

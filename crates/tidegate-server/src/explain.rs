@@ -16,7 +16,7 @@
 pub(crate) mod plan;
 
 use std::borrow::Cow;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use http::{HeaderMap, Request};
@@ -24,12 +24,15 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tidegate::answer::{Policies, Policy};
 use tidegate::config::{Loaded, RuleConditions};
-use tidegate::identity::{Caller, Identifier, Identity, KeyDigest, KnownKey, Origin};
-use tidegate::rules::{CompiledRule, LimitSet, Lookups, Mode, RequestView, RuleSet};
+use tidegate::identity::{Caller, Identifier, Identity, KeyDigest, KnownKey, Origin, User};
+use tidegate::rules::{ClientBans, CompiledRule, LimitSet, Lookups, Mode, RequestView, RuleSet};
 use tidegate::{
     Check, CheckOptions, Cost, Decision, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, OnFailure, Scope,
     Timestamp, Wait,
 };
+
+use crate::client::Client;
+use crate::wait_text::format_wait;
 
 /// What the rules would do with a request, and why. Its JSON is the response of `/v1/explain`.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -55,7 +58,7 @@ pub struct Explanation {
     /// Whether the kill switch is on, so that no request is limited.
     pub kill_switch: bool,
     /// Why the request is refused regardless of limits: a ban, or a path that is too long. `None` if it is not. A ban
-    /// in the store is known only after [`Explanation::read_counters`].
+    /// on a subject that is not one client is known only after [`Explanation::read_counters`].
     #[schemars(
         description = "Why the request is refused regardless of limits: a ban, or a path that is too long. Null if it is not."
     )]
@@ -80,7 +83,7 @@ pub struct Explanation {
 pub struct VerdictExplanation {
     /// Whether the request would be admitted. `None` if that depends on counters that were not read.
     pub allowed: Option<bool>,
-    /// The reason, such as `search.per-minute of rule search denies it for 1200 ms`.
+    /// The reason, such as `search.per-minute of rule search denies it for 2s`.
     pub because: String,
 }
 
@@ -150,7 +153,7 @@ pub struct LimitExplanation {
 impl Explanation {
     /// Explains what the configuration would do at time `now` with a request from `peer`.
     ///
-    /// Does not read counters; see [`read_counters`](Self::read_counters).
+    /// `bans` are the bans at run time. Does not read counters; see [`read_counters`](Self::read_counters).
     ///
     /// Asks `lookups`, within their deadline, about an API key that the configuration does not list, and about the plan
     /// of the caller if rules have limits per plan and the configuration does not determine it.
@@ -159,11 +162,13 @@ impl Explanation {
     pub async fn new<B>(
         loaded: &Loaded,
         lookups: &Lookups,
+        bans: &ClientBans,
         request: &Request<B>,
         peer: IpAddr,
         now: Timestamp,
         is_revealing: bool,
     ) -> Explanation {
+        let asked = Asked { request, peer, user: None, bans, now, is_revealing };
         let unknown = identify(loaded, request.headers(), "", peer, now).unknown_api_key();
         let key = match unknown {
             Some(digest) if lookups.has_keys() => match lookups.find_key(&digest).await {
@@ -173,15 +178,50 @@ impl Explanation {
             Some(_) => KeyAnswer::NotAsked,
             None => KeyAnswer::NotNeeded,
         };
-        let question = {
-            let identity = key.apply(identify(loaded, request.headers(), "", peer, now));
-            plan::question(loaded, &identity)
+        Explanation::with_key(loaded, lookups, &key, asked).await
+    }
+
+    /// Explains what the configuration would do at time `now` with a request of a client: an address, an API key or the
+    /// name of one, or `user:ID`, as an operator spells it.
+    ///
+    /// Otherwise like [`new`](Self::new). An API key in `request` is ignored if the client is a key.
+    ///
+    /// # Errors
+    /// If the text names no client, or a network or a subject, whose requests are not known. The message says what is
+    /// accepted.
+    pub async fn of_client<B>(
+        loaded: &Loaded,
+        lookups: &Lookups,
+        bans: &ClientBans,
+        request: &Request<B>,
+        client: &str,
+        now: Timestamp,
+        is_revealing: bool,
+    ) -> Result<Explanation, String> {
+        let elsewhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
+        let (key, peer, user) = match Client::parse(&loaded.rules, Some(lookups), client.as_bytes()).await? {
+            Client::Address(address) => (KeyAnswer::NotNeeded, address, None),
+            Client::Key(digest, known) => (KeyAnswer::Given(digest, known), elsewhere, None),
+            Client::User(id) => (KeyAnswer::NotNeeded, elsewhere, Some(User { subject: id.into(), plan: None })),
+            Client::Network(_) => return Err("a network is not one client; specify an address in it".to_owned()),
+            Client::Subject(_) => {
+                return Err(
+                    "a subject is not a whole request; specify its address (--peer) and its headers (-H)".to_owned()
+                );
+            }
         };
+        let asked = Asked { request, peer, user, bans, now, is_revealing };
+        Ok(Explanation::with_key(loaded, lookups, &key, asked).await)
+    }
+
+    /// Explains a request. `key` is the result of the key lookups.
+    async fn with_key<B>(loaded: &Loaded, lookups: &Lookups, key: &KeyAnswer, asked: Asked<'_, B>) -> Explanation {
+        let question = plan::question(loaded, &asked.identify(loaded, key, ""));
         let looked_up = match question {
             Some(question) if lookups.has_plans() => Some(lookups.limit_set(&loaded.rules, &question).await),
             _ => None,
         };
-        Explanation::with_answers(loaded, &key, looked_up, request, peer, now, is_revealing)
+        Explanation::with_answers(loaded, key, looked_up, &asked)
     }
 
     /// Explains a request. `key` is the result of the key lookups, and `looked_up` that of the plan lookups, or `None`
@@ -190,15 +230,13 @@ impl Explanation {
         loaded: &Loaded,
         key: &KeyAnswer,
         looked_up: Option<LimitSet>,
-        request: &Request<B>,
-        peer: IpAddr,
-        now: Timestamp,
-        is_revealing: bool,
+        asked: &Asked<'_, B>,
     ) -> Explanation {
+        let Asked { request, peer, is_revealing, .. } = *asked;
         let rules = &loaded.rules;
         let view = RequestView::of(request);
         let path = view.canonical_path();
-        let identity = key.apply(identify(loaded, request.headers(), &path, peer, now));
+        let identity = asked.identify(loaded, key, &path);
         let conditions = RuleConditions::new(loaded);
         let (limit_set, plan) = plan::resolve(loaded, looked_up, &identity);
         let exempt = exempt(loaded, &identity, conditions.is_exempt_path(&view));
@@ -228,7 +266,7 @@ impl Explanation {
             key_problem: key.problem(rules),
             token_refused: identity.token().and_then(Result::err).map(|error| error.to_string()),
             kill_switch: rules.is_off(),
-            banned: refused(loaded, &view, &identity, now),
+            banned: refused(loaded, &view, &identity, asked),
             exempt,
             plan,
             counters_unknown: None,
@@ -316,7 +354,7 @@ impl Explanation {
         let denying = limits.clone().filter(|(_, limit)| limit.would_allow == Some(false));
         if let Some((rule, limit)) = denying.max_by_key(|(rule, limit)| (rule.shield, wait_ms(limit))) {
             let wait = match limit.retry_after_ms {
-                Some(ms) => format!("denies it for {ms} ms"),
+                Some(ms) => format!("denies it for {}", format_wait(Wait::from_micros(ms.saturating_mul(1_000)))),
                 None => "never has room for this cost".to_owned(),
             };
             return verdict(Some(false), format!("{} of rule {} {wait}", limit.name, rule.name));
@@ -344,6 +382,29 @@ impl Explanation {
     }
 }
 
+/// A request to explain.
+struct Asked<'r, B> {
+    request: &'r Request<B>,
+    peer: IpAddr,
+    /// The user, if the operator has named it.
+    user: Option<User>,
+    /// The bans at run time.
+    bans: &'r ClientBans,
+    now: Timestamp,
+    is_revealing: bool,
+}
+
+impl<B> Asked<'_, B> {
+    /// Returns the identity of the request, with the key that was found and the user that was named.
+    fn identify<'s>(&'s self, loaded: &'s Loaded, key: &KeyAnswer, path: &'s str) -> Identity<'s> {
+        let identity = key.apply(identify(loaded, self.request.headers(), path, self.peer, self.now));
+        match &self.user {
+            Some(user) => identity.with_user(user.clone()),
+            None => identity,
+        }
+    }
+}
+
 /// The result of the key lookups for the API key of a request.
 enum KeyAnswer {
     /// There is no key, or the configuration lists it.
@@ -354,13 +415,17 @@ enum KeyAnswer {
     Unknown,
     /// A lookup knows the key with this digest.
     Known(KeyDigest, KnownKey),
+    /// The operator has named this key.
+    Given(KeyDigest, KnownKey),
 }
 
 impl KeyAnswer {
     /// Returns the identity with the key that was found, if one was.
     fn apply<'r>(&self, identity: Identity<'r>) -> Identity<'r> {
         match self {
-            KeyAnswer::Known(digest, known) => identity.with_api_key(*digest, known.clone()),
+            KeyAnswer::Known(digest, known) | KeyAnswer::Given(digest, known) => {
+                identity.with_api_key(*digest, known.clone())
+            }
             KeyAnswer::NotNeeded | KeyAnswer::NotAsked | KeyAnswer::Unknown => identity,
         }
     }
@@ -368,7 +433,9 @@ impl KeyAnswer {
     /// Returns the part of the key's entry that is ignored, and why. `None` if nothing is, or no lookup knows the key.
     fn problem(&self, rules: &RuleSet) -> Option<String> {
         match self {
-            KeyAnswer::Known(_, known) => rules.key_problem(known).map(|problem| problem.to_string()),
+            KeyAnswer::Known(_, known) | KeyAnswer::Given(_, known) => {
+                rules.key_problem(known).map(|problem| problem.to_string())
+            }
             KeyAnswer::NotNeeded | KeyAnswer::NotAsked | KeyAnswer::Unknown => None,
         }
     }
@@ -379,7 +446,7 @@ impl KeyAnswer {
     fn describe(&self, hash: Option<&str>) -> Option<String> {
         let source = hash.map_or("the lookups".to_owned(), |hash| format!("the Redis hash {hash}"));
         match self {
-            KeyAnswer::NotNeeded => None,
+            KeyAnswer::NotNeeded | KeyAnswer::Given(..) => None,
             KeyAnswer::NotAsked => hash.map(|_| format!("not listed, and {source} was not read")),
             KeyAnswer::Unknown => {
                 Some(format!("not listed, and either not found in {source} or not looked up in time"))
@@ -426,11 +493,11 @@ fn name_limits(rules: &mut [RuleExplanation]) {
     }
 }
 
-/// Returns a text such as `ip:*** is banned in the store for 60 s`; `permanently` if the ban has no end.
+/// Returns a text such as `ip:*** is banned in the store for 1m`; `permanently` if the ban has no end.
 pub(crate) fn banned_in_store(subject: &str, ban: Wait) -> String {
-    match ban.as_secs_ceil() {
-        Some(seconds) => format!("{subject} is banned in the store for {seconds} s"),
-        None => format!("{subject} is banned in the store permanently"),
+    match ban {
+        Wait::NEVER => format!("{subject} is banned in the store permanently"),
+        ban => format!("{subject} is banned in the store for {}", format_wait(ban)),
     }
 }
 
@@ -499,7 +566,7 @@ const ABSENT: char = '!';
 
 /// Returns the parts of a subject, each as its kind, such as `ip` or `header:x-a`, and its value. `global` has no
 /// value.
-fn parts(subject: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
+pub(crate) fn subject_parts(subject: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     // `&` occurs only between parts, and a kind contains no `:` except the one before the name of a header or cookie.
     subject.split('&').map(|part| {
         let names = if part.starts_with("header:") || part.starts_with("cookie:") { 2 } else { 1 };
@@ -518,18 +585,18 @@ fn masked(subject: &str) -> String {
         Some(_) => format!("{kind}:{MASK}"),
         None => kind.to_owned(),
     };
-    parts(subject).map(part).collect::<Vec<_>>().join("&")
+    subject_parts(subject).map(part).collect::<Vec<_>>().join("&")
 }
 
 /// Returns whether a subject has a masked value (`ip:***`), as `explain` shows it by default, so that it identifies no
 /// client.
 pub fn is_masked_subject(subject: &str) -> bool {
-    parts(subject).any(|(_, value)| value.is_some_and(|value| value.trim_start_matches(ABSENT) == MASK))
+    subject_parts(subject).any(|(_, value)| value.is_some_and(|value| value.trim_start_matches(ABSENT) == MASK))
 }
 
 /// Returns the kinds of the parts of a subject that the request does not have, such as `header:x-tenant`.
 fn absent_kinds(subject: &str) -> impl Iterator<Item = &str> {
-    let absent = parts(subject).filter(|(_, value)| value.is_some_and(|value| value.starts_with(ABSENT)));
+    let absent = subject_parts(subject).filter(|(_, value)| value.is_some_and(|value| value.starts_with(ABSENT)));
     absent.map(|(kind, _)| kind)
 }
 
@@ -559,15 +626,27 @@ pub(crate) fn banned_in_configuration(rules: &RuleSet, identity: &Identity<'_>, 
     })
 }
 
-/// Returns why the request is refused regardless of limits: a ban in the configuration, or a path that is too long.
+/// Returns why the request is refused regardless of limits: a ban of the client, or a path that is too long.
 ///
-/// `None` if it is not, and always while the kill switch is on. Bans in the store are not considered.
-fn refused(loaded: &Loaded, request: &RequestView<'_>, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
-    let rules = &loaded.rules;
+/// `None` if it is not, and always while the kill switch is on. Bans on other subjects are not considered.
+fn refused<B>(
+    loaded: &Loaded,
+    request: &RequestView<'_>,
+    identity: &Identity<'_>,
+    asked: &Asked<'_, B>,
+) -> Option<String> {
+    let (rules, now) = (&loaded.rules, asked.now);
+    if rules.is_off() {
+        return None;
+    }
     if let Some(ban) = banned_in_configuration(rules, identity, now) {
         return Some(ban);
     }
-    let is_too_long = request.path().len() > rules.path_bytes_max() && !rules.is_off();
+    if let Some(ban) = asked.bans.ban(identity, now) {
+        let entry = if asked.is_revealing { ban.entry.to_string() } else { masked(&ban.entry) };
+        return ban.remaining(now).map(|remaining| banned_in_store(&entry, remaining));
+    }
+    let is_too_long = request.path().len() > rules.path_bytes_max();
     is_too_long.then(|| format!("the path has more than {} bytes", rules.path_bytes_max()))
 }
 

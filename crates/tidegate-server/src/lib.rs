@@ -17,6 +17,7 @@ mod address_slots;
 mod auth_guard;
 mod browser;
 mod budget;
+mod client;
 mod decider;
 mod explain;
 mod listener;
@@ -34,6 +35,7 @@ mod run;
 mod shutdown;
 mod stream;
 mod tls;
+mod wait_text;
 mod worker_pool;
 
 pub use browser::{WebOrigin, WebOriginError};
@@ -42,8 +44,11 @@ pub use listener::Listeners;
 pub use listeners::admin::api_keys::{
     KeyChangeRequest, KeyEditError, KeyEditor, KeyListReport, KeyReport, OwnLimitReport,
 };
+pub use listeners::admin::bans::{BanQuery, BanReport, BanRules, BansReport, ListedBanReport, list_bans};
 pub use listeners::admin::is_loopback;
-pub use listeners::admin::keys::{CounterError, CounterQuery, CounterReport, CounterRules, CounterStatus, ResetReport};
+pub use listeners::admin::keys::{
+    CounterError, CounterQuery, CounterReport, CounterRules, CounterStatus, ResetReport, SkippedRule,
+};
 pub use listeners::admin::token::{AdminTokenError, Token};
 pub use listeners::gateway::{Gateway, UpstreamError, check_upstream};
 pub use memory_watch::watch_memory;
@@ -53,3 +58,4 @@ pub use receipt_secret::ReceiptSecret;
 pub use reload::{ReloadError, Reloader, findings_json};
 pub use run::{Bounds, ServerOptions, run};
 pub use tls::{CertificateError, Tls};
+pub use wait_text::format_wait;

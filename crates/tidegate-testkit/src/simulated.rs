@@ -191,6 +191,8 @@ impl SimulatedRedis {
                 let numbers: String = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
                 format!("*{}\r\n{numbers}", numbers.matches(':').count())
             }
+            // There is no ban list.
+            ["HGET", key, "version"] if key.ends_with(":bans") => "$-1\r\n".into(),
             _ => "+OK\r\n".into(),
         }
     }

@@ -29,9 +29,12 @@
 //! refund. A check on a shared store that has started runs to completion without the client, so a client that resets
 //! its requests as fast as it sends them is charged like any other. [`Engine::wait_for_pending`] waits for such checks.
 //!
-//! **A ban in the store** ([`Store::ban`](crate::Store::ban)) refuses a request if a rule that applies counts the
-//! banned subject in the store, even in shadow mode. It is read with the counters. Bans in the configuration need no
-//! store and come first.
+//! **A ban at run time** of an address, a network, an API key or a user is an entry of the store's ban list. The engine
+//! has a copy of the list (`run_time_bans.rs`), and refuses such requests in the same steps as bans in the
+//! configuration, whichever rules apply, also while the store does not answer.
+//!
+//! **A ban on another subject** ([`Store::ban`](crate::Store::ban)) refuses a request if a rule that applies counts the
+//! banned subject in the store, even in shadow mode. It is read with the counters.
 //!
 //! **A reload** replaces the whole rule set. Requests in progress finish under the rules they started with. Counters
 //! are identified by rule and limit, so they survive.
@@ -43,6 +46,7 @@ mod permit;
 mod refusal;
 mod request;
 mod rule_counts;
+mod run_time_bans;
 mod run_to_completion;
 
 use std::future::Future;
@@ -63,6 +67,7 @@ pub use self::refusal::Refusal;
 use self::request::RequestContext;
 pub use self::request::RequestOptions;
 pub use self::rule_counts::RuleStats;
+use self::run_time_bans::RunTimeBans;
 use self::run_to_completion::{PendingWork, RunToCompletion};
 use crate::identity::Identity;
 use crate::identity::{KeyDigest, KnownKey};
@@ -104,6 +109,7 @@ struct Inner {
     lookups: Lookups,
     clock: Arc<dyn Clock>,
     pending: Arc<PendingWork>,
+    bans: RunTimeBans,
     key_warnings: WarningGate,
 }
 
@@ -184,8 +190,10 @@ impl Engine {
     ) -> Engine {
         let active = ArcSwap::from_pointee(ActiveRules::new(rules, None));
         let lookups = lookups.or_deadline(limiter.deadline());
-        let key_warnings = WarningGate::default();
-        Engine(Arc::new(Inner { limiter, shield, active, lookups, clock, pending: Arc::default(), key_warnings }))
+        let (pending, bans, key_warnings) = (Arc::default(), RunTimeBans::default(), WarningGate::default());
+        let engine = Engine(Arc::new(Inner { limiter, shield, active, lookups, clock, pending, bans, key_warnings }));
+        engine.follow_bans();
+        engine
     }
 
     /// Replaces the rules, and reports this to the observers. Requests in progress finish under the old ones.
@@ -279,6 +287,7 @@ impl Engine {
         match self.0.limiter.is_in_process() {
             true => self.decide(plan, context).await,
             false => {
+                self.follow_bans();
                 let engine = self.clone();
                 self.run_to_completion(async move { engine.decide(plan, context).await }).await
             }
@@ -302,17 +311,22 @@ impl Engine {
         options: RequestOptions,
         looked_up: Option<(KeyDigest, Option<KnownKey>)>,
     ) -> Result<Prepared, Box<Refusal>> {
-        let now = active.now(&*self.0.clock);
+        let bans = self.run_time_bans().filter(|_| !active.rules.is_off());
+        let now = active.now(&*self.0.clock, bans.is_some());
         let mut identity = active.identify(request, peer, now);
         let path = LazyReadings::of(request.path());
         if looked_up.is_none() {
-            let banned = active.refuse_banned_address(&identity, now);
+            let banned = active.refuse_banned_address(&identity, now).and_then(|()| {
+                run_time_bans::refuse_banned(bans.as_ref().and_then(|bans| bans.of_address(&identity, now)), now)
+            });
             banned.inspect_err(|refusal| self.observe_ban(&identity, BannedBy::Address, refusal))?;
             active.refuse_long_path(request)?;
             self.refuse_by_shield(active, request, &path, &identity, options)?;
         }
         let rules = active.match_rules(request, &path);
-        let banned = active.refuse_banned_caller(&identity, now);
+        let banned = active.refuse_banned_caller(&identity, now).and_then(|()| {
+            run_time_bans::refuse_banned(bans.as_ref().and_then(|bans| bans.of_caller(&identity, now)), now)
+        });
         banned.inspect_err(|refusal| self.observe_ban(&identity, BannedBy::Caller, refusal))?;
         let found = match looked_up {
             Some((digest, known)) => known.map(|known| (digest, known)),

@@ -93,10 +93,11 @@ pub use rules::{KeyLookup, Lookups, Plan, PlanLookup, PlanQuestion, RequestView,
 #[doc(hidden)]
 pub use tidegate_core::__io_reason;
 pub use tidegate_core::{
-    Algorithm, Atomicity, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, InstanceId, Key, KeyError,
-    Limit, LimitError, LimitStatus, LimitStatuses, LimitTextError, LiveInstances, Location, ManualClock, MemoryStore,
-    MemoryStoreBuilder, NameError, ReceiptId, Redeemed, Redemption, RuleScope, RuleScopeBuf, Scope, ScopeName, Shard,
-    ShardId, Source, StateMachine, Store, StoreError, StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
+    Algorithm, Atomicity, BAN_ENTRY_BYTES_MAX, BAN_LIST_MAX, BanListing, Check, CheckError, Clock, Cost, DEMANDS_MAX,
+    Decision, Demand, InstanceId, Key, KeyError, Limit, LimitError, LimitStatus, LimitStatuses, LimitTextError,
+    ListedBan, LiveInstances, Location, ManualClock, MemoryStore, MemoryStoreBuilder, NameError, ReceiptId, Redeemed,
+    Redemption, RuleScope, RuleScopeBuf, Scope, ScopeName, Shard, ShardId, Source, StateMachine, Store, StoreError,
+    StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tidegate_redis as redis;

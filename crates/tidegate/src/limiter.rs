@@ -34,8 +34,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::{
-    Atomicity, Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Shard, ShardId, Source, Store,
-    StoreError, StoreErrorKind, SystemClock, Wait,
+    Atomicity, BanListing, Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Shard, ShardId,
+    Source, Store, StoreError, StoreErrorKind, SystemClock, Wait,
 };
 
 pub use self::each_decision::{EachDecision, PartialDecision};
@@ -607,6 +607,49 @@ impl Limiter {
         }
     }
 
+    /// Adds an entry to the ban list of the store for `duration`, or permanently if `None`. Replaces an earlier entry
+    /// with this text.
+    ///
+    /// The engines on this store refuse the requests of the clients that the list names: within a second with a shared
+    /// store, from the next request on with counters in memory. `rules::ClientBans` documents the entries. Returns
+    /// `false`, and changes nothing, if the list already has 10,000 other entries.
+    ///
+    /// # Errors
+    /// Returns an error if the entry is longer than 256 bytes, or if the store does not answer or does not support
+    /// bans. The store is called even while the circuit breaker is open.
+    pub async fn list_ban(&self, entry: &str, duration: Option<Duration>) -> Result<bool, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.list_ban(entry, duration)).ok_or_else(panicked)?,
+            Backend::Shared(shared) => shared.list_ban(entry, duration).await,
+        }
+    }
+
+    /// Removes an entry from the ban list of the store. Returns whether the list had it and it had not ended.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer or does not support bans. The store is called even while the
+    /// circuit breaker is open.
+    pub async fn unlist_ban(&self, entry: &str) -> Result<bool, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.unlist_ban(entry)).ok_or_else(panicked),
+            Backend::Shared(shared) => shared.unlist_ban(entry).await,
+        }
+    }
+
+    /// Returns the ban list of the store.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer or does not support bans. The store is called even while the
+    /// circuit breaker is open.
+    pub async fn listed_bans(&self) -> Result<BanListing, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => {
+                catch_panic(|| store.listed_bans(None)).ok_or_else(panicked).map(Option::unwrap_or_default)
+            }
+            Backend::Shared(shared) => shared.listed_bans().await,
+        }
+    }
+
     /// Returns the limiter's statistics since it was created.
     pub fn stats(&self) -> LimiterStats {
         match &self.0.backend {
@@ -660,8 +703,7 @@ impl Limiter {
     }
 
     /// Returns whether all counters are in this process, so that every decision is ready at its first poll.
-    #[cfg(feature = "rules")]
-    pub(crate) fn is_in_process(&self) -> bool {
+    pub fn is_in_process(&self) -> bool {
         matches!(self.0.backend, Backend::Memory(_))
     }
 }
@@ -691,6 +733,31 @@ impl Limiter {
     /// Returns the deadline of a check.
     pub(crate) fn deadline(&self) -> Duration {
         self.0.deadline
+    }
+
+    /// Returns the ban list if its version is not `known`, for a task that follows the list.
+    ///
+    /// With a shared store, the call has the deadline of a probe, and is not reported to the observers. With counters
+    /// in memory, the result is ready at the first poll.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer.
+    pub(crate) async fn changed_bans(&self, known: Option<u64>) -> Result<Option<BanListing>, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(_) => Ok(self.changed_bans_in_memory(known)),
+            Backend::Shared(shared) => shared.changed_bans(known).await,
+        }
+    }
+
+    /// Returns the ban list if it is in memory and its version is not `known`. Takes no lock if it is.
+    #[inline]
+    pub(crate) fn changed_bans_in_memory(&self, known: Option<u64>) -> Option<BanListing> {
+        match &self.0.backend {
+            Backend::Memory(store) if known != Some(store.ban_list_version()) => {
+                catch_panic(|| store.listed_bans(known)).flatten()
+            }
+            Backend::Memory(_) | Backend::Shared(_) => None,
+        }
     }
 
     /// Returns the observers.

@@ -99,9 +99,9 @@ pub trait Observer: Send + Sync + 'static {
         let _ = refused;
     }
 
-    /// Called when an engine refuses a request by a ban of its rule set.
+    /// Called when an engine refuses a request by a ban of its rule set, or of the ban list of the store.
     ///
-    /// A refusal by a ban in the store is reported to [`Observer::decided`], as a decision with its
+    /// A refusal by a ban on a subject in the store is reported to [`Observer::decided`], as a decision with its
     /// [`ban`](Decision::ban) set.
     #[cfg(feature = "rules")]
     fn banned(&self, request: &BannedRequest) {
@@ -245,7 +245,7 @@ pub struct ShieldRefusal<'a> {
     pub decision: Option<&'a Decision>,
 }
 
-/// A request that an engine has refused by a ban of its rule set. Passed to [`Observer::banned`].
+/// A request that an engine has refused by a ban of its rule set or of the ban list. Passed to [`Observer::banned`].
 #[cfg(feature = "rules")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -258,7 +258,7 @@ pub struct BannedRequest {
     pub remaining: Wait,
 }
 
-/// Whether a ban of a rule set is one of the client's address or of the caller.
+/// Whether a ban is one of the client's address or of the caller.
 #[cfg(feature = "rules")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]

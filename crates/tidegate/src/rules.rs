@@ -39,6 +39,7 @@
 //! it matches all of them.** So another spelling of a path does not evade a rule. `path.rs` has the details.
 
 mod builder;
+mod client_bans;
 pub(crate) mod comparisons;
 #[cfg(any(fuzzing, test))]
 pub mod fuzz;
@@ -66,6 +67,7 @@ pub(crate) mod trie;
 mod tests;
 
 pub use builder::{Ban, JwtSettings, LimitText, ListedKey, Plan, Rule, Rules, SecretSource};
+pub use client_bans::{ClientBan, ClientBans};
 #[cfg(feature = "redis")]
 pub use key_hash::{KeyChange, KeyHash, KeyHashError, KeyList};
 pub use key_lookup::{KeyFuture, KeyLookup};

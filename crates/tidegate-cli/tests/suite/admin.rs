@@ -84,12 +84,13 @@ fn an_unknown_request_is_refused_with_what_is_accepted() {
         ("POST", "/metrics", 405, "GET"),
         ("GET", "/v1/keys", 409, "`redis_hash` in `[key_sources]`"),
         ("GET", "/v1/keys?limit=1/s", 400, "?key="),
-        ("GET", "/v1/keys?key=a", 400, "limit=10/min"),
+        ("GET", "/v1/keys?key=a", 400, "unknown client; expected an address"),
         ("GET", "/v1/keys?key=a&limit=10/fortnight", 400, "us, ms, s, min"),
         ("GET", "/v1/keys?key=a&rule=shortn", 400, "shorten"),
         ("GET", "/v1/keys?key=user:a&rule=api", 400, "--plan NAME"),
         ("GET", "/v1/keys?key=user:a&rule=api&plan=gold", 400, "unknown plan; expected one of "),
-        ("GET", "/v1/keys?key=user:a&rule=shorten&limit=week", 400, "expected one of day, main"),
+        ("GET", "/v1/keys?key=user:a&rule=shorten", 400, "the rule counts by ip"),
+        ("GET", "/v1/keys?key=192.0.2.1&rule=shorten&limit=week", 400, "expected one of day, main"),
         ("DELETE", "/v1/keys?kye=a", 400, "unknown parameter"),
     ] {
         let answer = serving.operate(method, path);

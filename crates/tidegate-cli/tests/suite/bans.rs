@@ -5,7 +5,7 @@
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tidegate_testkit::poll::eventually;
 use tidegate_testkit::server::Server;
 
@@ -70,11 +70,15 @@ fn assert_banned(answer: &Answer, is_for_good: bool) {
     }
 }
 
+/// A key of explicit checks, and a client of the rules.
+const TARGETS: [&[&str]; 2] = [&["--key", "user:42"], &["203.0.113.9"]];
+
 /// Maximum time for which an instance enforces a ban after another instance lifted it.
 const CACHED_FOR_MAX: Duration = Duration::from_secs(1);
 
-/// A ban is in the store when the command returns, and every admission needs the store, so all instances enforce it at
-/// once. An instance that has enforced a ban may cache it for a second after it was lifted.
+/// A ban on a key is in the store when the command returns, and every admission needs the store, so all instances enforce
+/// it at once. A ban on a client is read within a second. An instance that has enforced a ban may cache it for a second
+/// after it was lifted.
 #[test]
 fn ban_set_anywhere_is_enforced_and_lifted_on_every_instance() {
     let redis = Server::redis();
@@ -87,10 +91,11 @@ fn ban_set_anywhere_is_enforced_and_lifted_on_every_instance() {
                 assert_eq!(instance.check(EXPLICIT).status, 200);
                 assert_eq!(instance.check(DESCRIBED).status, 200);
             }
-            for subject in ["user:42", "ip:203.0.113.9"] {
-                run(&[&["ban", subject][..], duration, place].concat());
+            for target in TARGETS {
+                run(&[&["ban"][..], target, duration, place].concat());
             }
             for instance in &instances {
+                eventually("the ban is read", || instance.check(DESCRIBED).status, |status| *status == 403);
                 for body in [EXPLICIT, TOGETHER, DESCRIBED, EXPLICIT, DESCRIBED] {
                     assert_banned(&instance.check(body), is_for_good);
                 }
@@ -107,9 +112,9 @@ fn ban_set_anywhere_is_enforced_and_lifted_on_every_instance() {
                 assert_eq!(numbers[..3], [1, 10, 0], "limited, capacity, remaining");
                 assert!(is_right(numbers[3], 3_600), "{numbers:?}");
             }
-            for subject in ["user:42", "ip:203.0.113.9"] {
-                let said = run(&[&["unban", subject][..], place].concat());
-                assert_eq!(said, format!("{subject} is no longer banned\n"));
+            for target in TARGETS {
+                let said = run(&[&["unban"][..], target, place].concat());
+                assert_eq!(said, format!("{} is no longer banned\n", target.last().unwrap()));
             }
             let lifted = Instant::now();
             for instance in &instances {
@@ -156,10 +161,11 @@ fn subject_that_explain_reveals_can_be_banned() {
     let revealed = run(&[&explain[..], &["--reveal"]].concat());
     let subject = revealed.split_once("counts ").unwrap().1.split_once(',').unwrap().0;
     run(&["ban", subject, "--for", "1h", "--store", &redis.url()]);
+    eventually("the ban is read", || instances[0].check(DESCRIBED).status, |status| *status == 403);
     assert_banned(&instances[0].check(DESCRIBED), false);
     let explained = run(&explain);
-    assert!(explained.contains("refused  ip:*** is banned in the store for 3"), "{explained}");
-    let masked = tidegate(&["ban", "ip:***", "--store", &redis.url()]);
+    assert!(explained.contains("refused  ip:*** is banned in the store for "), "{explained}");
+    let masked = tidegate(&["ban", "ip:***", "--store", &redis.url(), "--config", &file]);
     assert_eq!(masked.status.code(), Some(2));
     assert!(err(&masked).contains("explain --reveal"), "{}", err(&masked));
 }
@@ -168,7 +174,10 @@ fn subject_that_explain_reveals_can_be_banned() {
 fn instance_without_a_store_is_banned_through_its_admin_listener() {
     let serving = Serving::start(&[]);
     let admin = format!("http://{}", serving.admin);
-    assert_eq!(run(&["ban", "user:42", "--for", "1h", "--admin", &admin]), "user:42 is banned for 1h\n");
+    assert_eq!(
+        run(&["ban", "user:42", "--for", "1h", "--admin", &admin]),
+        "user:42 is banned for 1h: all requests of this user, and explicit checks on the key user:42 (403), on this instance\n"
+    );
     assert_banned(&serving.check(EXPLICIT), false);
     assert_eq!(
         serving.send_inline("TIDEGATE.PEEK user:42 10/h").split(' ').nth(1),
@@ -176,10 +185,14 @@ fn instance_without_a_store_is_banned_through_its_admin_listener() {
         "a peek reads the counter"
     );
     let said = run(&["ban", "user:42", "--admin", &admin, "--json"]);
-    assert_eq!(said, "{\"banned\":true,\"retry_after_ms\":null,\"subject\":\"user:42\"}\n");
+    let said: Value = serde_json::from_str(&said).unwrap();
+    let facts = ["client", "kind", "banned", "retry_after_ms", "subjects", "rules"].map(|field| &said[field]);
+    let expected = [json!("user:42"), json!("user"), json!(true), Value::Null, json!(["user:42"]), json!([])];
+    assert_eq!(facts, expected.each_ref());
     assert_banned(&serving.check(EXPLICIT), true);
     assert_eq!(run(&["unban", "user:42", "--admin", &admin]), "user:42 is no longer banned\n");
-    assert_eq!(run(&["unban", "user:42", "--admin", &admin]), "user:42 was not banned\n");
+    let again = tidegate(&["unban", "user:42", "--admin", &admin]);
+    assert_eq!((again.status.code(), out(&again).as_str()), (Some(1), "user:42 was not banned\n"));
     assert_eq!(serving.check(EXPLICIT).status, 200);
 }
 
@@ -201,7 +214,7 @@ fn check_of_a_banned_key_is_denied_and_invalid_arguments_are_reported() {
         (&["ban", "user:42"], "no shared store was given"),
         (&["unban", "user:42", "--store", "memory"], "no shared store was given"),
         (&["ban", &long, "--store", &url], "at most 65536 bytes"),
-        (&["ban"], "<SUBJECT>"),
+        (&["ban"], "<CLIENT>"),
         (&["ban", "user:42", "--store", "redis://127.0.0.1:1"], "127.0.0.1:1"),
     ] {
         let refused = tidegate(arguments);

@@ -4,6 +4,7 @@
 
 mod admin;
 mod bans;
+mod client_spellings;
 mod clients;
 mod cluster;
 mod command;

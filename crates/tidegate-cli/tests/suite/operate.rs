@@ -414,9 +414,11 @@ redis_hash = "tidegate:plans"
     );
     assert_eq!(tidegate(&["ban", "ip:203.0.113.9", "--for", "1h", "--config", &file]).status.code(), Some(0));
     let said = inspect("203.0.113.9", "shorten");
-    assert!(said.contains("  refused      ip:203.0.113.9 is banned in the store for 3"), "{said}");
-    let said = tidegate(&["inspect", "ip:203.0.113.9", "10/h", "--store", &redis.url()]);
-    assert!(out(&said).contains("is banned in the store for 3"), "{}{}", out(&said), err(&said));
+    assert!(said.contains("  refused      ip:203.0.113.9 is banned in the store for "), "{said}");
+    let inspect = ["inspect", "ip:203.0.113.9", "10/h", "--store", &redis.url()];
+    assert!(!out(&tidegate(&inspect)).contains("banned"), "the client is banned, not the key of explicit checks");
+    assert_eq!(tidegate(&["ban", "--key", "ip:203.0.113.9", "--config", &file]).status.code(), Some(0));
+    assert!(out(&tidegate(&inspect)).contains("ip:203.0.113.9 is banned in the store permanently"));
 }
 
 /// A store that does not answer is reported in one line with its address. Everything else is explained.
@@ -437,7 +439,7 @@ fn a_client_that_a_rule_does_not_count_is_refused() {
     let two = "[[keys]]\nkey = \"planted-1\"\nname = \"twice\"\n[[keys]]\nkey = \"planted-2\"\nname = \"twice\"\n";
     std::fs::write(&file, format!("instances = 1\n{RULES}{two}")).unwrap();
     for (client, rule, phrase) in [
-        ("planted-unknown-key", "api", "unknown client; expected an address, an API key or the name of one"),
+        ("planted-unknown-key", "api", "unknown client; expected an address, a network, an API key or the name of one"),
         ("ip:***", "shorten", "the subject is masked"),
         ("acme", "shorten", "the rule counts by ip; specify the whole subject"),
         ("twice", "api", "2 API keys have this name"),
@@ -496,7 +498,7 @@ fn an_empty_key_is_refused() {
     {
         let said = tidegate(&[arguments, &["--store", "memory"]].concat());
         assert_eq!((said.status.code(), &*out(&said)), (Some(2), ""), "{arguments:?}");
-        assert!(err(&said).contains("a value is required for '<"), "{arguments:?}: {}", err(&said));
+        assert!(err(&said).contains("a value is required for '"), "{arguments:?}: {}", err(&said));
     }
 }
 

@@ -7,6 +7,7 @@ use super::budget::Budget;
 use super::counter_hash::CounterHasher;
 use super::receipts::UsedReceipts;
 use super::{MemoryStore, Padded};
+use crate::ban_list::BanTexts;
 use crate::time::{Clock, SystemClock, Timestamp};
 
 /// The maximum number of shards: threads rarely contend for one lock, and resizing one table causes no long pause.
@@ -82,6 +83,7 @@ impl MemoryStoreBuilder {
             clock: self.clock,
             budget: Budget::new(self.max_bytes, shards),
             bans: Bans::default(),
+            ban_list: BanTexts::default(),
             receipts: UsedReceipts::default(),
         }
     }

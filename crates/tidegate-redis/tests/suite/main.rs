@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // all of it is test code
 
+mod ban_list;
 mod batches;
 mod cluster;
 mod commands;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidegate::ManualClock;
 use tidegate::config::{Config, Format};
 use tidegate::engine::{Engine, Outcome, RequestOptions};
-use tidegate::rules::Lookups;
+use tidegate::rules::{ClientBans, Lookups};
 
 use super::*;
 
@@ -62,7 +62,8 @@ fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> Request<()> {
 }
 
 async fn explain(request: &Request<()>, peer: [u8; 4]) -> Explanation {
-    Explanation::new(&loaded(), &Lookups::new(), request, peer.into(), Timestamp::ZERO, false).await
+    Explanation::new(&loaded(), &Lookups::new(), &ClientBans::default(), request, peer.into(), Timestamp::ZERO, false)
+        .await
 }
 
 const HERE: [u8; 4] = [203, 0, 113, 9];
@@ -85,7 +86,16 @@ async fn each_rule_explains_whether_it_applies_and_why_not() {
     for (peer, counts) in
         [(HERE, "ip:203.0.113.9&header:x-tenant:!203.0.113.9"), ([10; 4], "ip:10.10.10.10&header:x-tenant:a")]
     {
-        let revealed = Explanation::new(&loaded(), &Lookups::new(), &request, peer.into(), Timestamp::ZERO, true).await;
+        let revealed = Explanation::new(
+            &loaded(),
+            &Lookups::new(),
+            &ClientBans::default(),
+            &request,
+            peer.into(),
+            Timestamp::ZERO,
+            true,
+        )
+        .await;
         assert_eq!(revealed.rules[0].counts, counts);
     }
 }
@@ -105,7 +115,17 @@ limits = ["2/h"]
     let explain = async |config: &str, headers: &[(&str, &str)], peer: [u8; 4]| {
         let loaded = Config::from_text(config, Format::Toml).unwrap();
         let request = request("GET", "/", headers);
-        Explanation::new(&loaded, &Lookups::new(), &request, peer.into(), Timestamp::ZERO, false).await.rules
+        Explanation::new(
+            &loaded,
+            &Lookups::new(),
+            &ClientBans::default(),
+            &request,
+            peer.into(),
+            Timestamp::ZERO,
+            false,
+        )
+        .await
+        .rules
     };
     let rules = explain(BY_TENANT, &[], HERE).await;
     assert_eq!(rules[0].counts, "header:x-tenant:!***");
@@ -180,7 +200,7 @@ async fn key_that_a_lookup_knows_is_explained_like_a_listed_one() {
     let (loaded, lookups) = (loaded(), Lookups::new().key(lookup));
     let explain = async |key: &str| {
         let request = request("GET", "/", &[("x-api-key", key)]);
-        Explanation::new(&loaded, &lookups, &request, HERE.into(), Timestamp::ZERO, false).await
+        Explanation::new(&loaded, &lookups, &ClientBans::default(), &request, HERE.into(), Timestamp::ZERO, false).await
     };
     let found = explain("found-pro").await;
     assert_eq!((found.caller, found.key_name.as_deref()), ("api_key", Some("initech")));
@@ -202,8 +222,16 @@ async fn remaining_units_match_the_engine_and_reading_them_charges_nothing() {
     let engine = Engine::new(limiter.clone(), loaded.rules.clone());
     let request = request("POST", "/shorten", &[("x-tenant", "a"), ("x-kind", "planted-kind")]);
     for left in [2, 1, 0, 0] {
-        let mut explanation =
-            Explanation::new(&loaded, &Lookups::new(), &request, HERE.into(), Timestamp::ZERO, false).await;
+        let mut explanation = Explanation::new(
+            &loaded,
+            &Lookups::new(),
+            &ClientBans::default(),
+            &request,
+            HERE.into(),
+            Timestamp::ZERO,
+            false,
+        )
+        .await;
         explanation.read_counters(&limiter).await;
         let limit = &explanation.rules[0].limits[0];
         assert_eq!((limit.remaining, limit.would_allow), (Some(left), Some(left > 0)));
@@ -234,12 +262,28 @@ async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
         let request = request("GET", "/", &[]);
         for _ in 0..3 {
             clock.advance(Duration::from_secs(1));
-            let mut explanation =
-                Explanation::new(&loaded, &Lookups::new(), &request, HERE.into(), Timestamp::ZERO, false).await;
+            let mut explanation = Explanation::new(
+                &loaded,
+                &Lookups::new(),
+                &ClientBans::default(),
+                &request,
+                HERE.into(),
+                Timestamp::ZERO,
+                false,
+            )
+            .await;
             explanation.read_counters(&limiter).await;
             // The first reading has charged nothing, or the second would differ.
-            let mut again =
-                Explanation::new(&loaded, &Lookups::new(), &request, HERE.into(), Timestamp::ZERO, false).await;
+            let mut again = Explanation::new(
+                &loaded,
+                &Lookups::new(),
+                &ClientBans::default(),
+                &request,
+                HERE.into(),
+                Timestamp::ZERO,
+                false,
+            )
+            .await;
             again.read_counters(&limiter).await;
             let [first, second] = [&explanation, &again]
                 .map(|explanation| serde_json::to_value(&explanation.rules[0].limits[0]).unwrap());
@@ -257,8 +301,16 @@ async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
             }
         }
         let read = async || {
-            let mut explanation =
-                Explanation::new(&loaded, &Lookups::new(), &request, HERE.into(), Timestamp::ZERO, false).await;
+            let mut explanation = Explanation::new(
+                &loaded,
+                &Lookups::new(),
+                &ClientBans::default(),
+                &request,
+                HERE.into(),
+                Timestamp::ZERO,
+                false,
+            )
+            .await;
             explanation.read_counters(&limiter).await;
             (explanation.rules[0].limits[0].would_allow, explanation.rules[0].limits[0].retry_after_ms)
         };
@@ -273,8 +325,16 @@ async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
 async fn verdict_of(text: &str, method: &str, engine: Option<&Engine>) -> (Option<bool>, String) {
     let loaded = Config::from_text(text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
     let request = request(method, "/", &[]);
-    let mut explanation =
-        Explanation::new(&loaded, &Lookups::new(), &request, HERE.into(), Timestamp::ZERO, false).await;
+    let mut explanation = Explanation::new(
+        &loaded,
+        &Lookups::new(),
+        &ClientBans::default(),
+        &request,
+        HERE.into(),
+        Timestamp::ZERO,
+        false,
+    )
+    .await;
     if let Some(engine) = engine {
         explanation.read_counters(engine.limiter()).await;
         explanation.read_shields(engine.shield());

@@ -13,9 +13,10 @@
 //! | `/v1/keys/{name}` | GET | yes | one of them |
 //! | `/v1/keys/{name}` | PATCH | yes | changes its plan and its own limits |
 //! | `/v1/keys/{name}/plan`, `/limits` | PUT, DELETE | yes | sets or removes one of them |
-//! | `/v1/bans?subject=…` | GET | yes | whether a subject is banned |
-//! | `/v1/bans?subject=…&for=1h` | PUT | yes | bans it, without `for` for good |
-//! | `/v1/bans?subject=…` | DELETE | yes | lifts the ban |
+//! | `/v1/bans` | GET | yes | all bans at run time |
+//! | `/v1/bans?client=…` | GET | yes | whether a client is banned |
+//! | `/v1/bans?client=…&for=1h` | PUT | yes | bans it, without `for` for good |
+//! | `/v1/bans?client=…` | DELETE | yes | lifts the ban |
 //! | `/v1/explain` | POST | yes | what the rules would do with a request |
 //! | `/v1/reload` | POST | yes | reloads the configuration and the certificate |
 //!
@@ -40,6 +41,7 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
+use percent_encoding::percent_decode_str;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tidegate::engine::Engine;
@@ -295,19 +297,25 @@ impl AdminListener {
     ///
     /// The answer is 200 even if the store does not answer; then `counters_unknown` says why the counters are missing.
     /// It is 400 if the query or the body is invalid, or the server has no rules, 413 if the body has more than 256
-    /// KiB, and 408 if it takes longer than 10 s. The query is empty, `reveal=false` or `reveal=true`, which shows the
-    /// values of subjects.
+    /// KiB, and 408 if it takes longer than 10 s. In the query, `reveal=true` shows the values of subjects, and `client`
+    /// names the client of the request instead of its address and headers.
     async fn explain<B>(&self, request: Request<B>, query: &str) -> Response<Bytes>
     where
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
         let bad = |message: &str| problem(StatusCode::BAD_REQUEST, "bad_request", message);
-        let is_revealing = match query {
-            "" | "reveal=false" => false,
-            "reveal=true" => true,
-            _ => return bad("unknown parameter; expected reveal=true or nothing"),
-        };
+        let (mut is_revealing, mut client) = (false, None);
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=') {
+                Some(("reveal", value @ ("true" | "false"))) => is_revealing = value == "true",
+                Some(("client", text)) => {
+                    let text = text.replace('+', " ");
+                    client = Some(percent_decode_str(&text).decode_utf8_lossy().into_owned());
+                }
+                _ => return bad("unknown parameter; expected reveal=true or client=CLIENT"),
+            }
+        }
         let body = match read_body(request.into_body(), BODY_BYTES_MAX).await {
             Ok(body) => body,
             Err(rejection) => return rejection,
@@ -323,8 +331,24 @@ impl AdminListener {
             return bad("this instance has no rules to explain; start it with --config FILE");
         };
         let lookups = self.reloader.engine().map(Engine::lookups).cloned().unwrap_or_default();
-        let mut explanation =
-            Explanation::new(&loaded, &lookups, &described, peer, self.clock.now(), is_revealing).await;
+        let bans = match self.reloader.engine() {
+            Some(engine) => {
+                // If the store does not answer, the bans that were read last are in force.
+                let _ = engine.refresh_bans().await;
+                engine.client_bans()
+            }
+            None => Arc::default(),
+        };
+        let now = self.clock.now();
+        let mut explanation = match &client {
+            Some(client) => {
+                match Explanation::of_client(&loaded, &lookups, &bans, &described, client, now, is_revealing).await {
+                    Ok(explanation) => explanation,
+                    Err(message) => return bad(&message),
+                }
+            }
+            None => Explanation::new(&loaded, &lookups, &bans, &described, peer, now, is_revealing).await,
+        };
         explanation.read_counters(&self.limiter).await;
         if let Some(engine) = self.reloader.engine() {
             explanation.read_shields(engine.shield());

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{header, not_allowed, openapi, rejected, retry_after, schema_settings, unauthenticated};
 use crate::explain::Explanation;
 use crate::listeners::admin::api_keys::{KeyChangeRequest, KeyListReport, KeyReport};
-use crate::listeners::admin::bans::BanBody;
+use crate::listeners::admin::bans::{BanReport, BansReport};
 use crate::listeners::admin::keys::{CounterReport, ResetReport};
 use crate::listeners::admin::rules::RulesBody;
 use crate::listeners::admin::{HealthBody, NotReloadedBody};
@@ -40,7 +40,8 @@ pub(super) fn document() -> Value {
     let [healthz, readyz] = [bodies.subschema_for::<HealthBody>(), bodies.subschema_for::<ReadinessBody>()];
     let [counters, reset] = [bodies.subschema_for::<CounterReport>(), bodies.subschema_for::<ResetReport>()];
     let [key, keys] = [bodies.subschema_for::<KeyReport>(), bodies.subschema_for::<KeyListReport>()];
-    let [ban, rules] = [bodies.subschema_for::<BanBody>(), bodies.subschema_for::<RulesBody>()];
+    let [ban, bans] = [bodies.subschema_for::<BanReport>(), bodies.subschema_for::<BansReport>()];
+    let rules = bodies.subschema_for::<RulesBody>();
     let [reloaded, not_reloaded] = [bodies.subschema_for::<ReloadedBody>(), bodies.subschema_for::<NotReloadedBody>()];
     let explanation = bodies.subschema_for::<Explanation>();
 
@@ -48,10 +49,19 @@ pub(super) fn document() -> Value {
     let rejected = |description: &str| rejected(&problem, description);
     let bad_query = || rejected("A parameter is unknown, missing or invalid. The message says what is expected.");
     let store_failed = || rejected("The store failed, or the listener is overloaded.");
-    let subject = || {
-        let what = "What a rule counts by, as `tidegate explain --reveal` shows it, or the key that a check names. \
-                    At most 65536 bytes.";
-        parameter("subject", true, what, "ip:203.0.113.9", json!({ "type": "string" }))
+    let client = || {
+        let what = "The client: an address, a network, an API key or the name of one, `user:ID`, or a subject as `tidegate \
+                    explain --reveal` shows it. Without rules, it is also the key that a check names.";
+        parameter("client", false, what, "203.0.113.9", json!({ "type": "string" }))
+    };
+    let ban_key = || {
+        let what = "The key that a check names, instead of a client. At most 65536 bytes.";
+        parameter("key", false, what, "user:42", json!({ "type": "string" }))
+    };
+    let no_client = || {
+        rejected(
+            "A parameter is unknown, missing or invalid, or no rule counts this client. The message says what is expected.",
+        )
     };
     let of_key = |id: &str, summary: &str, body: Option<(Value, Value)>| {
         let mut operation = json!({
@@ -114,9 +124,10 @@ pub(super) fn document() -> Value {
         "/v1/keys": path(Access::Token, "GET, HEAD, DELETE", json!({
             "get": {
                 "operationId": "inspectCounters",
-                "summary": "Return the counters of a key, or of a client in a rule, or list the API keys of the Redis hash",
-                "description": "`key` and either `limit` or `rule` select counters. Nothing is charged. Without parameters, lists the \
-                    API keys in the Redis hash of the configuration, at most 1,000.",
+                "summary": "Return the counters of a key or of a client, or list the API keys of the Redis hash",
+                "description": "`key` and `limit` select the counter of explicit checks; `key` alone, the counters of a client in all rules, \
+                    and with `rule` in one rule. Nothing is charged. Without parameters, lists the API keys in the Redis hash of the \
+                    configuration, at most 1,000.",
                 "parameters": counter_parameters(false),
                 "responses": {
                     "200": response("The selected counters, or the API keys.", &json!({ "anyOf": [counters, keys] })),
@@ -127,8 +138,8 @@ pub(super) fn document() -> Value {
             },
             "delete": {
                 "operationId": "resetCounters",
-                "summary": "Delete the counters of a key, or of a client in a rule",
-                "description": "Either `limit` or `rule` is required. In a rule with limits per plan, the counters of all plans are \
+                "summary": "Delete the counters of a key, or of a client in one rule or all rules",
+                "description": "The parameters are those of `GET`. In a rule with limits per plan, the counters of all plans are \
                     deleted. After a 503, some counters may be deleted.",
                 "parameters": counter_parameters(true),
                 "responses": {
@@ -160,28 +171,37 @@ pub(super) fn document() -> Value {
         "/v1/bans": path(Access::Token, "GET, HEAD, PUT, DELETE", json!({
             "get": {
                 "operationId": "inspectBan",
-                "summary": "Return whether a subject is banned in the store",
-                "parameters": [subject()],
-                "responses": { "200": response("The ban, if there is one.", &ban), "400": bad_query(), "503": store_failed() },
+                "summary": "Return whether a client is banned at run time, or all bans",
+                "description": "Without a client or a key, returns all bans.",
+                "parameters": [client(), ban_key()],
+                "responses": {
+                    "200": response("The ban, if there is one, or all bans.", &json!({ "anyOf": [ban, bans] })),
+                    "400": no_client(), "503": store_failed(),
+                },
             },
             "put": {
                 "operationId": "ban",
-                "summary": "Ban a subject",
-                "description": "Replaces an earlier ban on the subject.",
+                "summary": "Ban a client",
+                "description": "Replaces an earlier ban on the client. Either `client` or `key` is required.",
                 "parameters": [
-                    subject(),
+                    client(),
+                    ban_key(),
                     parameter(
                         "for", false, "How long the ban lasts, at least 1ms. Without it, the ban is permanent.", "1h 30min",
                         json!({ "type": "string" }),
                     ),
                 ],
-                "responses": { "200": response("The subject is banned.", &ban), "400": bad_query(), "503": store_failed() },
+                "responses": {
+                    "200": response("The client is banned.", &ban), "400": no_client(),
+                    "409": rejected("There are 10,000 bans, the maximum."), "503": store_failed(),
+                },
             },
             "delete": {
                 "operationId": "unban",
-                "summary": "Lift the ban on a subject",
-                "parameters": [subject()],
-                "responses": { "200": response("The subject is not banned.", &ban), "400": bad_query(), "503": store_failed() },
+                "summary": "Lift the ban on a client",
+                "description": "Either `client` or `key` is required.",
+                "parameters": [client(), ban_key()],
+                "responses": { "200": response("The ban is lifted, if there was one.", &ban), "400": no_client(), "503": store_failed() },
             },
         })),
         "/v1/explain": path(Access::Token, "POST", json!({ "post": {
@@ -189,10 +209,16 @@ pub(super) fn document() -> Value {
             "summary": "Explain what the rules would do with a request",
             "description": "The body is that of `POST /v1/check` on the HTTP listener, in the form that describes a request. `receipt` has no \
                 effect. Counters are read, and nothing is charged. If the store does not answer, `counters_unknown` says why.",
-            "parameters": [parameter(
-                "reveal", false, "Whether the values of subjects are shown. They are masked by default.", "true",
-                json!({ "type": "string", "enum": ["true", "false"] }),
-            )],
+            "parameters": [
+                parameter(
+                    "reveal", false, "Whether the values of subjects are shown. They are masked by default.", "true",
+                    json!({ "type": "string", "enum": ["true", "false"] }),
+                ),
+                parameter(
+                    "client", false, "The client of the request, instead of its `peer` and API key: an address, an API key or the \
+                    name of one, or `user:ID`.", "acme", json!({ "type": "string" }),
+                ),
+            ],
             "requestBody": { "required": true, "content": { "application/json": {
                 "schema": described,
                 "examples": { "request": { "summary": "A request", "value": { "request": {
@@ -308,8 +334,8 @@ fn parameter(name: &str, is_required: bool, description: &str, example: &str, sc
 /// Returns the parameters that select counters. `key` is not required where there is another operation without it.
 fn counter_parameters(is_key_required: bool) -> Value {
     let text = || json!({ "type": "string" });
-    let key =
-        "The key that a check names. With `rule`, a client: an address, an API key, the name of a key, or a subject.";
+    let key = "The key that a check names. With `rule`, or without `limit`, a client: an address, an API key, the name of a key, \
+         `user:ID`, or a subject.";
     let limit = "The limit that a check names. With `rule`, the name of one of its limits; all of them by default.";
     let plan = "The plan of the client, in a rule with limits per plan. Required if nothing else determines it.";
     json!([

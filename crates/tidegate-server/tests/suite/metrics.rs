@@ -136,8 +136,8 @@ fn refusals_by_bans_are_counted_by_where_the_ban_is() {
     let site = Site::start(RULES);
     let banned = || samples(&site, "tidegate_banned_requests_total");
     assert_eq!(banned(), [r#"{ban="configuration"} 0"#, r#"{ban="store"} 0"#]);
-    for subject in ["ip:203.0.113.10", "user:42"] {
-        assert_eq!(site.operate("PUT", &format!("/v1/bans?subject={subject}"), "").status, 200);
+    for target in ["client=203.0.113.10", "key=user:42"] {
+        assert_eq!(site.operate("PUT", &format!("/v1/bans?{target}"), "").status, 200);
     }
     for (path, peer, status) in [
         ("/both", "198.51.100.7", 403),

@@ -106,7 +106,7 @@ fn operator_bans_inspects_and_unbans_a_subject_in_memory() {
     let site = Site::start(RULES);
     let (of_key, request) = (subject("planted-pro"), described("/", "planted-pro"));
     let ban = |method: &str, query: &str| site.operate(method, &format!("/v1/bans?{query}"), "");
-    let by_subject = format!("subject={of_key}");
+    let by_subject = format!("client={of_key}");
     assert_eq!(ban("GET", &by_subject).json()["banned"], false);
     let set = ban("PUT", &format!("{by_subject}&for=1h")).json();
     assert_eq!((&set["banned"], &set["retry_after_ms"]), (&json!(true), &json!(3_600_000)));
@@ -116,7 +116,7 @@ fn operator_bans_inspects_and_unbans_a_subject_in_memory() {
     assert!((3_500_000..=3_600_000).contains(&left), "{left}");
     let explained = site.operate("POST", "/v1/explain", &request.to_string()).json();
     let reason = explained["banned"].as_str().unwrap_or_default();
-    assert!(reason.starts_with("api_key:*** is banned in the store for 3"), "{explained}");
+    assert!(reason.starts_with("api_key:*** is banned in the store for "), "{explained}");
 
     assert_eq!(ban("PUT", &by_subject).json()["retry_after_ms"], Value::Null, "for good");
     assert_eq!(site.check(&request).json()["retry_after"], Value::Null);
@@ -125,18 +125,18 @@ fn operator_bans_inspects_and_unbans_a_subject_in_memory() {
     assert_eq!(site.check(&request).status, 200);
 
     let explicit = json!({ "checks": [{ "key": "user:1", "limit": "5/h" }, { "key": "user:2", "limit": "5/h" }] });
-    assert_eq!(ban("PUT", "subject=user:2&for=1min").status, 200);
+    assert_eq!(ban("PUT", "key=user:2&for=1min").status, 200);
     let refused = site.check(&explicit);
     assert_eq!((refused.status, &refused.json()["error"]), (403, &json!("banned")), "{refused:?}");
     assert_eq!(counters(&site, "key=user:1&limit=5/h"), json!([["per-hour", "5/h", 5]]), "nothing was charged");
-    assert_eq!(ban("DELETE", "subject=user:2").status, 200);
+    assert_eq!(ban("DELETE", "key=user:2").status, 200);
     assert_eq!(site.check(&explicit).status, 200);
 
-    for (method, query) in [("PUT", "for=1h"), ("PUT", "subject=a&for=soon"), ("DELETE", "subject=a&for=1h")] {
+    for (method, query) in [("PUT", "for=1h"), ("PUT", "client=a&for=soon"), ("DELETE", "client=a&for=1h")] {
         assert_eq!(ban(method, query).status, 400, "{method} {query}");
     }
     assert_eq!(ban("POST", &by_subject).status, 405);
-    assert_eq!(site.ask_admin("PUT", "/v1/bans?subject=user:9", "host: localhost\r\n").status, 401);
+    assert_eq!(site.ask_admin("PUT", "/v1/bans?client=user:9", "host: localhost\r\n").status, 401);
 }
 
 #[test]

@@ -66,9 +66,10 @@ impl ActiveRules {
         self.counts.stats(&self.rules)
     }
 
-    /// Reads the clock, or returns zero if nothing before the limits depends on the time.
-    pub(super) fn now(&self, clock: &dyn Clock) -> Timestamp {
-        if self.needs_time { clock.now() } else { Timestamp::ZERO }
+    /// Reads the clock, or returns zero if nothing before the limits depends on the time. `has_bans` says whether there
+    /// are bans at run time, which do.
+    pub(super) fn now(&self, clock: &dyn Clock, has_bans: bool) -> Timestamp {
+        if self.needs_time || has_bans { clock.now() } else { Timestamp::ZERO }
     }
 
     /// Creates the identity of a request at `now`, the result of [`ActiveRules::now`].

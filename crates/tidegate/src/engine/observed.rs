@@ -22,8 +22,8 @@ impl Engine {
         }
     }
 
-    /// Reports to the observers that a ban in the configuration has refused a request. Does nothing for another
-    /// refusal.
+    /// Reports to the observers that a ban in the configuration or in the ban list has refused a request. Does nothing
+    /// for another refusal.
     ///
     /// `by` says whether the address or the caller is banned.
     pub(super) fn observe_ban(&self, identity: &Identity<'_>, by: BannedBy, refusal: &Refusal) {

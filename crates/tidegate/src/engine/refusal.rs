@@ -32,8 +32,8 @@ pub enum Refusal {
         /// The policies of the limits that could not be decided.
         policies: Arc<Policies>,
     },
-    /// The configuration bans the client's address, an API key in the request or its user; or the store holds a ban of
-    /// a subject by which the request is counted.
+    /// The configuration or the ban list bans the client's address, an API key in the request or its user; or the store
+    /// holds a ban of a subject by which the request is counted.
     #[non_exhaustive]
     Banned {
         /// The time until the ban ends; [`Wait::NEVER`] if it is permanent.

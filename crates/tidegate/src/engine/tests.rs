@@ -651,3 +651,135 @@ async fn request_that_meets_more_limits_than_a_check_holds_is_unavailable_and_no
         );
     }
 }
+
+/// A ban of the list refuses every request of its client until it ends, before shields, and whichever rules apply.
+#[tokio::test]
+async fn listed_client_is_refused_until_its_ban_ends() {
+    let text = r#"
+        [exempt]
+        addresses = ["198.51.100.0/24"]
+        [[rules]]
+        name = "shield"
+        store = "memory"
+        by = ["ip"]
+        limits = ["1/h"]
+        [[rules]]
+        name = "shorten"
+        match = { path = "/shorten" }
+        by = ["ip"]
+        limits = ["2/min"]
+    "#;
+    let site = site(text);
+    let limiter = site.engine.limiter().clone();
+    let hour = Some(Duration::from_secs(3_600));
+    assert!(limiter.list_ban("ip:203.0.113.9", hour).await.unwrap());
+    assert!(limiter.list_ban("ip:198.51.100.0/24", None).await.unwrap());
+    assert!(limiter.list_ban("subject:ip:192.0.2.1", None).await.unwrap());
+    for path in ["/shorten", "/free"] {
+        assert_eq!(site.verdict(path, &[], HERE).await, (Verdict::Banned, 0), "{path}");
+        assert_eq!(site.verdict(path, &[], [198, 51, 100, 7]).await.0, Verdict::Banned, "an exempt address");
+    }
+    assert_eq!(site.verdict("/free", &[], [192, 0, 2, 1]).await.0, Verdict::Allowed, "the store refuses subjects");
+    site.clock.advance(Duration::from_secs(3_599));
+    let Outcome::Refused(refusal) = site.send("GET", "/", &[], HERE).await else { panic!("a ban") };
+    assert_eq!((refusal.fields().retry_after_ms(), refusal.source()), (Some(1_000), Source::Store));
+    site.clock.advance(Duration::from_secs(1));
+    assert_eq!(site.verdict("/free", &[], HERE).await.0, Verdict::Allowed, "the shield has not counted");
+    assert_eq!(site.verdict("/free", &[], [198, 51, 100, 7]).await.0, Verdict::Banned);
+    site.engine.reload(rules(&format!("kill_switch = true\n{text}")));
+    assert_eq!(site.verdict("/free", &[], [198, 51, 100, 7]).await.0, Verdict::Allowed, "the kill switch is on");
+    site.engine.reload(rules(text));
+    assert!(limiter.unlist_ban("ip:198.51.100.0/24").await.unwrap());
+    assert_eq!(site.verdict("/free", &[], [198, 51, 100, 7]).await.0, Verdict::Allowed);
+}
+
+/// Pseudonyms of subjects change at midnight; those of the ban list do not.
+#[tokio::test]
+async fn ban_of_a_pseudonym_outlives_midnight() {
+    let site = site(
+        r#"
+        anonymize = { secret = "0123456789abcdef0123456789abcdef" }
+        [[keys]]
+        key = "planted-key"
+        [[rules]]
+        name = "all"
+        by = ["caller"]
+        limits = ["1000/day"]
+        "#,
+    );
+    let (rules, limiter) = (site.engine.rules(), site.engine.limiter().clone());
+    let of_key = "api_key:#7eed545bde4b42fea364f19d59123e65";
+    for part in ["ip:203.0.113.9", "ip:2001:db8:1:2::/64", of_key] {
+        let entry = rules.identifier().ban_entry(part);
+        assert!(entry.contains(":~") && entry != rules.identifier().stored_subject(part, site.clock.now()), "{entry}");
+        assert!(limiter.list_ban(&entry, None).await.unwrap());
+    }
+    let v6: IpAddr = "2001:db8:1:2::77".parse().unwrap();
+    for _ in 0..3 {
+        assert!(matches!(site.send("GET", "/", &[], HERE).await, Outcome::Refused(Refusal::Banned { .. })));
+        assert!(matches!(site.send_from("GET", "/", &[], v6).await, Outcome::Refused(Refusal::Banned { .. })));
+        let keyed = site.send("GET", "/", &[("x-api-key", "planted-key")], [192, 0, 2, 1]).await;
+        assert!(matches!(keyed, Outcome::Refused(Refusal::Banned { .. })), "{keyed:?}");
+        assert!(site.passes("GET", "/", &[], [192, 0, 2, 1]).await);
+        site.clock.advance(Duration::from_secs(24 * 3_600));
+    }
+}
+
+/// Without a call to the store by any request, an engine notices a changed list by itself, and keeps the last list
+/// while the store does not answer.
+#[tokio::test(start_paused = true)]
+async fn list_of_a_shared_store_is_followed_and_held_while_the_store_is_down() {
+    use std::sync::atomic::AtomicBool;
+    use tidegate_core::{BanListing, Demand, LimitStatus, Store, StoreErrorKind, StoreFuture};
+
+    #[derive(Default)]
+    struct Switched {
+        memory: MemoryStore,
+        is_down: AtomicBool,
+    }
+
+    impl Store for Switched {
+        fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+            Store::decide(&self.memory, checks)
+        }
+
+        fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
+            Store::refund(&self.memory, check, decision)
+        }
+
+        fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+            Store::reset(&self.memory, demand)
+        }
+
+        fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
+            Store::inspect(&self.memory, demand)
+        }
+
+        fn listed_bans(&self, known: Option<u64>) -> StoreFuture<'_, Option<BanListing>> {
+            match self.is_down.load(Ordering::Relaxed) {
+                true => Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "the store is down")) }),
+                false => Store::listed_bans(&self.memory, known),
+            }
+        }
+    }
+
+    let store = Arc::new(Switched::default());
+    let limiter = Limiter::builder().store(store.clone()).build();
+    let engine = Engine::new(limiter, rules(""));
+    let clock = Arc::new(ManualClock::new(Timestamp::ZERO));
+    let site = Site { engine, clock };
+    let banned = || async { site.verdict("/", &[], HERE).await.0 == Verdict::Banned };
+    assert!(!banned().await);
+    assert!(store.memory.list_ban("ip:203.0.113.9", None).unwrap());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(banned().await, "within a second");
+    store.is_down.store(true, Ordering::Relaxed);
+    assert!(store.memory.unlist_ban("ip:203.0.113.9"));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(banned().await, "the last list is in force");
+    assert!(site.engine.refresh_bans().await.is_err());
+    store.is_down.store(false, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!banned().await);
+    assert_eq!(Arc::strong_count(&store), 2, "the task holds neither the engine nor the store while it sleeps");
+}

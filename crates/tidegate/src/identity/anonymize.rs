@@ -9,6 +9,8 @@
 //!   pseudonym = HMAC-SHA-256(salt, kind ":" value), its first 16 bytes in hexadecimal
 //! ```
 //!
+//! The date is left out of the salt for entries of the ban list, "tidegate bans", so that a ban outlives midnight.
+//!
 //! Instances with the same secret compute the same pseudonyms on the same date. The kind is part of the input, so an
 //! address and a user with the same text have different pseudonyms. Counters change at midnight, so a caller may use up
 //! to twice its quota around midnight. [`Rotate::Never`] avoids that, but then pseudonyms can be linked over any time.
@@ -17,7 +19,7 @@ use std::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-use tidegate_core::Timestamp;
+use tidegate_core::{Timestamp, Wait};
 
 /// Minimum length of the secret in bytes. All values of 16 random bytes cannot be tried.
 const SECRET_BYTES_MIN: usize = 16;
@@ -67,6 +69,7 @@ pub struct Anonymizer {
     /// An HMAC that is keyed with the secret.
     keyed: Hmac<Sha256>,
     rotate: Rotate,
+    bans: Salt,
 }
 
 impl Anonymizer {
@@ -78,7 +81,23 @@ impl Anonymizer {
         if secret.len() < SECRET_BYTES_MIN {
             return Err(SecretError { bytes: secret.len() });
         }
-        Ok(Anonymizer { keyed: keyed(secret), rotate })
+        let mut bans = keyed(secret);
+        bans.update(b"tidegate bans");
+        let bans = Salt(keyed(&bans.finalize().into_bytes()));
+        Ok(Anonymizer { keyed: keyed(secret), rotate, bans })
+    }
+
+    /// Returns the salt of entries of the ban list, which does not change with the date.
+    pub(crate) fn ban_salt(&self) -> &Salt {
+        &self.bans
+    }
+
+    /// Returns the time from `now` until pseudonyms change, or `None` with [`Rotate::Never`].
+    pub(crate) fn rotates_after(&self, now: Timestamp) -> Option<Wait> {
+        match self.rotate {
+            Rotate::Daily => Some(Wait::from_micros(DAY_US - now.as_micros() % DAY_US)),
+            Rotate::Never => None,
+        }
     }
 
     /// Returns the salt of the UTC day of `now`, or a constant salt with [`Rotate::Never`].

@@ -18,7 +18,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName};
-use tidegate_core::Timestamp;
+use tidegate_core::{Timestamp, Wait};
 
 use super::address::{AddressKey, AddressPrefixes};
 use super::anonymize::{Anonymizer, Salt};
@@ -161,6 +161,34 @@ impl Identifier {
         match &self.anonymizer {
             Some(anonymizer) => anonymize_subject(plain, &anonymizer.salt(now)),
             None => plain.to_owned(),
+        }
+    }
+
+    /// Returns whether bearer tokens are verified, so that requests can have users.
+    pub fn verifies_tokens(&self) -> bool {
+        self.tokens.is_some()
+    }
+
+    /// Returns the time from `now` until the pseudonyms in subjects change, or `None` if there are none or they never
+    /// change.
+    pub fn pseudonyms_change_after(&self, now: Timestamp) -> Option<Wait> {
+        self.anonymizer.as_ref()?.rotates_after(now)
+    }
+
+    /// Returns the network sizes by which clients are counted.
+    pub fn prefixes(&self) -> AddressPrefixes {
+        self.prefixes
+    }
+
+    /// Returns the entry of the ban list for a client: one part of a subject, such as `ip:203.0.113.9`,
+    /// `api_key:#4e738ca5563c06cfd0018299933d58db` or `user:42`.
+    ///
+    /// With an anonymizer, the value becomes a pseudonym that does not change with the date. Networks other than those
+    /// by which a client is counted are not personal data, and stay as they are: do not pass them.
+    pub fn ban_entry(&self, part: &str) -> String {
+        match &self.anonymizer {
+            Some(anonymizer) => anonymize_subject(part, anonymizer.ban_salt()),
+            None => part.to_owned(),
         }
     }
 
@@ -344,6 +372,43 @@ impl<'r> Identity<'r> {
         let set = self.api_key.get().and_then(Option::as_ref).map(|(digest, _)| *digest);
         let sent = ApiKey::all_from_headers(self.origin.headers, &self.identifier.api_key_header);
         sent.map(|key| key.digest()).chain(set)
+    }
+
+    /// Sets the verified user of the request, which replaces that of its token. For tools that know only the id.
+    #[must_use]
+    pub fn with_user(self, user: User) -> Identity<'r> {
+        Identity { token: OnceCell::from(Some(Ok(user))), ..self }
+    }
+
+    /// Returns the entries of a ban list for the network by which the client is counted: as it is, and with an
+    /// anonymizer also as a pseudonym.
+    pub(crate) fn address_entries(&self) -> impl Iterator<Item = SubjectKey> + '_ {
+        self.ban_entries(|writer| writer.address(self.address_key()))
+    }
+
+    /// Returns the entries of a ban list for each API key in the request; see
+    /// [`sent_key_digests`](Identity::sent_key_digests).
+    pub(crate) fn key_entries(&self) -> impl Iterator<Item = SubjectKey> + '_ {
+        self.sent_key_digests().flat_map(|digest| {
+            self.ban_entries(move |writer| writer.part(API_KEY, PartValue::Digest(digest.as_bytes())))
+        })
+    }
+
+    /// Returns the entries of a ban list for the verified user. Empty if there is none.
+    pub(crate) fn user_entries(&self) -> impl Iterator<Item = SubjectKey> + '_ {
+        let user = self.user();
+        user.into_iter()
+            .flat_map(|user| self.ban_entries(|writer| writer.part(USER, PartValue::Plain(user.subject.as_bytes()))))
+    }
+
+    /// Returns what `write` writes as it is and, with an anonymizer, with the salt of bans.
+    fn ban_entries(&self, write: impl Fn(&mut SubjectWriter<'_>)) -> impl Iterator<Item = SubjectKey> {
+        let salted = self.identifier.anonymizer.as_ref().map(|anonymizer| Some(anonymizer.ban_salt()));
+        std::iter::once(None).chain(salted).map(move |salt| {
+            let mut entry = SubjectKey::empty();
+            write(&mut SubjectWriter::new(&mut entry, salt));
+            entry
+        })
     }
 
     /// Returns whether a key that the key source does not know identifies a caller: only with [`ApiKeys::Any`].

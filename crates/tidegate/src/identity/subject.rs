@@ -56,7 +56,7 @@ impl SubjectKey {
         &self.0
     }
 
-    fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         std::str::from_utf8(&self.0).expect("a subject is written in ASCII")
     }
 }

@@ -10,8 +10,8 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tidegate_core::{
-    Atomicity, Check, Clock, Cost, Decision, Demand, LimitStatus, MemoryStore, ReceiptId, Redeemed, ShardId, Source,
-    Store, StoreError, StoreErrorKind as Kind, Timestamp, Wait,
+    Atomicity, BanListing, Check, Clock, Cost, Decision, Demand, LimitStatus, MemoryStore, ReceiptId, Redeemed,
+    ShardId, Source, Store, StoreError, StoreErrorKind as Kind, Timestamp, Wait,
 };
 use tokio::time::{Instant, timeout};
 
@@ -394,6 +394,29 @@ impl Shared {
 
     pub(super) async fn ban_of(&self, subject: &[u8]) -> Result<Option<Wait>, StoreError> {
         self.call(Call::Ban, 0, async { self.store.ban_of(subject).await }).await
+    }
+
+    pub(super) async fn list_ban(&self, entry: &str, duration: Option<Duration>) -> Result<bool, StoreError> {
+        self.call(Call::Ban, 0, async { self.store.list_ban(entry, duration).await }).await
+    }
+
+    pub(super) async fn unlist_ban(&self, entry: &str) -> Result<bool, StoreError> {
+        self.call(Call::Ban, 0, async { self.store.unlist_ban(entry).await }).await
+    }
+
+    pub(super) async fn listed_bans(&self) -> Result<BanListing, StoreError> {
+        let listed = self.call(Call::Ban, 0, async { self.store.listed_bans(None).await }).await;
+        listed.map(Option::unwrap_or_default)
+    }
+
+    /// Returns the ban list if its version is not `known`. No request waits for it, so it has the deadline of a probe.
+    #[cfg(feature = "rules")]
+    pub(super) async fn changed_bans(&self, known: Option<u64>) -> Result<Option<BanListing>, StoreError> {
+        let deadline = probing::deadline(self.deadlines.check);
+        match self.within(deadline, ShardId::default(), async { self.store.listed_bans(known).await }) {
+            Some(call) => call.await,
+            None => Err(StoreError::new(Kind::Unreachable, NO_TIMER)),
+        }
     }
 
     /// Removes the ban on a subject from the deny cache.

@@ -64,6 +64,8 @@ fn an_invalid_body_is_refused_with_what_was_expected() {
         (r#"{"key":"a","limit":"10/min burst=3"}"#, "limit: "),
         (r#"{"key":"a","limit":"99999999999999999999/s"}"#, "limit: "),
         (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"b","limit":"1/x"}]}"#, "checks[1].limit: "),
+        (r#"{"key":"","limit":"1/s"}"#, "key must not be empty"),
+        (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"","limit":"1/s"}]}"#, "checks[1].key must not be empty"),
         (long_key.as_str(), "key: a key can have at most 65536 bytes; this one has 65537"),
         (r#"{"request":{"method":"GET","path":"/"}}"#, "missing field `peer`"),
         (r#"{"request":{"method":"GET","path":"/","peer":"here"}}"#, "request.peer: expected an IP address"),

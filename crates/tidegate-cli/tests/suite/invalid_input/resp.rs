@@ -120,8 +120,26 @@ fn a_key_may_contain_any_bytes() {
         let reply = connection.call(&[&b"TIDEGATE.CHECK"[..], key, b"3/h"]).unwrap();
         reply.items()[2].integer()
     };
-    for key in [&b"k"[..], b"k\0", b"\0k", b"k\r\n", b"", b"*3\r\n$4\r\nPING\r\n", b"\xff\xfe", &[b'x'; 65_536]] {
+    for key in [&b"k"[..], b"k\0", b"\0k", b"k\r\n", b"*3\r\n$4\r\nPING\r\n", b"\xff\xfe", &[b'x'; 65_536]] {
         assert_eq!((left(key), left(key)), (2, 1), "{:?}", String::from_utf8_lossy(&key[..key.len().min(20)]));
+    }
+}
+
+#[test]
+fn an_empty_key_is_an_error() {
+    let serving = Serving::start(&[]);
+    let mut connection = serving.connect();
+    for command in [
+        &["TIDEGATE.CHECK", "", "3/h"][..],
+        &["TIDEGATE.CHECK", "a", "3/h", "", "3/h"],
+        &["TIDEGATE.PEEK", "", "3/h"],
+        &["TIDEGATE.RESET", "", "3/h"],
+        &["CL.THROTTLE", "", "9", "10", "60"],
+    ] {
+        match connection.call(command).unwrap() {
+            Reply::Error(message) => assert!(message.starts_with("ERR a key must not be empty"), "{message}"),
+            reply => panic!("{command:?}: {reply:?}"),
+        }
     }
 }
 

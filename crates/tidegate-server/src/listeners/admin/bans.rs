@@ -1,12 +1,20 @@
-//! `/v1/bans`: the bans on subjects in the store.
+//! `/v1/bans`: bans at run time.
 //!
 //! ```text
-//!   PUT    ?subject=ip:203.0.113.9&for=1h     bans a subject for an hour; without `for`, for good
-//!   GET    ?subject=ip:203.0.113.9            whether it is banned, and for how long
-//!   DELETE ?subject=ip:203.0.113.9            lifts the ban
+//!   GET                                       all bans
+//!   PUT    ?client=203.0.113.9&for=1h         bans a client for an hour; without `for`, for good
+//!   GET    ?client=203.0.113.9                whether it is banned, and for how long
+//!   DELETE ?client=203.0.113.9                lifts the ban
+//!   …      ?key=user:42                       the key of explicit checks instead of a client
 //! ```
 //!
-//! The subject is what a rule counts by, as `explain` shows it, or the key of explicit checks.
+//! There are two kinds of bans. A **client** (an address, a network, an API key, a user) is an entry of the ban list of
+//! the store, which every engine matches with its requests, whichever rules apply. Any other **subject** that rules
+//! count, and the **key** of explicit checks, have a key of their own in the store, which is read with the counters of
+//! that subject; the ban list has an entry for them, too, so that all bans can be listed.
+//!
+//! Without rules, it is not known how clients are identified. The text is then the key of explicit checks, and also the
+//! client, if it is an address, a network or a user.
 
 use std::time::Duration;
 
@@ -15,126 +23,603 @@ use http::{Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tidegate::{Key, Wait};
+use tidegate::engine::Engine;
+use tidegate::identity::AddressPrefixes;
+use tidegate::rules::{ClientBans, Lookups, Mode, RuleSet};
+use tidegate::{BAN_LIST_MAX, Clock, Key, Limiter, SystemClock, Timestamp, Wait};
 
 use super::AdminListener;
-use super::keys::unavailable;
+use super::keys::{CounterError, error_response};
+use crate::client::{Client, has_kinds, key_part, parse_without_rules};
+use crate::explain::banned_in_configuration;
 use crate::listeners::http::connection::{json, problem};
 use crate::openapi::schemas::not_null;
+use crate::wait_text::format_wait;
 
-/// Whether a subject is banned in the store.
-#[derive(Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "Ban")]
-pub(crate) struct BanBody {
-    /// The subject of the query. Bytes that are not UTF-8 are replaced.
-    subject: String,
-    /// Whether the subject is banned.
-    banned: bool,
+/// A client or a key that an operator bans: the parameters of a query to `/v1/bans`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum BanQuery {
+    /// A client, in any form that [`CounterQuery::key`](super::keys::CounterQuery::key) accepts, and networks.
+    Client(Vec<u8>),
+    /// The key of explicit checks.
+    Key(Vec<u8>),
+}
+
+/// The rules by which a [`BanQuery`] finds a client.
+#[derive(Clone, Copy)]
+pub struct BanRules<'r> {
+    /// The rules.
+    pub rules: &'r RuleSet,
+    /// The sources of API keys that the rules do not list. `None` if there are none.
+    pub lookups: Option<&'r Lookups>,
+}
+
+/// A ban, as a [`BanQuery`] has set, found or lifted it. Its JSON is the response of `/v1/bans`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Ban", deny_unknown_fields, description = "A ban at run time.")]
+#[non_exhaustive]
+pub struct BanReport {
+    /// The client: an address, a network, the name of an API key or its subject, a user, a subject or a key. Bytes that
+    /// are not UTF-8 are replaced.
+    pub client: String,
+    /// What is banned: `address`, `network`, `api_key`, `user`, `subject` or `key`.
+    pub kind: &'static str,
+    /// The subjects whose checks the store refuses. Empty if the ban refuses all requests of a client instead.
+    pub subjects: Vec<String>,
+    /// The rules whose requests the ban refuses. Empty without rules, and for the key of explicit checks.
+    pub rules: Vec<String>,
+    /// Which requests the ban refuses, and where.
+    pub effect: String,
+    /// Whether the client is banned.
+    pub banned: bool,
     /// Milliseconds until the ban ends, rounded up; null without a ban, and for a permanent ban.
-    retry_after_ms: Option<u64>,
-    /// Whether the subject was banned before the ban was lifted. Absent if no ban was to be lifted.
+    pub retry_after_ms: Option<u64>,
+    /// Whether the client was banned before the ban was lifted. Absent if no ban was to be lifted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(transform = not_null)]
-    was_banned: Option<bool>,
+    pub was_banned: Option<bool>,
+    /// Another ban that refuses the client, such as one on a network that contains its address, or in the
+    /// configuration. Absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = not_null)]
+    pub other_ban: Option<String>,
+}
+
+/// All bans at run time, as [`list_bans`] found them. Its JSON is the response of `GET /v1/bans` without parameters.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Bans", deny_unknown_fields, description = "All bans at run time.")]
+#[non_exhaustive]
+pub struct BansReport {
+    /// The bans, sorted by their entries in the ban list.
+    pub bans: Vec<ListedBanReport>,
+    /// The maximum number of bans.
+    pub max: usize,
+}
+
+/// One ban of a [`BansReport`].
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ListedBan", deny_unknown_fields)]
+#[non_exhaustive]
+pub struct ListedBanReport {
+    /// The client, in a form that lifts the ban: an address, a network, the name of an API key, a user or a subject; a
+    /// pseudonym if it cannot be resolved.
+    pub client: String,
+    /// What is banned: `address`, `network`, `api_key`, `user`, `subject`, or `key` of explicit checks.
+    pub kind: &'static str,
+    /// Milliseconds until the ban ends, rounded up; null for a permanent ban.
+    pub retry_after_ms: Option<u64>,
+}
+
+/// What a ban consists of in the store.
+struct Target {
+    client: String,
+    kind: &'static str,
+    /// The entry of the ban list.
+    entry: String,
+    /// The subjects with a key of their own.
+    subjects: Vec<Vec<u8>>,
+    /// Subjects that are lifted with the ban, although it does not set them: earlier bans on the same client.
+    related: Vec<Vec<u8>>,
+    rules: Vec<String>,
+    /// Which requests are refused.
+    effect: String,
+    /// The client of the rules; `None` without rules and for a key.
+    known: Option<Client>,
+}
+
+impl BanQuery {
+    /// Bans the client for `duration`, or permanently if `None`, and reports the ban. Replaces an earlier one.
+    ///
+    /// # Errors
+    /// Returns [`CounterError::Invalid`] if the query names no client, no rule counts the subject, or the ban would
+    /// outlive the pseudonym that it names; [`CounterError::BanListFull`] if there are 10,000 other bans. Then nothing
+    /// has changed. Returns [`CounterError::Store`] if the store fails.
+    pub async fn ban(
+        &self,
+        duration: Option<Duration>,
+        limiter: &Limiter,
+        rules: Option<BanRules<'_>>,
+    ) -> Result<BanReport, CounterError> {
+        let now = SystemClock::new().now();
+        let target = self.target(rules, now).await?;
+        if let Some(rules) = rules {
+            target.check_rotation(rules.rules, duration, now)?;
+        }
+        if !limiter.list_ban(&target.entry, duration).await? {
+            return Err(CounterError::BanListFull);
+        }
+        for subject in &target.subjects {
+            limiter.ban(subject, duration).await?;
+        }
+        let us = |duration: Duration| Wait::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
+        Ok(target.report(limiter, Some(duration.map_or(Wait::NEVER, us))))
+    }
+
+    /// Lifts the ban on the client, and reports whether there was one.
+    ///
+    /// # Errors
+    /// Returns [`CounterError::Invalid`] if the query names no client, and [`CounterError::Store`] if the store fails.
+    pub async fn unban(&self, limiter: &Limiter, rules: Option<BanRules<'_>>) -> Result<BanReport, CounterError> {
+        let now = SystemClock::new().now();
+        if let Some(report) = self.unlist_pseudonym(limiter).await? {
+            return Ok(report);
+        }
+        let target = self.target(rules, now).await?;
+        let mut was_banned = limiter.unlist_ban(&target.entry).await?;
+        for subject in target.subjects.iter().chain(&target.related) {
+            was_banned |= limiter.unban(subject).await?;
+        }
+        let other_ban = target.other_ban(limiter, rules, now).await?;
+        Ok(BanReport { was_banned: Some(was_banned), other_ban, ..target.report(limiter, None) })
+    }
+
+    /// Lifts the ban whose entry of the ban list is the text of the query, such as `ip:~d37d…`, the pseudonym of a
+    /// banned client as [`list_bans`] shows it. Returns `None` if the text is no such entry.
+    async fn unlist_pseudonym(&self, limiter: &Limiter) -> Result<Option<BanReport>, CounterError> {
+        let BanQuery::Client(text) = self else { return Ok(None) };
+        let Some(entry) = std::str::from_utf8(text).ok().filter(|text| text.contains(":~")) else { return Ok(None) };
+        if !limiter.unlist_ban(entry).await? {
+            return Ok(None);
+        }
+        let (client, kind) = client_of(entry, None);
+        let target = Target { client, kind, effect: "all requests of this client".to_owned(), ..Target::of_key(&[]) };
+        let target = Target { subjects: Vec::new(), ..target };
+        Ok(Some(BanReport { was_banned: Some(true), ..target.report(limiter, None) }))
+    }
+
+    /// Reports whether the client is banned, and for how long.
+    ///
+    /// # Errors
+    /// Returns [`CounterError::Invalid`] if the query names no client, and [`CounterError::Store`] if the store fails.
+    pub async fn inspect(&self, limiter: &Limiter, rules: Option<BanRules<'_>>) -> Result<BanReport, CounterError> {
+        let now = SystemClock::new().now();
+        let target = self.target(rules, now).await?;
+        let listed = limiter.listed_bans().await?.bans;
+        let mut longest = listed.iter().find(|ban| *ban.entry == *target.entry).map(|ban| ban.remaining);
+        for subject in target.subjects.iter().chain(&target.related) {
+            longest = longest.max(limiter.ban_of(subject).await?);
+        }
+        let other_ban = match longest {
+            Some(_) => None,
+            None => target.other_ban(limiter, rules, now).await?,
+        };
+        Ok(BanReport { other_ban, ..target.report(limiter, longest) })
+    }
+
+    /// Returns what the ban consists of in the store.
+    async fn target(&self, rules: Option<BanRules<'_>>, now: Timestamp) -> Result<Target, CounterError> {
+        let (BanQuery::Client(text) | BanQuery::Key(text)) = self;
+        Key::new(text).map_err(|error| CounterError::Invalid(error.to_string()))?;
+        if text.is_empty() {
+            return Err(CounterError::Invalid("expected a client or a key; it is empty".to_owned()));
+        }
+        match (self, rules) {
+            (BanQuery::Client(text), Some(rules)) => {
+                let client = Client::parse(rules.rules, rules.lookups, text).await.map_err(|message| {
+                    CounterError::Invalid(format!(
+                        "{message}; for the key of explicit checks, use --key KEY (in a request: key=KEY)"
+                    ))
+                })?;
+                Target::of_client(client, rules.rules, now).map_err(CounterError::Invalid)
+            }
+            (BanQuery::Client(text), None) => Ok(Target::without_rules(text)),
+            (BanQuery::Key(text), _) => Ok(Target::of_key(text)),
+        }
+    }
+}
+
+impl Target {
+    /// Returns the ban on a client of the rules.
+    ///
+    /// # Errors
+    /// If no request can have this identity, or no rule counts the subject. The message says what rules count.
+    fn of_client(client: Client, rules: &RuleSet, now: Timestamp) -> Result<Target, String> {
+        let identifier = rules.identifier();
+        let part = client.part(identifier.prefixes());
+        let all = || rules.rules().iter().map(|rule| rule.name().to_string()).collect();
+        let of_part = |client: Client, name: String, kind, effect: &str, part: &str| Target {
+            client: name,
+            kind,
+            entry: identifier.ban_entry(part),
+            subjects: Vec::new(),
+            related: vec![identifier.stored_subject(part, now).into_bytes()],
+            rules: all(),
+            effect: effect.to_owned(),
+            known: Some(client),
+        };
+        let part = part.as_deref();
+        match (&client, part) {
+            (Client::Address(address), Some(part)) => {
+                let (name, effect) = address_effect(*address, identifier.prefixes());
+                Ok(of_part(client, name, "address", &effect, part))
+            }
+            (Client::Key(_, known), Some(part)) => {
+                let name = known.name.as_deref().unwrap_or(part).to_owned();
+                Ok(of_part(client, name, "api_key", "all requests with this API key", part))
+            }
+            (Client::User(_), Some(_)) if !identifier.verifies_tokens() => Err(format!(
+                "no request has a user, because the configuration verifies no tokens (jwt); {}",
+                counted_kinds(rules)
+            )),
+            (Client::User(_), Some(part)) => {
+                let name = part.to_owned();
+                Ok(of_part(client, name, "user", "all requests of this user", part))
+            }
+            (Client::Network(networks), _) => {
+                let network = networks.iter().next().ok_or("the network is empty")?;
+                Ok(Target {
+                    client: network.to_string(),
+                    kind: "network",
+                    entry: ClientBans::network_entry(network),
+                    subjects: Vec::new(),
+                    related: Vec::new(),
+                    rules: all(),
+                    effect: "all requests from this network".to_owned(),
+                    known: Some(client),
+                })
+            }
+            // A key or a user whose digest is all that is known.
+            (Client::Subject(text), _) if is_digest(text, "api_key:") || is_digest(text, "user:") => {
+                let (kind, effect) = match text.starts_with("user:") {
+                    true => ("user", "all requests of this user"),
+                    false => ("api_key", "all requests with this API key"),
+                };
+                let text = text.clone();
+                Ok(of_part(client, text.clone(), kind, effect, &text))
+            }
+            (Client::Subject(text), _) => {
+                let counting = rules.rules().iter().filter(|rule| rule.mode() != Mode::Off && !rule.is_shield());
+                let counting = counting.filter(|rule| has_kinds(text, rule.by()));
+                let names: Vec<String> = counting.map(|rule| rule.name().to_string()).collect();
+                if names.is_empty() {
+                    return Err(format!("no rule counts this subject in the store; {}", counted_kinds(rules)));
+                }
+                let stored = identifier.stored_subject(text, now);
+                Ok(Target {
+                    client: text.clone(),
+                    kind: "subject",
+                    entry: ClientBans::subject_entry(stored.as_bytes()),
+                    subjects: vec![stored.into_bytes()],
+                    related: Vec::new(),
+                    effect: format!("all requests that rule {} counts by this subject", names.join(", ")),
+                    rules: names,
+                    known: Some(client),
+                })
+            }
+            (Client::Address(_) | Client::Key(..) | Client::User(_), None) => Err("unknown client".to_owned()),
+        }
+    }
+
+    /// Returns the ban on a text without rules: the key of explicit checks, and the client that it names, if any.
+    fn without_rules(text: &[u8]) -> Target {
+        let mut target = Target::of_key(text);
+        let prefixes = AddressPrefixes::default();
+        let client = std::str::from_utf8(text).ok().and_then(|text| parse_without_rules(text, prefixes));
+        let key_effect = std::mem::take(&mut target.effect);
+        let (entry, kind, name, effect) = match &client {
+            Some(Client::Address(address)) => {
+                let (name, effect) = address_effect(*address, prefixes);
+                (format!("ip:{}", prefixes.key(*address)), "address", name, effect)
+            }
+            Some(Client::Network(networks)) => {
+                let Some(network) = networks.iter().next() else { return Target { effect: key_effect, ..target } };
+                (
+                    ClientBans::network_entry(network),
+                    "network",
+                    network.to_string(),
+                    "all requests from this network".to_owned(),
+                )
+            }
+            Some(user @ Client::User(_)) => {
+                let part = user.part(prefixes).unwrap_or_default();
+                (part.clone(), "user", part, "all requests of this user".to_owned())
+            }
+            Some(Client::Key(..) | Client::Subject(_)) | None => return Target { effect: key_effect, ..target },
+        };
+        Target { entry, kind, client: name, effect: format!("{effect}, and {key_effect}"), ..target }
+    }
+
+    /// Returns the ban on the key of explicit checks.
+    fn of_key(key: &[u8]) -> Target {
+        let text = String::from_utf8_lossy(key).into_owned();
+        Target {
+            effect: format!("explicit checks on the key {text}"),
+            client: text,
+            kind: "key",
+            entry: ClientBans::key_entry(key),
+            subjects: vec![key.to_vec()],
+            related: Vec::new(),
+            rules: Vec::new(),
+            known: None,
+        }
+    }
+
+    /// Checks that a ban on a subject with pseudonyms ends before they change.
+    ///
+    /// # Errors
+    /// If it does not, so that the ban would end earlier than it says.
+    fn check_rotation(&self, rules: &RuleSet, duration: Option<Duration>, now: Timestamp) -> Result<(), CounterError> {
+        let has_pseudonym = |subject: &Vec<u8>| subject.contains(&b'~');
+        let Some(left) = rules.identifier().pseudonyms_change_after(now) else { return Ok(()) };
+        if self.known.is_none() || !self.subjects.iter().any(has_pseudonym) {
+            return Ok(());
+        }
+        let ends_in_time = duration.is_some_and(|duration| left.as_duration().is_some_and(|left| duration <= left));
+        match ends_in_time {
+            true => Ok(()),
+            false => Err(CounterError::Invalid(format!(
+                "with `anonymize`, this subject changes at midnight UTC, and the ban would no longer apply; ban it for at \
+                 most {} (--for), or ban the address, API key or user itself",
+                format_wait(left)
+            ))),
+        }
+    }
+
+    /// Returns another ban that refuses the client's requests: in the configuration, or of a network that contains its
+    /// address.
+    async fn other_ban(
+        &self,
+        limiter: &Limiter,
+        rules: Option<BanRules<'_>>,
+        now: Timestamp,
+    ) -> Result<Option<String>, CounterError> {
+        let (Some(BanRules { rules, .. }), Some(client)) = (rules, &self.known) else { return Ok(None) };
+        let Some(identity) = client.identity(rules, now) else { return Ok(None) };
+        if let Some(ban) = banned_in_configuration(rules, &identity, now) {
+            return Ok(Some(format!("{ban} (in the configuration)")));
+        }
+        let bans = ClientBans::new(&limiter.listed_bans().await?, now);
+        Ok(bans.ban(&identity, now).map(|ban| format!("{} is banned", client_of(&ban.entry, Some(rules)).0)))
+    }
+
+    /// Returns the report of the ban. `ban` is the time until it ends, or `None` without a ban.
+    fn report(self, limiter: &Limiter, ban: Option<Wait>) -> BanReport {
+        let place = match limiter.is_in_process() {
+            true => "on this instance",
+            false => "on all instances within a second",
+        };
+        let text = |subject: &Vec<u8>| String::from_utf8_lossy(subject).into_owned();
+        BanReport {
+            subjects: self.subjects.iter().map(text).collect(),
+            client: self.client,
+            kind: self.kind,
+            rules: self.rules,
+            effect: format!("{} (403), {place}", self.effect),
+            banned: ban.is_some(),
+            retry_after_ms: ban.and_then(Wait::as_millis_ceil),
+            was_banned: None,
+            other_ban: None,
+        }
+    }
+}
+
+/// Returns all bans at run time: the entries of the ban list of the limiter's store.
+///
+/// `rules` name the API keys and pseudonyms that they know.
+///
+/// # Errors
+/// Returns [`CounterError::Store`] if the store fails.
+pub async fn list_bans(limiter: &Limiter, rules: Option<&RuleSet>) -> Result<BansReport, CounterError> {
+    let listed = limiter.listed_bans().await?.bans;
+    let report = |ban: &tidegate::ListedBan| {
+        let (client, kind) = client_of(&ban.entry, rules);
+        ListedBanReport { client, kind, retry_after_ms: ban.remaining.as_millis_ceil() }
+    };
+    Ok(BansReport { bans: listed.iter().map(report).collect(), max: BAN_LIST_MAX })
+}
+
+/// Returns the client of an entry of the ban list, and its kind.
+fn client_of(entry: &str, rules: Option<&RuleSet>) -> (String, &'static str) {
+    let kind = match entry.split_once(':') {
+        Some((kind @ ("subject" | "key"), value)) => {
+            return (value.to_owned(), if kind == "key" { "key" } else { "subject" });
+        }
+        Some(("ip", value)) => {
+            let is_network = value.contains('/');
+            return match value.starts_with('~') {
+                true => (entry.to_owned(), "address"),
+                false => (value.to_owned(), if is_network { "network" } else { "address" }),
+            };
+        }
+        Some(("api_key", _)) => "api_key",
+        Some(("user", _)) => "user",
+        _ => "subject",
+    };
+    let named = rules.filter(|_| kind == "api_key").and_then(|rules| {
+        let mut keys = rules.keys();
+        let (_, key) = keys.find(|(digest, _)| rules.identifier().ban_entry(&key_part(digest)) == entry)?;
+        key.name().map(str::to_owned)
+    });
+    (named.unwrap_or_else(|| entry.to_owned()), kind)
+}
+
+/// Returns the network of an address that is banned, and which requests that refuses.
+fn address_effect(address: std::net::IpAddr, prefixes: AddressPrefixes) -> (String, String) {
+    let counted = prefixes.key(address).to_string();
+    let effect = match counted.contains('/') {
+        true => format!("all requests from this network, by which the address {address} is counted"),
+        false => "all requests from this address".to_owned(),
+    };
+    (counted, effect)
+}
+
+/// Returns whether a subject is one part with this label whose value is a digest.
+fn is_digest(subject: &str, label: &str) -> bool {
+    let digest = subject.strip_prefix(label).and_then(|value| value.strip_prefix('#'));
+    digest.is_some_and(|digest| digest.len() == 32 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+/// Returns a text with the kinds of subjects that rules count.
+fn counted_kinds(rules: &RuleSet) -> String {
+    let by = |rule: &tidegate::rules::CompiledRule| {
+        let kinds: Vec<String> = rule.by().iter().map(ToString::to_string).collect();
+        format!("rule {} counts by {}", rule.name(), kinds.join(" and "))
+    };
+    match rules.rules() {
+        [] => "there are no rules".to_owned(),
+        rules => rules.iter().map(by).collect::<Vec<_>>().join(", "),
+    }
 }
 
 /// The parameters of a query to `/v1/bans`.
 #[derive(Debug, PartialEq, Eq)]
-struct BanQuery {
-    subject: Vec<u8>,
+struct BanParameters {
+    /// `None` without a client and a key.
+    query: Option<BanQuery>,
     /// `None` if `for` is absent.
     duration: Option<Duration>,
 }
 
-/// Bans the subject of the query for the time in `for`, or without an end, and answers with the ban.
+/// Bans the client of the query for the time in `for`, or without an end, and answers with the ban.
 ///
-/// Replaces an earlier ban on the subject. Logs that a subject was banned, but not which.
+/// Replaces an earlier ban on the client. Logs that a client was banned, but not which.
 ///
-/// The answer is 400 if the query is invalid, and 503 if the store fails.
+/// The answer is 400 if the query is invalid or names no client, 409 if there are too many bans, and 503 if the store
+/// fails.
 pub(super) async fn set(listener: &AdminListener, query: &str) -> Response<Bytes> {
-    let BanQuery { subject, duration } = match BanQuery::parse(query, true) {
-        Ok(query) => query,
-        Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
+    let (query, duration) = match BanParameters::parse(query, true) {
+        Ok(BanParameters { query: Some(query), duration }) => (query, duration),
+        Ok(_) => return bad_request(EXPECTED),
+        Err(message) => return bad_request(&message),
     };
-    if let Err(error) = listener.limiter.ban(&subject, duration).await {
-        return unavailable(&error);
+    let rules = listener.ban_rules();
+    let banned = query.ban(duration, &listener.limiter, rules.as_ref().map(OwnedRules::borrow)).await;
+    listener.apply_bans().await;
+    match banned {
+        Ok(report) => {
+            tracing::info!(kind = report.kind, "the operator banned a client");
+            json(StatusCode::OK, &report)
+        }
+        Err(error) => error_response(&error),
     }
-    tracing::info!("the operator banned a subject");
-    let ends_after = duration
-        .map_or(Wait::NEVER, |duration| Wait::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)));
-    json(StatusCode::OK, &BanBody::new(&subject, Some(ends_after)))
 }
 
-/// Answers whether the subject of the query is banned in the store, and for how long.
+/// Answers whether the client of the query is banned at run time, and for how long; without a client, with all bans.
 ///
 /// The answer is 400 if the query is invalid, and 503 if the store fails.
 pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<Bytes> {
-    let subject = match BanQuery::parse(query, false) {
-        Ok(query) => query.subject,
-        Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
+    let query = match BanParameters::parse(query, false) {
+        Ok(BanParameters { query, .. }) => query,
+        Err(message) => return bad_request(&message),
     };
-    match listener.limiter.ban_of(&subject).await {
-        Ok(ban) => json(StatusCode::OK, &BanBody::new(&subject, ban)),
-        Err(error) => unavailable(&error),
+    let rules = listener.ban_rules();
+    let Some(query) = query else {
+        return match list_bans(&listener.limiter, rules.as_ref().map(|rules| &rules.rules)).await {
+            Ok(report) => json(StatusCode::OK, &report),
+            Err(error) => error_response(&error),
+        };
+    };
+    match query.inspect(&listener.limiter, rules.as_ref().map(OwnedRules::borrow)).await {
+        Ok(report) => json(StatusCode::OK, &report),
+        Err(error) => error_response(&error),
     }
 }
 
-/// Lifts the ban on the subject of the query in the store, and answers whether there was one.
+/// Lifts the ban on the client of the query, and answers whether there was one.
 ///
-/// Logs that a ban was lifted, but not of which subject.
+/// Logs that a ban was lifted, but not of which client.
 ///
 /// The answer is 400 if the query is invalid, and 503 if the store fails.
 pub(super) async fn lift(listener: &AdminListener, query: &str) -> Response<Bytes> {
-    let subject = match BanQuery::parse(query, false) {
-        Ok(query) => query.subject,
-        Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
+    let query = match BanParameters::parse(query, false) {
+        Ok(BanParameters { query: Some(query), .. }) => query,
+        Ok(_) => return bad_request(EXPECTED),
+        Err(message) => return bad_request(&message),
     };
-    match listener.limiter.unban(&subject).await {
-        Ok(was_banned) => {
-            if was_banned {
-                tracing::info!("the operator lifted a ban");
+    let rules = listener.ban_rules();
+    let lifted = query.unban(&listener.limiter, rules.as_ref().map(OwnedRules::borrow)).await;
+    listener.apply_bans().await;
+    match lifted {
+        Ok(report) => {
+            if report.was_banned == Some(true) {
+                tracing::info!(kind = report.kind, "the operator lifted a ban");
             }
-            let body = BanBody { was_banned: Some(was_banned), ..BanBody::new(&subject, None) };
-            json(StatusCode::OK, &body)
+            json(StatusCode::OK, &report)
         }
-        Err(error) => unavailable(&error),
+        Err(error) => error_response(&error),
     }
 }
 
-impl BanBody {
-    /// Creates the body of a response. `ban` is the time until the ban on the subject ends, or `None` without a ban.
-    fn new(subject: &[u8], ban: Option<Wait>) -> BanBody {
-        BanBody {
-            subject: String::from_utf8_lossy(subject).into_owned(),
-            banned: ban.is_some(),
-            retry_after_ms: ban.and_then(Wait::as_millis_ceil),
-            was_banned: None,
+const EXPECTED: &str = "expected ?client=…, or ?key=… for the key of explicit checks";
+
+fn bad_request(message: &str) -> Response<Bytes> {
+    problem(StatusCode::BAD_REQUEST, "bad_request", message)
+}
+
+/// The rules of an instance, and its lookups.
+struct OwnedRules {
+    rules: RuleSet,
+    lookups: Option<Lookups>,
+}
+
+impl OwnedRules {
+    fn borrow(&self) -> BanRules<'_> {
+        BanRules { rules: &self.rules, lookups: self.lookups.as_ref() }
+    }
+}
+
+impl AdminListener {
+    /// Returns the rules of the instance, or `None` without a configuration.
+    fn ban_rules(&self) -> Option<OwnedRules> {
+        let rules = self.reloader.loaded()?.rules.clone();
+        Some(OwnedRules { rules, lookups: self.reloader.engine().map(Engine::lookups).cloned() })
+    }
+
+    /// Applies the ban list to the following requests of this instance. Other instances read it within a second.
+    async fn apply_bans(&self) {
+        if let Some(engine) = self.reloader.engine() {
+            // If this fails, the engine reads the list later, as on the other instances.
+            let _ = engine.refresh_bans().await;
         }
     }
 }
 
-impl BanQuery {
+impl BanParameters {
     /// Parses a percent-encoded query. `for` is accepted only if `accepts_duration`.
     ///
     /// `+` is a space, and the last of repeated parameters counts. `Err` is the message of the 400 response: a
-    /// parameter is unknown, `subject` is missing or too long, or `for` is not a time of at least 1 ms.
-    fn parse(text: &str, accepts_duration: bool) -> Result<BanQuery, String> {
-        let (mut subject, mut duration) = (None, None);
+    /// parameter is unknown, there are a client and a key, or `for` is not a time of at least 1 ms.
+    fn parse(text: &str, accepts_duration: bool) -> Result<BanParameters, String> {
+        let (mut client, mut key, mut duration) = (None, None, None);
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let plain = value.replace('+', " ");
             let bytes: Vec<u8> = percent_decode_str(&plain).collect();
             match name {
-                "subject" => subject = Some(bytes),
+                "client" => client = Some(bytes),
+                "key" => key = Some(bytes),
                 "for" if accepts_duration => duration = Some(parse_duration(&bytes)?),
-                _ if accepts_duration => return Err("unknown parameter; expected subject or for".to_owned()),
-                _ => return Err("unknown parameter; expected subject".to_owned()),
+                _ if accepts_duration => return Err("unknown parameter; expected client, key or for".to_owned()),
+                _ => return Err("unknown parameter; expected client or key".to_owned()),
             }
         }
-        let subject = subject.ok_or("expected ?subject=…")?;
-        Key::new(&subject).map_err(|error| format!("subject: {error}"))?;
-        Ok(BanQuery { subject, duration })
+        let query = match (client, key) {
+            (Some(_), Some(_)) => return Err("expected either client or key".to_owned()),
+            (Some(client), None) => Some(BanQuery::Client(client)),
+            (None, Some(key)) => Some(BanQuery::Key(key)),
+            (None, None) => None,
+        };
+        Ok(BanParameters { query, duration })
     }
 }
 
@@ -152,23 +637,22 @@ mod tests {
 
     #[test]
     fn query_is_decoded_and_invalid_parameters_are_rejected() {
-        let query = BanQuery::parse("subject=ip%3A203.0.113.9%26user%3A42&for=1h+30min", true).unwrap();
+        let query = BanParameters::parse("client=ip%3A203.0.113.9%26user%3A42&for=1h+30min", true).unwrap();
         let duration = Some(Duration::from_secs(5_400));
-        assert_eq!(query, BanQuery { subject: b"ip:203.0.113.9&user:42".to_vec(), duration });
-        assert_eq!(BanQuery::parse("subject=a", true).unwrap().duration, None);
+        let client = Some(BanQuery::Client(b"ip:203.0.113.9&user:42".to_vec()));
+        assert_eq!(query, BanParameters { query: client, duration });
+        assert_eq!(BanParameters::parse("key=a", true).unwrap().query, Some(BanQuery::Key(b"a".to_vec())));
+        assert_eq!(BanParameters::parse("", false).unwrap().query, None);
         for (query, accepts_duration, phrase) in [
-            ("", true, "subject="),
-            ("for=1h", true, "subject="),
-            ("subject=a&for=soon", true, "such as 30s"),
-            ("subject=a&for=0s", true, "at least 1ms"),
-            ("subject=a&for=", true, "such as 30s"),
-            ("subject=a&until=tomorrow", true, "subject or for"),
-            ("subject=a&for=1h", false, "expected subject"),
+            ("client=a&for=soon", true, "such as 30s"),
+            ("client=a&for=0s", true, "at least 1ms"),
+            ("client=a&for=", true, "such as 30s"),
+            ("client=a&until=tomorrow", true, "client, key or for"),
+            ("client=a&for=1h", false, "expected client or key"),
+            ("client=a&key=b", false, "either client or key"),
         ] {
-            let refused = BanQuery::parse(query, accepts_duration);
+            let refused = BanParameters::parse(query, accepts_duration);
             assert!(refused.is_err_and(|message| message.contains(phrase)), "{query}");
         }
-        let long = format!("subject={}", "a".repeat(65_537));
-        assert!(BanQuery::parse(&long, true).is_err_and(|message| message.starts_with("subject: ")));
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   ?key=user:42&limit=10/min                      the counter of explicit checks
-//!   ?key=203.0.113.9&rule=shorten                  all counters of a rule, for the client at this address
+//!   ?key=203.0.113.9                               all counters of all rules, for the client at this address
+//!   ?key=203.0.113.9&rule=shorten                  all counters of a rule, for this client
 //!   ?key=acme&rule=api                             for the API key with this name, or for an API key itself
 //!   ?key=user:42&rule=api&plan=pro                 for a subject that `explain` shows, with limits per plan
 //!   ?key=203.0.113.9&rule=shorten&limit=main       one of them, by the name of the limit
@@ -16,8 +17,6 @@
 //! **A counter exists** while something is counted in it: until its `reset_after`, its state differs from that of a
 //! counter that was never used. A key whose state is that of an unused counter may still be in the store for a while.
 
-mod client;
-
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
@@ -29,26 +28,27 @@ use serde::Serialize;
 use tidegate::answer::Policy;
 use tidegate::config::Loaded;
 use tidegate::engine::Engine;
-use tidegate::rules::{CompiledRule, LimitSet, Lookups, PlanQuestion};
+use tidegate::rules::{ClientBans, CompiledRule, LimitSet, Lookups, Mode, PlanQuestion};
 use tidegate::{
-    Clock, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, Scope, StoreError, StoreErrorKind, SystemClock,
-    Timestamp, Wait,
+    BAN_LIST_MAX, Clock, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, Scope, StoreError, StoreErrorKind,
+    SystemClock, Timestamp, Wait,
 };
 
-use self::client::Client;
 use super::AdminListener;
+use crate::client::Client;
 use crate::explain::{PlanExplanation, banned_in_configuration, banned_in_store, plan};
 use crate::listeners::http::connection::{json, problem};
 
 /// Selects counters of one key or client: the parameters of a query to `/v1/keys`.
 #[derive(Clone, Default)]
 pub struct CounterQuery {
-    /// The key of explicit checks. With `rule`, a client: an address, an API key, the name of a key, or a subject.
+    /// The key of explicit checks. With `rule`, or without `limit`, a client: an address, an API key, the name of a key,
+    /// a user, or a subject.
     pub key: Vec<u8>,
-    /// The text of a limit such as `10/min`, which is required without `rule`. With `rule`, the name of one of its
-    /// limits (`per-minute` or `search.per-minute`), or `None` for all of them.
+    /// The text of a limit such as `10/min`, for explicit checks. With `rule`, the name of one of its limits
+    /// (`per-minute` or `search.per-minute`), or `None` for all of them.
     pub limit: Option<String>,
-    /// The name of a rule; `None` for explicit checks.
+    /// The name of a rule. `None` for explicit checks and, without `limit`, for all rules.
     pub rule: Option<String>,
     /// The plan of the client, for a rule with limits per plan. Required only by [`inspect`](CounterQuery::inspect),
     /// and only if nothing else determines the plan.
@@ -72,7 +72,8 @@ pub struct CounterRules<'r> {
 #[schemars(deny_unknown_fields, description = "The counters of a key, or of a client in a rule.")]
 #[non_exhaustive]
 pub struct CounterReport {
-    /// The key, or the subject under which the rule counts the client. Bytes that are not UTF-8 are replaced.
+    /// The key, or the subject under which the rule counts the client. Bytes that are not UTF-8 are replaced. For all
+    /// rules, the client, such as `ip:203.0.113.9`.
     pub key: String,
     /// The client's plan and its source. `None` unless the rule has limits per plan.
     pub plan: Option<PlanExplanation>,
@@ -84,8 +85,22 @@ pub struct CounterReport {
     pub node: Option<String>,
     /// The hash slot of the counters. `None` if the store is not a cluster.
     pub slot: Option<u32>,
-    /// The counters, in the order of the limits.
+    /// The counters, in the order of the rules and their limits.
     pub counters: Vec<CounterStatus>,
+    /// For all rules, those that have no counter of this client alone, and why. Absent if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<SkippedRule>,
+}
+
+/// A rule of a [`CounterReport`] or [`ResetReport`] that has no counter of the client alone.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct SkippedRule {
+    /// The name of the rule.
+    pub rule: String,
+    /// Why it was skipped, such as what it counts by.
+    pub because: String,
 }
 
 /// One counter of a [`CounterReport`]. Times are in milliseconds, rounded up; `None` means never.
@@ -95,6 +110,8 @@ pub struct CounterReport {
 pub struct CounterStatus {
     /// The rule; `None` for explicit checks.
     pub rule: Option<String>,
+    /// The key, or the subject under which the rule counts the client. Bytes that are not UTF-8 are replaced.
+    pub key: String,
     /// The name of the limit.
     pub name: String,
     /// The limit as text, such as `10/min`.
@@ -126,6 +143,9 @@ pub struct ResetReport {
     pub reset: bool,
     /// The number of counters that existed and were deleted.
     pub counters: usize,
+    /// For all rules, those that have no counter of this client alone, and why. Absent if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<SkippedRule>,
 }
 
 /// The error of a [`CounterQuery`].
@@ -135,6 +155,9 @@ pub enum CounterError {
     /// The query selects no counter. The message says what is wrong and what is accepted.
     #[error("{0}")]
     Invalid(String),
+    /// The ban list is full.
+    #[error("there are {BAN_LIST_MAX} bans, the maximum; lift one with `tidegate unban`, or ban a network")]
+    BanListFull,
     /// The store failed. During a reset, some counters may have been deleted.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -151,12 +174,21 @@ struct CounterRef {
     limit: Limit,
 }
 
-/// The counters that a query selects of one key.
+/// What a query selects.
 struct Selected<'r> {
+    /// The key, the subject, or for all rules the client.
+    key: String,
+    /// The client of a rule or of all rules.
+    client: Option<Client>,
+    /// The counters, by key: those of one key, or of each rule.
+    groups: Vec<CounterGroup<'r>>,
+    skipped: Vec<SkippedRule>,
+}
+
+/// The counters that a query selects of one key.
+struct CounterGroup<'r> {
     key: Vec<u8>,
     plan: Option<PlanExplanation>,
-    /// The ban in the configuration, as text.
-    banned: Option<String>,
     /// The counters; at least one.
     counters: Vec<CounterRef>,
     /// The store with the counters; `None` for that of the limiter.
@@ -217,10 +249,11 @@ fn bad_request(message: &str) -> Response<Bytes> {
     problem(StatusCode::BAD_REQUEST, "bad_request", message)
 }
 
-/// Returns the 400 or 503 response for the error of a query.
-fn error_response(error: &CounterError) -> Response<Bytes> {
+/// Returns the 400, 409 or 503 response for the error of a query.
+pub(super) fn error_response(error: &CounterError) -> Response<Bytes> {
     match error {
         CounterError::Invalid(message) => bad_request(message),
+        CounterError::BanListFull => problem(StatusCode::CONFLICT, "ban_list_full", &error.to_string()),
         CounterError::Store(error) => unavailable(error),
     }
 }
@@ -240,8 +273,9 @@ impl CounterRef {
         Ok(Demand::new(self.limit, key))
     }
 
-    fn into_status(self, status: &LimitStatus) -> CounterStatus {
+    fn into_status(self, key: &[u8], status: &LimitStatus) -> CounterStatus {
         CounterStatus {
+            key: String::from_utf8_lossy(key).into_owned(),
             exists: status.reset_after != Wait::ZERO,
             allowed: status.allowed,
             quota: status.quota,
@@ -256,7 +290,7 @@ impl CounterRef {
     }
 }
 
-impl Selected<'_> {
+impl CounterGroup<'_> {
     /// Reads a counter, without changing it.
     async fn inspect(&self, limiter: &Limiter, counter: &CounterRef) -> Result<LimitStatus, CounterError> {
         let demand = counter.demand(&self.key)?;
@@ -291,25 +325,59 @@ impl CounterQuery {
         limiter: &Limiter,
         rules: Option<CounterRules<'_>>,
     ) -> Result<CounterReport, CounterError> {
-        let mut selected = self.select(rules, Selection::Applying).await?;
-        let key = String::from_utf8_lossy(&selected.key).into_owned();
-        if selected.banned.is_none() {
-            selected.banned = match limiter.ban_of(&selected.key).await {
-                Ok(ban) => ban.map(|ban| banned_in_store(&key, ban)),
-                // The store has no bans.
-                Err(error) if error.kind() == StoreErrorKind::Forbidden => None,
-                Err(error) => return Err(error.into()),
-            };
+        let Selected { key, client, groups, skipped } = self.select(rules, Selection::Applying).await?;
+        let banned = self.banned(limiter, rules, client.as_ref(), &groups).await?;
+        let (mut plan, mut counters) = (None, Vec::new());
+        // Subjects of several rules may be on several nodes.
+        let is_one_key = groups.iter().all(|group| group.key == groups[0].key && group.shield.is_none());
+        let location = groups.first().filter(|_| is_one_key).and_then(|group| limiter.locate(&group.key));
+        for mut group in groups {
+            for counter in std::mem::take(&mut group.counters) {
+                let status = group.inspect(limiter, &counter).await?;
+                counters.push(counter.into_status(&group.key, &status));
+            }
+            plan = plan.or(group.plan);
         }
-        let mut statuses = Vec::with_capacity(selected.counters.len());
-        for counter in std::mem::take(&mut selected.counters) {
-            let status = selected.inspect(limiter, &counter).await?;
-            statuses.push(counter.into_status(&status));
-        }
-        let location = if selected.shield.is_some() { None } else { limiter.locate(&selected.key) };
         let slot = location.as_ref().map(|location| location.slot);
         let node = location.and_then(|location| location.node);
-        Ok(CounterReport { key, plan: selected.plan, banned: selected.banned, node, slot, counters: statuses })
+        Ok(CounterReport { key, plan, banned, node, slot, counters, skipped })
+    }
+
+    /// Returns the ban that refuses the client or the key, as text; `None` if there is none.
+    ///
+    /// # Errors
+    /// If the store fails.
+    async fn banned(
+        &self,
+        limiter: &Limiter,
+        rules: Option<CounterRules<'_>>,
+        client: Option<&Client>,
+        groups: &[CounterGroup<'_>],
+    ) -> Result<Option<String>, CounterError> {
+        let now = SystemClock::new().now();
+        let identity = rules.and_then(|rules| client?.identity(&rules.loaded.rules, now));
+        if let (Some(CounterRules { loaded, .. }), Some(identity)) = (rules, &identity) {
+            if let Some(ban) = banned_in_configuration(&loaded.rules, identity, now) {
+                return Ok(Some(ban));
+            }
+        }
+        let listing = limiter.listed_bans().await?;
+        let bans = ClientBans::new(&listing, now);
+        if let Some(ban) = identity.as_ref().and_then(|identity| bans.ban(identity, now)) {
+            return Ok(ban.remaining(now).map(|remaining| banned_in_store(&ban.entry, remaining)));
+        }
+        let mut keys: Vec<&[u8]> = groups.iter().map(|group| &*group.key).collect();
+        keys.dedup();
+        for key in keys {
+            match limiter.ban_of(key).await {
+                Ok(Some(ban)) => return Ok(Some(banned_in_store(&String::from_utf8_lossy(key), ban))),
+                Ok(None) => {}
+                // The store has no bans.
+                Err(error) if error.kind() == StoreErrorKind::Forbidden => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(None)
     }
 
     /// Deletes the selected counters. For a rule with limits per plan, deletes those of all plans.
@@ -320,19 +388,22 @@ impl CounterQuery {
     /// Returns [`CounterError::Invalid`] if the query selects no counter, and [`CounterError::Store`] if the store
     /// fails. In the second case some counters may have been deleted.
     pub async fn reset(&self, limiter: &Limiter, rules: Option<CounterRules<'_>>) -> Result<ResetReport, CounterError> {
-        let selected = self.select(rules, Selection::All).await?;
-        // Limits of one name share a counter, and a limit with a short window may find nothing in it.
-        let mut existing = HashSet::new();
-        for counter in &selected.counters {
-            let status = selected.inspect(limiter, counter).await?;
-            existing.extend((status.reset_after != Wait::ZERO).then_some(&*counter.limit_name));
+        let Selected { key, groups, skipped, .. } = self.select(rules, Selection::All).await?;
+        let mut count = 0;
+        for group in &groups {
+            // Limits of one name share a counter, and a limit with a short window may find nothing in it.
+            let mut existing = HashSet::new();
+            for counter in &group.counters {
+                let status = group.inspect(limiter, counter).await?;
+                existing.extend((status.reset_after != Wait::ZERO).then_some(&*counter.limit_name));
+            }
+            // Limits that share a counter are reset one by one, because the deny cache is keyed by the limit.
+            for counter in &group.counters {
+                group.reset(limiter, counter).await?;
+            }
+            count += existing.len();
         }
-        // Limits that share a counter are reset one by one, because the deny cache is keyed by the limit.
-        for counter in &selected.counters {
-            selected.reset(limiter, counter).await?;
-        }
-        let key = String::from_utf8_lossy(&selected.key).into_owned();
-        Ok(ResetReport { key, reset: !existing.is_empty(), counters: existing.len() })
+        Ok(ResetReport { key, reset: count > 0, counters: count, skipped })
     }
 
     /// Returns the counters that the query selects, under the key of the client.
@@ -342,37 +413,89 @@ impl CounterQuery {
         selection: Selection,
     ) -> Result<Selected<'r>, CounterError> {
         let invalid = |message: &str| CounterError::Invalid(message.to_owned());
+        let found = |rule: &str| {
+            let rules = rules.ok_or_else(|| invalid("this instance has no rules; start it with --config FILE"))?;
+            let known = rules.loaded.rules.rules().iter().find(|known| &**known.name() == rule);
+            let names =
+                || rules.loaded.rules.rules().iter().map(|known| &**known.name()).collect::<Vec<&str>>().join(", ");
+            known
+                .ok_or_else(|| invalid(&format!("unknown rule; expected one of {}", names())))
+                .map(|rule| (rules, rule))
+        };
+        if self.key.is_empty() {
+            return Err(invalid("the key is empty"));
+        }
         match (&self.rule, &self.limit) {
             (None, Some(limit)) => {
                 let limit: Limit = limit.parse().map_err(|error| CounterError::Invalid(format!("limit: {error}")))?;
                 let name = Policy::of(limit).name().to_owned();
                 let counters = vec![CounterRef { rule: None, limit_name: name.clone(), name, limit }];
-                Ok(Selected { key: self.key.clone(), plan: None, banned: None, counters, shield: None })
+                let key = String::from_utf8_lossy(&self.key).into_owned();
+                let group = CounterGroup { key: self.key.clone(), plan: None, counters, shield: None };
+                Ok(Selected { key, client: None, groups: vec![group], skipped: Vec::new() })
             }
             (Some(rule), _) => {
-                let missing = "this instance has no rules; start it with --config FILE";
-                let rules = rules.ok_or_else(|| invalid(missing))?;
-                self.select_of_rule(rules, rule, selection).await.map_err(CounterError::Invalid)
+                let (rules, rule) = found(rule)?;
+                let client = self.client(rules).await?;
+                let group =
+                    self.select_of_rule(rules, rule, &client, selection).await.map_err(CounterError::Invalid)?;
+                let key = String::from_utf8_lossy(&group.key).into_owned();
+                Ok(Selected { key, client: Some(client), groups: vec![group], skipped: Vec::new() })
             }
-            (None, None) => Err(invalid("expected ?key=…&limit=10/min, or ?key=…&rule=NAME")),
+            (None, None) => {
+                let missing = "expected ?key=…&limit=10/min, or ?key=…&rule=NAME: this instance has no rules";
+                let rules = rules.ok_or_else(|| invalid(missing))?;
+                self.select_of_all_rules(rules, selection).await
+            }
         }
     }
 
-    /// Returns the counters of the rule named `rule` that the query selects.
+    /// Returns the client that the query names.
+    async fn client(&self, rules: CounterRules<'_>) -> Result<Client, CounterError> {
+        Client::parse(&rules.loaded.rules, rules.lookups, &self.key).await.map_err(CounterError::Invalid)
+    }
+
+    /// Returns the counters of the client in all rules that are not off.
+    ///
+    /// # Errors
+    /// If the query names no client, or no rule has a counter of it.
+    async fn select_of_all_rules<'r>(
+        &self,
+        rules: CounterRules<'r>,
+        selection: Selection,
+    ) -> Result<Selected<'r>, CounterError> {
+        let client = self.client(rules).await?;
+        let set = &rules.loaded.rules;
+        let (mut groups, mut skipped) = (Vec::new(), Vec::new());
+        for rule in set.rules().iter().filter(|rule| rule.mode() != Mode::Off) {
+            match self.select_of_rule(rules, rule, &client, selection).await {
+                Ok(group) => groups.push(group),
+                Err(because) => skipped.push(SkippedRule { rule: rule.name().to_string(), because }),
+            }
+        }
+        if groups.is_empty() {
+            let reasons: Vec<String> =
+                skipped.iter().map(|skipped| format!("{}: {}", skipped.rule, skipped.because)).collect();
+            let reasons = if reasons.is_empty() { "there are no rules".to_owned() } else { reasons.join("; ") };
+            return Err(CounterError::Invalid(format!("no rule counts this client ({reasons})")));
+        }
+        let part = client.part(set.identifier().prefixes());
+        let key = part.unwrap_or_else(|| String::from_utf8_lossy(&self.key).into_owned());
+        Ok(Selected { key, client: Some(client), groups, skipped })
+    }
+
+    /// Returns the counters of `rule` that the query selects for the client.
     ///
     /// # Errors
     /// If it selects none. The message says why.
     async fn select_of_rule<'r>(
         &self,
         CounterRules { loaded, lookups, shield }: CounterRules<'r>,
-        rule: &str,
+        rule: &CompiledRule,
+        client: &Client,
         selection: Selection,
-    ) -> Result<Selected<'r>, String> {
+    ) -> Result<CounterGroup<'r>, String> {
         let rules = &loaded.rules;
-        let Some(rule) = rules.rules().iter().find(|known| &**known.name() == rule) else {
-            let names: Vec<&str> = rules.rules().iter().map(|known| &**known.name()).collect();
-            return Err(format!("unknown rule; expected one of {}", names.join(", ")));
-        };
         let shield = shield.filter(|_| rule.is_shield());
         if rule.is_shield() && shield.is_none() {
             let message = "the counters of a shield rule are in the memory of the instance that received the request; \
@@ -380,8 +503,7 @@ impl CounterQuery {
             return Err(message.to_owned());
         }
         let now = SystemClock::new().now();
-        let (client, key) = Client::read(rules, rule, lookups, &self.key, now).await?;
-        let client = &client;
+        let key = client.subject(rules, rule, now)?;
         let limits = match (rule.is_by_plan(), selection) {
             (false, _) => Some((rules.default_limit_set(false), None)),
             (true, Selection::All) => self.named_limit_set(loaded).map(|_| None)?,
@@ -419,11 +541,7 @@ impl CounterQuery {
                 let names = names.into_iter().collect::<Vec<_>>().join(", ");
                 Err(format!("the rule has no limit with this name; expected one of {names}"))
             }
-            false => {
-                let banned =
-                    client.identity(rules, now).and_then(|identity| banned_in_configuration(rules, &identity, now));
-                Ok(Selected { key, plan, banned, counters, shield })
-            }
+            false => Ok(CounterGroup { key, plan, counters, shield }),
         }
     }
 
@@ -526,6 +644,5 @@ mod tests {
         {
             assert!(CounterQuery::parse(query).is_err_and(|message| message.contains(phrase)), "{query}");
         }
-        assert!(CounterQuery::parse("key=").is_ok_and(|query| query.key.is_empty()), "a key may be empty");
     }
 }

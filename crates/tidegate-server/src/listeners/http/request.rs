@@ -316,6 +316,8 @@ pub(crate) enum CheckRequestError {
     NoChecks,
     #[error("{entry}limit: {error}")]
     Limit { entry: String, error: Box<tidegate::LimitTextError> },
+    #[error("{entry}key must not be empty")]
+    EmptyKey { entry: String },
     #[error("{entry}key: {error}")]
     Key { entry: String, error: tidegate::KeyError },
     #[error("{entry}cost must be a whole number from 0 to {}, found {found}", u32::MAX)]
@@ -413,12 +415,15 @@ impl ExplicitCheck<'_> {
     /// Returns one demand per check, in the same order.
     ///
     /// # Errors
-    /// If a key has more than 64 KiB. The message begins with the entry, such as `checks[1].key`, if the body has a
+    /// If a key is empty or has more than 64 KiB. The message begins with the entry, such as `checks[1].key`, if the body has a
     /// list `checks`, and with `key` otherwise.
     pub(crate) fn demands(&self) -> Result<Vec<Demand<'_>>, CheckRequestError> {
         let mut demands = Vec::with_capacity(self.entries.len());
         for (index, (key, limit, cost)) in self.entries.iter().enumerate() {
             let entry = || if self.is_list { entry_prefix(index) } else { String::new() };
+            if key.is_empty() {
+                return Err(CheckRequestError::EmptyKey { entry: entry() });
+            }
             let key = Key::new(&**key).map_err(|error| CheckRequestError::Key { entry: entry(), error })?;
             demands.push(Demand::new(*limit, key).cost(*cost));
         }

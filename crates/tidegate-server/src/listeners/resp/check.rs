@@ -236,8 +236,15 @@ fn parse_options(command: PairCommand, buffer: &[u8], args: &Args, mut at: usize
 
 /// Creates a demand for one unit of `limit` on the counter of `key`. `Err` is the error reply.
 pub(super) fn explicit(key: &[u8], limit: Limit) -> Result<Demand<'_>, String> {
-    let key = Key::new(key).map_err(|error| format!("ERR {error}"))?;
-    Ok(Demand::new(limit, key))
+    key_in(key, Scope::Explicit).map(|key| Demand::new(limit, key))
+}
+
+/// Creates a key in a scope. `Err` is the error reply to an empty key, or one that is too long.
+fn key_in<'k>(key: &'k [u8], scope: Scope<'k>) -> Result<Key<'k>, String> {
+    match key.is_empty() {
+        true => Err("ERR a key must not be empty".to_owned()),
+        false => Key::scoped(key, scope).map_err(|error| format!("ERR {error}")),
+    }
 }
 
 /// Parses `CL.THROTTLE key max_burst count period [quantity]`. `Err` is the error reply.
@@ -252,7 +259,7 @@ pub(super) fn parse_throttle<'b>(buffer: &'b [u8], args: &Args, limits: &mut Lim
     let period_s = number(period, "period", u32::MAX)?;
     let quantity = arg(5).map_or(Ok(1), |quantity| number(quantity, "quantity", u32::MAX))?;
     let limit = limits.throttle(Throttle { max_burst, count, period_s })?;
-    let key = Key::scoped(key, Scope::Named(THROTTLE)).map_err(|error| format!("ERR {error}"))?;
+    let key = key_in(key, Scope::Named(THROTTLE))?;
     Ok(Demand::new(limit, key).cost(quantity))
 }
 

@@ -267,16 +267,23 @@ fn responses_about_api_keys_match_the_document() {
 
 #[tokio::test(start_paused = true)]
 async fn responses_about_bans_match_the_document() {
-    let (instance, broken) = (Instance::new(None), Instance::without_store());
+    let (instance, broken, full) = (Instance::new(None), Instance::without_store(), Instance::new(None));
+    for number in 0..tidegate::BAN_LIST_MAX {
+        assert!(full.state.options.limiter.list_ban(&format!("user:{number}"), None).await.unwrap());
+    }
     for method in ["PUT", "GET", "DELETE"] {
         let mut own = Vec::new();
-        for query in ["subject=ip:203.0.113.9", "subject=other", ""] {
+        for query in ["client=203.0.113.0/24", "client=203.0.113.9", "client=other", "key=other", ""] {
             own.push(instance.send(&ask(&format!("{method} /v1/bans?{query}"), "")).await);
         }
-        let operation = format!("{method} /v1/bans?subject=a");
+        let operation = format!("{method} /v1/bans?key=a");
         own.push(broken.send(&ask(&operation, "")).await);
+        if method == "PUT" {
+            own.push(full.send(&ask(&operation, "")).await);
+            assert!(own.iter().any(|response| response.status == "409"), "{own:?}");
+        }
         assert_operation(&operation, "", own).await;
-        let for_an_hour = instance.send(&ask("PUT /v1/bans?subject=other&for=1h", "")).await;
+        let for_an_hour = instance.send(&ask("PUT /v1/bans?key=other&for=1h", "")).await;
         assert!(for_an_hour.body.contains("3600000"), "{for_an_hour:?}");
     }
 }
