@@ -288,7 +288,7 @@ impl Walk {
         };
         let mut transcript = ask(&Deployment::start(load(&self.loader, text), kind));
         if row.counters == Counters::OnRedis {
-            let keys = self.redis.command(&["KEYS", "*"]);
+            let keys = self.redis.command(&["KEYS", "*:{*"]);
             let mut keys: Vec<String> = keys.items().iter().map(|key| format!("{key:?}")).collect();
             keys.sort_unstable();
             transcript.extend(keys);

@@ -22,7 +22,7 @@ async fn store_prefix_deadline_instances_and_on_failure_of_a_file_are_used() {
     let check = Check::one(&demand);
 
     assert_eq!(local.check(&check).await.unwrap().limits[0].remaining, 8);
-    let keys = redis.command(&["KEYS", "*"]);
+    let keys = redis.command(&["KEYS", "*user:42*"]);
     assert!(!keys.items().is_empty() && keys.items().iter().all(|key| key.text().starts_with("shop:")), "{keys:?}");
 
     redis.stop();

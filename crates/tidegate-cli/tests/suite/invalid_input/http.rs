@@ -38,7 +38,7 @@ fn an_invalid_body_is_refused_with_what_was_expected() {
         (r#"{"limit":"1/s"}"#, "expected one of"),
         (r#"{"key":"a","limit":"1/s","checks":[]}"#, "expected one of"),
         (r#"{"key":5,"limit":"1/s"}"#, "expected a string at line 1 column 8"),
-        (r#"{"key":"a","limit":["1/s"]}"#, "expected a string"),
+        (r#"{"key":"a","limit":["1/s"]}"#, "found a list; several limits are entries of checks"),
         (r#"{"key":"a","key":"b","limit":"1/s"}"#, "duplicate field `key`"),
         (r#"{"key":"a","limit":"1/s","Cost":2}"#, "unknown field `Cost`, expected one of `key`, `limit`, `cost`"),
         (

@@ -19,7 +19,7 @@ use hyper::body::Body;
 use percent_encoding::percent_decode_str;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tidegate::config::Loaded;
 use tidegate::identity::{KeyDigest, KnownKey};
 use tidegate::rules::{KeyChange, KeyHash, KeyHashError, Lookups, OwnLimits};
@@ -263,14 +263,14 @@ enum Operation {
 
 impl Operation {
     /// Reads the method, and the part of the path after the name. `Err` is the response to a request that is none.
-    fn read(method: &Method, part: Option<&str>) -> Result<Operation, Response<Bytes>> {
+    fn read(method: &Method, part: Option<&str>) -> Result<Operation, Box<Response<Bytes>>> {
         let part = match part {
             None => None,
             Some("plan") => Some("plan"),
             Some("limits") => Some("limits"),
             Some(_) => {
                 let message = "expected /v1/keys/{name}, /v1/keys/{name}/plan or /v1/keys/{name}/limits";
-                return Err(problem(StatusCode::NOT_FOUND, "not_found", message));
+                return Err(Box::new(problem(StatusCode::NOT_FOUND, "not_found", message)));
             }
         };
         match (method, part) {
@@ -278,8 +278,8 @@ impl Operation {
             (&Method::PATCH, None) => Ok(Operation::Set(None)),
             (&Method::PUT, Some(part)) => Ok(Operation::Set(Some(part))),
             (&Method::DELETE, Some(part)) => Ok(Operation::Remove(part)),
-            (_, None) => Err(method_not_allowed("GET, HEAD, PATCH")),
-            (_, Some(_)) => Err(method_not_allowed("PUT, DELETE")),
+            (_, None) => Err(Box::new(method_not_allowed("GET, HEAD, PATCH"))),
+            (_, Some(_)) => Err(Box::new(method_not_allowed("PUT, DELETE"))),
         }
     }
 }
@@ -303,11 +303,12 @@ where
     B::Error: Into<BoxError>,
 {
     let bad = |message: &str| problem(StatusCode::BAD_REQUEST, "bad_request", message);
-    let path = request.uri().path().trim_start_matches("/v1/keys/").to_owned();
+    let path = request.uri().path();
+    let path = path.strip_prefix("/v1/keys/").unwrap_or(path).to_owned();
     let (name, part) = path.split_once('/').map_or((&*path, None), |(name, part)| (name, Some(part)));
     let operation = match Operation::read(request.method(), part) {
         Ok(operation) => operation,
-        Err(rejection) => return rejection,
+        Err(rejection) => return *rejection,
     };
     if request.uri().query().is_some_and(|query| !query.is_empty()) {
         return bad("unknown parameter; expected none");
@@ -348,8 +349,10 @@ where
 
 /// Parses the body of a change. `part` is the one that it must set, or `None` if it may set any.
 fn parse(body: &[u8], part: Option<&str>) -> Result<KeyChangeRequest, String> {
-    let change: Option<KeyChangeRequest> = serde_json::from_slice(body).ok();
-    let change = change.filter(|change| match part {
+    // A list would be read as the fields in their order.
+    let fields: Option<Map<String, Value>> = serde_json::from_slice(body).ok();
+    let change = fields.and_then(|fields| serde_json::from_value(Value::Object(fields)).ok());
+    let change = change.filter(|change: &KeyChangeRequest| match part {
         None => true,
         Some("plan") => matches!(change, KeyChangeRequest { plan: Some(Some(_)), limits: None }),
         Some(_) => matches!(change, KeyChangeRequest { plan: None, limits: Some(Some(_)) }),

@@ -356,10 +356,10 @@ impl CounterQuery {
     ) -> Result<Option<String>, CounterError> {
         let now = SystemClock::new().now();
         let identity = rules.and_then(|rules| client?.identity(&rules.loaded.rules, now));
-        if let (Some(CounterRules { loaded, .. }), Some(identity)) = (rules, &identity) {
-            if let Some(ban) = banned_in_configuration(&loaded.rules, identity, now) {
-                return Ok(Some(ban));
-            }
+        if let (Some(CounterRules { loaded, .. }), Some(identity)) = (rules, &identity)
+            && let Some(ban) = banned_in_configuration(&loaded.rules, identity, now)
+        {
+            return Ok(Some(ban));
         }
         let listing = limiter.listed_bans().await?;
         let bans = ClientBans::new(&listing, now);

@@ -315,7 +315,7 @@ pub(crate) enum CheckRequestError {
     #[error("checks must have 1 to {DEMANDS_MAX} entries, found none")]
     NoChecks,
     #[error("{entry}limit: {error}")]
-    Limit { entry: String, error: tidegate::LimitTextError },
+    Limit { entry: String, error: Box<tidegate::LimitTextError> },
     #[error("{entry}key must not be empty")]
     EmptyKey { entry: String },
     #[error("{entry}key: {error}")]
@@ -440,7 +440,8 @@ impl<'b> CheckEntry<'b> {
     /// # Errors
     /// If the limit is malformed, or the cost exceeds `u32::MAX`.
     fn parse(self, entry: impl Fn() -> String) -> Result<(Cow<'b, str>, Limit, Cost), CheckRequestError> {
-        let limit = self.limit.parse().map_err(|error| CheckRequestError::Limit { entry: entry(), error })?;
+        let limit =
+            self.limit.parse().map_err(|error| CheckRequestError::Limit { entry: entry(), error: Box::new(error) })?;
         let cost = self.cost.unwrap_or(1);
         let units = u32::try_from(cost).map_err(|_| CheckRequestError::Cost { entry: entry(), found: cost })?;
         Ok((self.key, limit, Cost::new(units)))
