@@ -79,9 +79,14 @@ fn use_everything(file: &str, add_hash_fields: impl Fn(&str, &str, &str)) -> Str
         (&["inspect", "user:42", "10/h"], 0),
         (&["explain", "GET", "/", "--peer", "203.0.113.9", "-H", "x-api-key: k"], 0),
         (&["inspect", "k", "--rule", "all"], 0),
-        (&["ban", "user:42", "--for", "1h"], 0),
+        (&["ban", "--key", "user:42", "--for", "1h"], 0),
         (&["check", "user:42", "10/h"], 1),
-        (&["unban", "user:42"], 0),
+        (&["unban", "--key", "user:42"], 0),
+        // By the name of its owner, which only the hash of keys has.
+        (&["ban", "acme", "--for", "1h"], 0),
+        (&["ban", "--list"], 0),
+        (&["unban", "acme"], 0),
+        (&["unban", "acme"], 1),
         (&["reset", "user:42", "10/h"], 0),
         (&["reset", "user:42", "10/h"], 1),
     ] {
