@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Each module with the modules that it may import. A module may always import itself.
 /// `__names` is the macro of the module `names`.
-const LAYERS: [(&str, &[&str]); 11] = [
+const LAYERS: [(&str, &[&str]); 12] = [
     ("names", &["NameError"]),
     ("io_reason", &[]),
     ("time", &[]),
@@ -17,8 +17,9 @@ const LAYERS: [(&str, &[&str]); 11] = [
     ("decision", &["__names", "check", "time"]),
     ("algorithm", &["check", "decision", "limit", "time"]),
     ("redemption", &["check", "decision", "time"]),
-    ("store", &["__names", "check", "decision", "redemption"]),
-    ("memory", &["algorithm", "check", "decision", "key", "limit", "redemption", "store", "time"]),
+    ("ban_list", &["decision", "time"]),
+    ("store", &["__names", "ban_list", "check", "decision", "redemption"]),
+    ("memory", &["algorithm", "ban_list", "check", "decision", "key", "limit", "redemption", "store", "time"]),
 ];
 
 /// Returns all Rust files under a directory.
