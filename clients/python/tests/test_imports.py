@@ -1,4 +1,4 @@
-"""What a program is told that imports a module whose library is not installed."""
+"""The error of a module whose library is not installed."""
 
 from __future__ import annotations
 
