@@ -110,7 +110,7 @@ pub(crate) enum Command {
         after_help = "Examples:\n  tidegate unban 203.0.113.9 --config tidegate.toml\n  tidegate unban acme --admin http://127.0.0.1:9180\n\nCLIENT has the same forms as for `tidegate ban`, or is one that `tidegate ban --list` prints."
     )]
     Unban(Unban),
-    /// Show and change API keys in the Redis hash of the configuration: their plans and their own limits
+    /// Show and change API keys in the Redis hash of the configuration: their plans, own limits and groups
     #[command(
         after_help = "Examples:\n  tidegate key set acme --limit 5000/h --config tidegate.toml\n  tidegate key set acme --plan pro --admin http://127.0.0.1:9180\n  tidegate key unset acme --limits --config tidegate.toml\n\nThe hash is `redis_hash` in `[key_sources]` of the configuration file. A change is in force on all instances within a second."
     )]
@@ -488,17 +488,17 @@ pub(crate) struct Inspect {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum KeyCommand {
-    /// Set the plan or the own limits of a key, or both
+    /// Set the plan, the own limits or the groups of a key
     #[command(
         after_help = "Examples:\n  tidegate key set acme --plan pro --config tidegate.toml\n  tidegate key set acme --limit 100/min --limit 5000/day --admin http://127.0.0.1:9180"
     )]
     Set(KeySet),
-    /// Remove the plan or the own limits of a key, or both
+    /// Remove the plan, the own limits or the groups of a key
     #[command(
         after_help = "Examples:\n  tidegate key unset acme --limits --config tidegate.toml\n  tidegate key unset acme --plan --limits --admin http://127.0.0.1:9180"
     )]
     Unset(KeyUnset),
-    /// Print a key: its plan, its own limits, and what of its entry is ignored
+    /// Print a key: its plan, its own limits, its groups, and what of its entry is ignored
     #[command(
         after_help = "Examples:\n  tidegate key show acme --config tidegate.toml\n  tidegate key show acme --json --admin http://127.0.0.1:9180"
     )]
@@ -516,11 +516,15 @@ pub(crate) struct KeySet {
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) name: String,
     /// Plan of the key
-    #[arg(long, value_name = "PLAN", required_unless_present = "limits")]
+    #[arg(long, value_name = "PLAN", required_unless_present_any = ["limits", "groups"])]
     pub(crate) plan: Option<String>,
     /// Limit of the key, instead of those of its plan: QUOTA/WINDOW [ALGORITHM] [option=value …]; if repeated, all apply
     #[arg(long = "limit", value_name = "LIMIT")]
     pub(crate) limits: Vec<String>,
+    /// Group of the key's owner, for rules with `match.groups`; if repeated, the owner is in all of them [replaces the
+    /// groups of the key]
+    #[arg(long = "group", value_name = "GROUP")]
+    pub(crate) groups: Vec<String>,
     #[command(flatten)]
     pub(crate) options: KeyOptions,
 }
@@ -531,11 +535,14 @@ pub(crate) struct KeyUnset {
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) name: String,
     /// Remove the plan
-    #[arg(long, required_unless_present = "limits")]
+    #[arg(long, required_unless_present_any = ["limits", "groups"])]
     pub(crate) plan: bool,
     /// Remove all own limits
     #[arg(long)]
     pub(crate) limits: bool,
+    /// Remove all groups
+    #[arg(long)]
+    pub(crate) groups: bool,
     #[command(flatten)]
     pub(crate) options: KeyOptions,
 }

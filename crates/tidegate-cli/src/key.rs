@@ -34,16 +34,17 @@ async fn run(command: KeyCommand) -> Result<(), Failure> {
         KeyCommand::Show(show) => (show.name, None, show.options),
         KeyCommand::Set(set) => {
             let limits = (!set.limits.is_empty()).then(|| json!(set.limits));
-            (set.name, Some((set.plan.map(Value::from), limits)), set.options)
+            let groups = (!set.groups.is_empty()).then(|| json!(set.groups));
+            (set.name, Some([("plan", set.plan.map(Value::from)), ("limits", limits), ("groups", groups)]), set.options)
         }
         KeyCommand::Unset(unset) => {
             let removed = |is_removed: bool| is_removed.then_some(Value::Null);
-            (unset.name, Some((removed(unset.plan), removed(unset.limits))), unset.options)
+            let fields = [("plan", unset.plan), ("limits", unset.limits), ("groups", unset.groups)];
+            (unset.name, Some(fields.map(|(field, is_removed)| (field, removed(is_removed)))), unset.options)
         }
     };
     // The fields that are to be changed: null removes one.
-    let change = change.map(|(plan, limits)| {
-        let fields = [("plan", plan), ("limits", limits)];
+    let change = change.map(|fields| {
         let present = fields.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?)));
         Value::Object(present.collect::<Map<String, Value>>())
     });
@@ -127,6 +128,10 @@ fn format_key(key: &Value) -> String {
         let (name, limit) = (limit["name"].as_str().unwrap_or_default(), limit["limit"].as_str().unwrap_or_default());
         line("limit", &format!("{limit} ({name})"));
     }
+    let groups: Vec<&str> = key["groups"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if !groups.is_empty() {
+        line("groups", &groups.join(", "));
+    }
     if key["exempt"] == true {
         line("exempt", "requests with this key are never limited");
     }
@@ -145,9 +150,9 @@ mod tests {
     fn key_is_printed_with_its_limits_and_what_is_ignored() {
         let key = json!({
             "name": "acme", "plan": "pro", "exempt": false, "problem": null, "field": "api_key:0123abcd*",
-            "limits": [{ "name": "per-hour", "limit": "999/h" }],
+            "limits": [{ "name": "per-hour", "limit": "999/h" }], "groups": ["partners", "beta"],
         });
-        let expected = "acme\n  plan     pro\n  limit    999/h (per-hour)\n  field    api_key:0123abcd*\n";
+        let expected = "acme\n  plan     pro\n  limit    999/h (per-hour)\n  groups   partners, beta\n  field    api_key:0123abcd*\n";
         assert_eq!(format_key(&key), expected);
         let ignored = format_key(&json!({ "problem": "there is no plan `gold`", "exempt": true }));
         assert!(

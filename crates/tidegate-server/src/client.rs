@@ -27,7 +27,7 @@ use tidegate::identity::{
 };
 use tidegate::rules::{CompiledRule, Lookups, RuleSet};
 
-use crate::explain::{is_masked_subject, subject_parts};
+use crate::explain::{groups_text, is_masked_subject, subject_parts};
 
 static NO_HEADERS: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
 
@@ -122,6 +122,20 @@ impl Client {
         }
     }
 
+    /// Returns whether requests of this client can be from a caller in a group of `rule`. `true` for a rule without
+    /// groups.
+    ///
+    /// Only a known key has groups. A rule by `caller` counts by address or user only the requests without one.
+    fn may_be_in_groups_of(&self, rule: &CompiledRule) -> bool {
+        match self {
+            Client::Key(_, known) => rule.applies_to_groups(&known.groups),
+            Client::Address(_) | Client::User(_) if rule.by().iter().all(|kind| *kind == Subject::Caller) => {
+                rule.applies_to_groups(&[])
+            }
+            Client::Address(_) | Client::User(_) | Client::Network(_) | Client::Subject(_) => true,
+        }
+    }
+
     /// Returns the part of a subject that names this client, such as `ip:203.0.113.9`, before it is anonymized.
     ///
     /// `None` for a network and for a subject.
@@ -147,6 +161,9 @@ impl Client {
                 true => Ok(rules.identifier().stored_subject(text, now).into_bytes()),
                 false => Err(format!("the rule counts by {}, not by this subject", by(rule))),
             };
+        }
+        if !self.may_be_in_groups_of(rule) {
+            return Err(format!("the rule counts only callers in {}", groups_text(rule.groups())));
         }
         let mut kinds = rule.by().iter();
         let is_determined = match (kinds.next(), kinds.next(), self) {

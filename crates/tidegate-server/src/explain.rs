@@ -47,6 +47,8 @@ pub struct Explanation {
     pub caller: &'static str,
     /// The name of the API key, from the configuration or a lookup. `None` without a known key, or if it has no name.
     pub key_name: Option<String>,
+    /// The groups of the API key, from the configuration or a lookup. Empty without a known key, or if it has none.
+    pub groups: Vec<String>,
     /// The result of the key lookup, such as `found in the Redis hash tidegate:keys`. `None` if the request has no key,
     /// if the configuration lists it, or if no key lookup is configured.
     pub key_lookup: Option<String>,
@@ -240,11 +242,13 @@ impl Explanation {
         let conditions = RuleConditions::new(loaded);
         let (limit_set, plan) = plan::resolve(loaded, looked_up, &identity);
         let exempt = exempt(loaded, &identity, conditions.is_exempt_path(&view));
-        let matched: Vec<u32> = rules.matching(&view).indices().to_vec();
+        let matched: Vec<u32> = rules.matching(&view).of_caller(&identity).indices().to_vec();
         let mut explained = Vec::with_capacity(rules.rules().len());
         for (index, rule) in rules.rules().iter().enumerate() {
             let is_matched = matched.iter().any(|matched| *matched as usize == index);
             let mut because = if is_matched { Vec::new() } else { conditions.unmet(index, &view) };
+            let is_of_group = rule.applies_to_groups(identity.groups());
+            because.extend((!is_of_group).then(|| format!("the caller is not in {}", groups_text(rule.groups()))));
             because.extend((rule.mode() == Mode::Off).then(|| "the rule is off".to_owned()));
             because.extend(rules.is_off().then(|| "the kill switch is on".to_owned()));
             because.extend(exempt.map(|what| format!("the {what} is exempt")));
@@ -262,6 +266,7 @@ impl Explanation {
                 _ => "ip",
             },
             key_name: identity.api_key().and_then(|(_, known)| Some(known.name.as_ref()?.to_string())),
+            groups: identity.groups().iter().map(ToString::to_string).collect(),
             key_lookup: key.describe(loaded.settings.key_hash.as_deref()),
             key_problem: key.problem(rules),
             token_refused: identity.token().and_then(Result::err).map(|error| error.to_string()),
@@ -524,6 +529,13 @@ fn denied_demands(limit: Limit, key: Key<'_>, cost: Cost) -> Option<[Demand<'_>;
     let denied = Demand::new(one, Key::new(key.subject()).ok()?).cost(Cost::new(2));
     // With `count_denied` the denial would be charged. The option does not select the counter.
     Some([Demand::new(limit.with_count_denied(false), key).cost(cost), denied])
+}
+
+/// Returns the groups of a rule in a phrase, such as `the group partners` or `one of the groups a, b`.
+pub(crate) fn groups_text(groups: &[Arc<str>]) -> String {
+    let names: Vec<&str> = groups.iter().map(|group| &**group).collect();
+    let what = if names.len() == 1 { "the group" } else { "one of the groups" };
+    format!("{what} {}", names.join(", "))
 }
 
 fn explain_rule(

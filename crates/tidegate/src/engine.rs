@@ -3,8 +3,8 @@
 //! ```text
 //!   identify ─▶ banned address? ─▶ path too long? ─▶ shield without room? ─▶ match_rules ─▶ banned key or user?
 //!                                                                                                 │
-//!   Outcome ◀─ decide ◀─ check_plan ◀─ limit_set ◀─ subjects, limits ◀─ exempt? ◀─ unknown key: may call a KeyLookup
-//!                                      may call a PlanLookup
+//!   Outcome ◀─ decide ◀─ check_plan ◀─ limit_set ◀─ subjects, limits ◀─ groups, exempt? ◀─ unknown key: may call a
+//!                                      may call a PlanLookup                               KeyLookup
 //!
 //!   decide:  shields, in process ─▶ all other enforced limits, one check ─▶ shadow rules (never refuse)
 //! ```
@@ -343,6 +343,7 @@ impl Engine {
             self.warn_about_key(&active.rules, &digest, &known);
             identity = identity.with_api_key(digest, known);
         }
+        let rules = rules.of_caller(&identity);
         if rules.is_empty() || active.is_exempt(&identity) {
             self.observe_exemption(&rules, &identity);
             return Ok(Prepared::Unlimited);

@@ -69,7 +69,7 @@ mod tests;
 pub use builder::{Ban, JwtSettings, LimitText, ListedKey, Plan, Rule, Rules, SecretSource};
 pub use client_bans::{ClientBan, ClientBans};
 #[cfg(feature = "redis")]
-pub use key_hash::{KeyChange, KeyHash, KeyHashError, KeyList};
+pub use key_hash::{GroupNameError, KeyChange, KeyHash, KeyHashError, KeyList};
 pub use key_lookup::{KeyFuture, KeyLookup};
 pub use lists::CompiledBan;
 pub(crate) use lookup_cache::WarningGate;

@@ -30,6 +30,10 @@ name = "export"
 match = { path = "/export" }
 limits = "plan"
 cost = 5
+[[rules]]
+name = "partner"
+match = { path = "/partner", groups = ["partners"] }
+limits = ["40/h"]
 "#;
 
 /// The key of `initech`, and its field: the output of `printf %s planted-key-of-initech | sha256sum`.
@@ -146,6 +150,33 @@ fn set_and_unset_are_in_force_on_every_instance_and_keep_the_counter() {
 }
 
 #[test]
+fn group_that_is_set_at_run_time_decides_which_rules_apply() {
+    let bench = Bench::start(Brand::Redis);
+    let serving = Serving::start(&["--config", &bench.file]);
+    let admin = format!("http://{}", serving.admin);
+    let body = serde_json::json!({ "request": {
+        "method": "GET", "path": "/partner", "peer": "203.0.113.9", "headers": { "x-api-key": KEY },
+    } });
+    let quota = || {
+        let answer: Value = serde_json::from_str(&serving.check(&body.to_string()).body).unwrap();
+        answer["limits"][0]["quota"].as_u64()
+    };
+    assert_eq!(quota(), None, "the key is in no group");
+    for source in [["--admin", &admin], ["--config", &bench.file]] {
+        let inspect = || tidegate(&[&["inspect", "initech", "--rule", "partner"], &source[..]].concat());
+        let (code, _, err) = inspect();
+        assert!(code == Some(2) && err.contains("the rule counts only callers in the group partners"), "{err}");
+        let (code, out, err) = tidegate(&[&["key", "set", "initech", "--group", "partners"], &source[..]].concat());
+        assert!(code == Some(0) && out.contains("  groups   partners\n"), "{out}{err}");
+        eventually("the group is in force", quota, |quota| *quota == Some(40));
+        assert!(inspect().1.contains("of 40\n"));
+        let (code, out, err) = tidegate(&[&["key", "unset", "initech", "--groups"], &source[..]].concat());
+        assert!(code == Some(0) && !out.contains("groups"), "{out}{err}");
+        eventually("the group is removed", quota, |quota| quota.is_none());
+    }
+}
+
+#[test]
 fn admin_api_sets_and_removes_one_part() {
     let bench = Bench::start(Brand::Redis);
     let serving = Serving::start(&["--config", &bench.file]);
@@ -161,6 +192,8 @@ fn admin_api_sets_and_removes_one_part() {
         ("PATCH", "", r#"{"plan": "pro", "limits": null}"#, r#"{"name":"initech","plan":"pro"}"#),
         ("PUT", "/limits", r#"{"limits": "8/h"}"#, r#"{"limits":["8/h"],"name":"initech","plan":"pro"}"#),
         ("DELETE", "/limits", "", r#"{"name":"initech","plan":"pro"}"#),
+        ("PUT", "/groups", r#"{"groups": ["b", "a"]}"#, r#"{"groups":["b","a"],"name":"initech","plan":"pro"}"#),
+        ("DELETE", "/groups", "", r#"{"name":"initech","plan":"pro"}"#),
     ] {
         let answer = send(&serving, method, &format!("/v1/keys/initech{path}"), body);
         assert_eq!(answer.status, 200, "{method} {path}: {answer:?}");
@@ -180,7 +213,9 @@ fn admin_api_sets_and_removes_one_part() {
         ("PUT", "/initech/limits", r#"{"limits": []}"#, 400, "limits: the key's own limits are empty"),
         ("PUT", "/initech/limits", r#"{"limits": ["4/h"]}"#, 400, "a cost of 5 never fits within the limit 4/h"),
         ("PATCH", "/initech", r#"{"plan": "default", "limits": ["x"]}"#, 400, "limits: "),
-        ("PATCH", "/initech", "{}", 400, "expected plan, limits or both"),
+        ("PATCH", "/initech", "{}", 400, "expected plan, limits or groups"),
+        ("PUT", "/initech/groups", r#"{"groups": ["a b"]}"#, 400, "groups: a group must be 1 to 64 letters"),
+        ("PUT", "/initech/groups", r#"{"groups": null}"#, 400, "expected"),
         ("POST", "/initech", "{}", 405, ""),
         ("PUT", "/initech", "{}", 405, ""),
         ("GET", "/initech/limits", "", 405, ""),

@@ -34,6 +34,7 @@ plan = "pro"
 [[keys]]
 key = "planted-own"
 limits = ["9/h"]
+groups = ["partners"]
 [[rules]]
 name = "shorten"
 match = { methods = ["POST"], path = "/shorten", headers = { x-kind = "planted-kind", x-tenant = true } }
@@ -46,6 +47,10 @@ limits = "plan"
 [[rules]]
 name = "idle"
 mode = "off"
+limits = ["1/h"]
+[[rules]]
+name = "partners"
+match = { path = "/partners", groups = ["partners", "staff"] }
 limits = ["1/h"]
 "#;
 
@@ -67,6 +72,15 @@ async fn explain(request: &Request<()>, peer: [u8; 4]) -> Explanation {
 }
 
 const HERE: [u8; 4] = [203, 0, 113, 9];
+
+#[tokio::test]
+async fn rule_for_groups_explains_that_the_caller_is_in_none_of_them() {
+    let refused = explain(&request("GET", "/partners", &[("x-api-key", "planted-pro")]), HERE).await;
+    assert_eq!(refused.rules[3].because, ["the caller is not in one of the groups partners, staff"]);
+    assert!(refused.groups.is_empty());
+    let partner = explain(&request("GET", "/partners", &[("x-api-key", "planted-own")]), HERE).await;
+    assert!(partner.rules[3].applies && partner.groups == ["partners"]);
+}
 
 #[tokio::test]
 async fn each_rule_explains_whether_it_applies_and_why_not() {

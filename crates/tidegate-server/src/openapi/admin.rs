@@ -92,6 +92,7 @@ pub(super) fn document() -> Value {
         operation
     };
     let one_field = |field: &str, schema: Value| json!({ "type": "object", "properties": { field: schema }, "required": [field], "additionalProperties": false });
+    let groups = || json!({ "type": "array", "items": { "type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$" } });
     let limits = || {
         let what = "The key's own limits, each a text or an object as in a keys file; or one of them.";
         json!({ "description": what, "type": ["array", "string", "object"] })
@@ -150,8 +151,8 @@ pub(super) fn document() -> Value {
         "/v1/keys/{name}": path(Access::Token, "GET, HEAD, PATCH", json!({
             "get": of_key("showKey", "Return an API key in the Redis hash of the configuration", None),
             "patch": of_key(
-                "changeKey", "Change the plan and the own limits of an API key",
-                Some((json!(change), json!({ "plan": "pro", "limits": ["5000/h"] }))),
+                "changeKey", "Change the plan, the own limits and the groups of an API key",
+                Some((json!(change), json!({ "plan": "pro", "limits": ["5000/h"], "groups": ["partners"] }))),
             ),
         })),
         "/v1/keys/{name}/plan": path(Access::Token, "PUT, DELETE", json!({
@@ -167,6 +168,13 @@ pub(super) fn document() -> Value {
                 Some((one_field("limits", limits()), json!({ "limits": ["100/min", "5000/h"] }))),
             ),
             "delete": of_key("removeKeyLimits", "Remove the own limits of an API key", None),
+        })),
+        "/v1/keys/{name}/groups": path(Access::Token, "PUT, DELETE", json!({
+            "put": of_key(
+                "setKeyGroups", "Set the groups of an API key, to which rules can apply",
+                Some((one_field("groups", groups()), json!({ "groups": ["partners"] }))),
+            ),
+            "delete": of_key("removeKeyGroups", "Remove the groups of an API key", None),
         })),
         "/v1/bans": path(Access::Token, "GET, HEAD, PUT, DELETE", json!({
             "get": {

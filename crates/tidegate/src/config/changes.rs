@@ -310,7 +310,7 @@ impl Changes {
     fn keys<'k>(
         &mut self,
         before: impl Iterator<Item = (KeyDigest, &'k ApiKeyTable)>,
-        after: HashMap<KeyDigest, &ApiKeyTable>,
+        after: HashMap<KeyDigest, &'k ApiKeyTable>,
     ) {
         let mut kept = 0;
         for (digest, key) in before {
@@ -326,8 +326,10 @@ impl Changes {
             if let (Some(limits), Some(other)) = (&key.limits, &other.limits) {
                 self.limits(limits, other, &owner);
             }
+            self.note(lost_entries(&key.groups, &other.groups), "groups", &owner);
             self.note(lost_flag(key.exempt, other.exempt), "exempt", &owner);
-            if (&key.plan, &key.limits, key.exempt) != (&other.plan, &other.limits, other.exempt) {
+            let parts = |key: &'k ApiKeyTable| (&key.plan, &key.limits, &key.groups, key.exempt);
+            if parts(key) != parts(other) {
                 self.changed.push(Part { kind: PartKind::Key, name: name.to_owned() });
             }
         }
@@ -368,10 +370,11 @@ impl Changes {
     }
 
     fn matches(&mut self, before: &MatchTable, after: &MatchTable, owner: &str) {
-        let MatchTable { methods, path, host, headers } = before;
+        let MatchTable { methods, path, host, groups, headers } = before;
         self.note(lost_entries(methods, &after.methods), "match.methods", owner);
         self.note(lost_entries(path, &after.path), "match.path", owner);
         self.note(lost_entries(host, &after.host), "match.host", owner);
+        self.note(lost_entries(groups, &after.groups), "match.groups", owner);
         let is_lost = headers.keys().any(|name| !after.headers.contains_key(name));
         self.note(if is_lost { Difference::Lost } else { Difference::None }, "match.headers", owner);
     }

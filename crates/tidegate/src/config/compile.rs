@@ -138,6 +138,7 @@ impl Compiler<'_> {
         let assigned_plans = limit_sets.assigned_plans();
         let (default, anonymous) = limit_sets.fallbacks();
         let parts = SetParts {
+            has_groups: rules.iter().any(|rule| !rule.groups.is_empty()),
             needs_limit_set: rules.iter().any(CompiledRule::uses_plans),
             plan_cost_max: rules.iter().filter(|rule| rule.uses_plans()).map(CompiledRule::cost).max(),
             rules,

@@ -111,7 +111,7 @@ codes! {
     LimitsMissing "limits-missing" Error "A rule, a plan or a key has an empty list of limits.",
     TooManyLimits "too-many-limits" Error "More limits apply to one request than can be decided together.",
     CostNeverFits "cost-never-fits" Error "The cost of a rule exceeds what one of its limits can ever allow.",
-    ShieldNotByAddress "shield-not-by-address" Error "A shield counts by something other than the address, or takes its limits from plans.",
+    ShieldNotByAddress "shield-not-by-address" Error "A shield counts by something other than the address, takes its limits from plans, or is for groups of callers.",
     ShieldNotSpaced "shield-not-spaced" Error "A shield has a leaky bucket, but a shield never delays a request.",
     // Files that may be truncated.
     ExpectationUnmet "expectation-unmet" Error "The number of rules or keys differs from `expect`.",
@@ -132,6 +132,7 @@ codes! {
     RuleTwice "rule-twice" Warning "Two rules match the same requests and count them by the same subject.",
     RedundantLimit "redundant-limit" Warning "A limit never denies, because another one always denies first.",
     PlanUnused "plan-unused" Warning "Nothing in the file assigns the plan to a caller, or no rule uses plans.",
+    GroupUnknown "group-unknown" Warning "No listed key is in a group of the rule, so the rule applies to no caller of that group.",
     KeyLimitsUnused "key-limits-unused" Warning "A key has its own limits, but no rule takes its limits from plans.",
     AnonymousPlanMissing "anonymous-plan-missing" Warning "Callers without an identity get the `default` plan.",
     SubjectUnknowable "subject-unknowable" Warning "A rule counts by an identity that no request can have.",

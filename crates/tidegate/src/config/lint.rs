@@ -171,11 +171,12 @@ fn rules(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'
     let mut same: HashMap<String, &str> = HashMap::new();
     for ((table, rule), conditions) in config.rules.iter().zip(&parts.rules).zip(conditions) {
         unreachable_rule(table, conditions, input, note);
+        groups(config, table, parts, note);
         subjects(config, table, rule, parts, note);
         // Rules that differ in one of these cannot be merged into one.
         let settings = (rule.mode, rule.is_shield, rule.charge, rule.cost, rule.on_failure, rule.is_by_plan());
         let answer = (table.headers.as_deref(), &table.body);
-        let key = format!("{conditions:?} {:?} {settings:?} {answer:?}", rule.by);
+        let key = format!("{conditions:?} {:?} {:?} {settings:?} {answer:?}", rule.groups, rule.by);
         if let Some(other) = same.insert(key, &table.name) {
             let message =
                 format!("`{}` matches the same requests as `{other}` and counts them by the same subject", *table.name);
@@ -190,9 +191,22 @@ fn rules(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'
     }
 }
 
+/// Warns about a group of a rule that no listed key has, unless keys come from elsewhere too.
+fn groups(config: &Config, table: &RuleTable, parts: &SetParts, note: &mut Note<'_>) {
+    let Some(groups) = table.matches.groups.as_ref().filter(|_| config.key_sources.redis_hash.is_none()) else {
+        return;
+    };
+    let is_known = |group: &str| parts.keys.values().any(|key| key.groups().iter().any(|known| &**known == group));
+    for group in groups.iter().filter(|group| !is_known(group)) {
+        let message = format!("no key in this file is in the group `{}`", **group);
+        let help = "add the group to `groups` of a key; ignore this if a `KeyLookup` in your code assigns it";
+        note(Code::GroupUnknown, group.span(), message, help);
+    }
+}
+
 fn unreachable_rule(table: &RuleTable, conditions: &Conditions, input: &LintInput, note: &mut Note<'_>) {
-    let MatchTable { methods, path, host, .. } = &*table.matches;
-    for (name, list) in [("methods", methods), ("path", path), ("host", host)] {
+    let MatchTable { methods, path, host, groups, .. } = &*table.matches;
+    for (name, list) in [("methods", methods), ("path", path), ("host", host), ("groups", groups)] {
         if let Some(list) = list
             && list.is_empty()
         {

@@ -346,6 +346,8 @@ pub(crate) struct MatchTable {
     pub(crate) path: Option<Spanned<OneOrMany<Spanned<String>>>>,
     /// Any of these hosts: `api.example.com`, `*.example.com`.
     pub(crate) host: Option<Spanned<OneOrMany<Spanned<String>>>>,
+    /// Callers in any of these groups. A caller has the groups of its API key.
+    pub(crate) groups: Option<Spanned<OneOrMany<Spanned<String>>>>,
     /// All of these headers: `true` if it must be present, or the string that it must equal.
     pub(crate) headers: BTreeMap<Spanned<String>, HeaderTest>,
 }
@@ -397,6 +399,8 @@ pub(crate) struct ApiKeyTable {
     pub(crate) plan: Option<Spanned<String>>,
     /// The limits of this key, instead of those of its plan.
     pub(crate) limits: Option<Spanned<OneOrMany<Spanned<LimitEntry>>>>,
+    /// The groups of the key's owner, to which rules can apply by `match.groups`.
+    pub(crate) groups: Option<Spanned<OneOrMany<Spanned<String>>>>,
     /// Whether requests with this key are never limited.
     pub(crate) exempt: bool,
 }
@@ -406,8 +410,8 @@ pub(crate) struct ApiKeyTable {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct KeySources {
     /// A Redis hash in the store that maps API keys to their attributes. A field is `api_key:` followed by the key's
-    /// SHA-256; its value is a JSON object with the optional fields `name`, `plan` and `exempt`. A change takes effect
-    /// within about a second.
+    /// SHA-256; its value is a JSON object with the optional fields `name`, `plan`, `limits`, `groups` and `exempt`. A
+    /// change takes effect within about a second.
     pub(crate) redis_hash: Option<Spanned<String>>,
 }
 
@@ -551,11 +555,11 @@ tables! {
     UpstreamMatch { host, path }
     TimeoutsTable { connect, header, idle, total, queue }
     RuleTable { name, matches as "match", by, limits, mode, on_failure, charge, cost, headers, body, store }
-    MatchTable { methods, path, host, headers }
+    MatchTable { methods, path, host, groups, headers }
     TemplateTable { template, content_type }
     LimitTable { name, limit, quota, window, algorithm, burst, queue, count_denied }
     PlanTable { limits: required, upgrade_url }
-    ApiKeyTable { key, sha256, name, plan, limits, exempt }
+    ApiKeyTable { key, sha256, name, plan, limits, groups, exempt }
     KeySources { redis_hash }
     PlanSources { addresses, header, redis_hash }
     AddressPlan { networks: required, plan }

@@ -83,6 +83,39 @@ async fn request_that_no_rule_matches_is_not_limited() {
 }
 
 #[tokio::test]
+async fn rule_with_groups_applies_only_to_callers_with_a_known_key_in_one_of_them() {
+    let site = site(
+        r#"
+        [[keys]]
+        key = "partner"
+        groups = ["partners", "beta"]
+        [[keys]]
+        key = "customer"
+        groups = "customers"
+        [[keys]]
+        key = "plain"
+        [[rules]]
+        name = "reports"
+        match = { path = "/reports", groups = ["partners", "staff"] }
+        by = ["global"]
+        limits = ["1/h"]
+        "#,
+    );
+    let reports = |key: &'static str| site.passes("GET", "/reports", key_header(key), HERE);
+    for key in ["customer", "plain", "invented"] {
+        assert!(reports(key).await && reports(key).await, "{key} is in none of the groups");
+    }
+    assert!(site.passes("GET", "/reports", &[], HERE).await);
+    assert!(reports("partner").await);
+    assert!(!reports("partner").await, "the rule counts only this caller's requests, and refuses the second");
+    assert!(site.passes("GET", "/other", key_header("partner"), HERE).await);
+}
+
+fn key_header(key: &'static str) -> &'static [(&'static str, &'static str)] {
+    Box::leak(Box::new([("x-api-key", key)]))
+}
+
+#[tokio::test]
 async fn all_matching_rules_are_decided_together_and_headers_list_every_policy() {
     let site = site(
         r#"

@@ -233,6 +233,8 @@ pub struct KnownKey {
     pub plan: Option<Arc<str>>,
     /// The limits of this key, which replace those of its plan. `None` if the key source sets none.
     pub limits: Option<OwnLimits>,
+    /// The groups of the key's owner, which rules can match. Empty if the key source sets none.
+    pub groups: Arc<[Arc<str>]>,
     /// Whether requests with this key are never limited.
     pub exempt: bool,
     /// Why a part of what the key source says about the key is ignored.
@@ -288,6 +290,14 @@ impl KnownKey {
             Ok(limits) => KnownKey { limits: Some(limits), ..self },
             Err(error) => KnownKey { limits: None, problem: Some(error.to_string().into()), ..self },
         }
+    }
+
+    /// Sets the groups of the key's owner, in place of earlier ones. Defaults to none.
+    ///
+    /// A rule with [`group`](crate::rules::Rule::group) applies only to callers in one of its groups.
+    #[must_use]
+    pub fn groups<G: Into<Arc<str>>>(self, groups: impl IntoIterator<Item = G>) -> KnownKey {
+        KnownKey { groups: groups.into_iter().map(Into::into).collect(), ..self }
     }
 
     /// Sets whether requests with this key are never limited. Defaults to `false`.

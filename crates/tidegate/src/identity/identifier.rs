@@ -16,6 +16,7 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName};
 use tidegate_core::{Timestamp, Wait};
@@ -331,6 +332,11 @@ impl<'r> Identity<'r> {
             Some((sent.digest(), known))
         });
         found.as_ref().map(|(digest, known)| (*digest, known))
+    }
+
+    /// Returns the groups of the caller: those of its API key. Empty without a known key.
+    pub fn groups(&self) -> &[Arc<str>] {
+        self.api_key().map_or(&[], |(_, known)| &known.groups)
     }
 
     /// Returns the digest of the request's API key if the key source does not know it, so that the caller can look it

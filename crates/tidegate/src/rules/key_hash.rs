@@ -24,6 +24,7 @@ use tidegate_redis::{RedisStore, Reply};
 
 use super::key_lookup::{KeyFuture, KeyLookup};
 use super::own_limits::OwnLimits;
+use crate::answer::is_rule_name;
 use crate::config::limits_from_json;
 use crate::identity::{KeyDigest, KnownKey};
 
@@ -39,12 +40,13 @@ const ATTEMPTS_MAX: usize = 32;
 /// A [`KeyLookup`] in a Redis hash that maps API keys to their attributes.
 ///
 /// The field of a key is `api_key:` and its SHA-256 in lowercase hexadecimal. The value is a JSON object of at most
-/// 4,096 bytes with the optional fields `name`, `plan`, `limits` and `exempt`, such as
-/// `{"name": "acme", "plan": "pro", "limits": ["100/min", {"name": "burst", "limit": "10/s"}]}`. The forms of `limits`
-/// are those of a keys file. There are at most [`OwnLimits::MAX`].
+/// 4,096 bytes with the optional fields `name`, `plan`, `limits`, `groups` and `exempt`, such as
+/// `{"name": "acme", "plan": "pro", "limits": ["100/min", {"name": "burst", "limit": "10/s"}], "groups": ["partners"]}`.
+/// The forms of `limits` are those of a keys file. There are at most [`OwnLimits::MAX`]. A group has 1 to 64 letters,
+/// digits, `-`, `_` and `.`.
 ///
 /// A key without a field is unknown. A key with a field is known, even if its value is malformed. Then the part that
-/// cannot be read is ignored: own limits as a whole, a plan, an exemption. [`KnownKey::problem`] says which, and an
+/// cannot be read is ignored: own limits or groups as a whole, a plan, an exemption. [`KnownKey::problem`] says which, and an
 /// [`Engine`](crate::engine::Engine) logs it as a warning, at most every ten seconds.
 ///
 /// ```no_run
@@ -76,6 +78,7 @@ pub struct KeyHash {
 pub struct KeyChange {
     plan: Option<Option<Arc<str>>>,
     limits: Option<Option<OwnLimits>>,
+    groups: Option<Arc<[Arc<str>]>>,
 }
 
 impl KeyChange {
@@ -94,10 +97,23 @@ impl KeyChange {
         KeyChange { limits: Some(limits), ..self }
     }
 
+    /// Sets all groups of the key's owner. Without any, removes them.
+    ///
+    /// # Errors
+    /// If a name is not 1 to 64 letters, digits, `-`, `_` and `.`.
+    pub fn groups<'g>(self, groups: impl IntoIterator<Item = &'g str>) -> Result<KeyChange, GroupNameError> {
+        let group = |name: &str| if is_rule_name(name) { Ok(Arc::from(name)) } else { Err(GroupNameError) };
+        Ok(KeyChange { groups: Some(groups.into_iter().map(group).collect::<Result<_, _>>()?), ..self })
+    }
+
     fn apply(&self, fields: &mut Map<String, Value>) {
         let plan = self.plan.as_ref().map(|plan| plan.as_ref().map(|plan| Value::from(&**plan)));
         let limits = self.limits.as_ref().map(|limits| limits.as_ref().map(OwnLimits::to_json));
-        for (name, change) in [("plan", plan), ("limits", limits)] {
+        let groups = self
+            .groups
+            .as_ref()
+            .map(|groups| (!groups.is_empty()).then(|| groups.iter().map(|group| Value::from(&**group)).collect()));
+        for (name, change) in [("plan", plan), ("limits", limits), ("groups", groups)] {
             match change {
                 Some(Some(value)) => drop(fields.insert(name.to_owned(), value)),
                 Some(None) => drop(fields.remove(name)),
@@ -106,6 +122,12 @@ impl KeyChange {
         }
     }
 }
+
+/// The error for the name of a group that is empty, has more than 64 bytes, or has characters other than letters, digits
+/// and `-`, `_` and `.`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a group must be 1 to 64 letters, digits or - _ .")]
+pub struct GroupNameError;
 
 /// API keys of a [`KeyHash`], as [`KeyHash::list`] found them.
 #[derive(Clone, Debug, Default)]
@@ -267,7 +289,7 @@ fn known_key(value: &[u8]) -> KnownKey {
     for (field, value) in &fields {
         let problem = match (field.as_str(), value) {
             // As an absent field, so that a program may write every field.
-            ("name" | "plan" | "limits" | "exempt", Value::Null) => None,
+            ("name" | "plan" | "limits" | "groups" | "exempt", Value::Null) => None,
             ("name", Value::String(name)) => {
                 known.name = Some(name.as_str().into());
                 None
@@ -287,15 +309,29 @@ fn known_key(value: &[u8]) -> KnownKey {
                 }
                 Err(error) => Some(format!("`limits`: {error}")),
             },
+            ("groups", groups) => match groups_from_json(groups) {
+                Ok(groups) => {
+                    known.groups = groups;
+                    None
+                }
+                Err(error) => Some(format!("`groups`: {error}")),
+            },
             ("name" | "plan", _) => Some(format!("`{field}`: expected a string")),
             ("exempt", _) => Some("`exempt`: expected true or false".to_owned()),
-            _ => Some("the entry has an unknown field; expected name, plan, limits and exempt".to_owned()),
+            _ => Some("the entry has an unknown field; expected name, plan, limits, groups and exempt".to_owned()),
         };
         if let Some(problem) = problem {
             known.problem.get_or_insert_with(|| problem.into());
         }
     }
     known
+}
+
+/// Reads a list of groups, or one group.
+fn groups_from_json(json: &Value) -> Result<Arc<[Arc<str>]>, GroupNameError> {
+    let groups = json.as_array().map_or(std::slice::from_ref(json), Vec::as_slice);
+    let group = |group: &Value| group.as_str().filter(|name| is_rule_name(name)).map(Arc::from);
+    groups.iter().map(group).collect::<Option<_>>().ok_or(GroupNameError)
 }
 
 impl KeyLookup for KeyHash {

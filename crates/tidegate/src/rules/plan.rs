@@ -86,12 +86,13 @@ impl From<LimitSetId> for LimitSet {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct LimitSetId(pub(crate) u32);
 
-/// What the configuration sets for one API key: owner, plan, own limits, exemption. Does not contain the key.
+/// What the configuration sets for one API key: owner, plan, own limits, groups, exemption. Does not contain the key.
 #[derive(Clone, Debug)]
 pub struct KeyEntry {
     pub(crate) name: Option<Arc<str>>,
     pub(crate) plan: Option<Arc<str>>,
     pub(crate) limit_set: Option<LimitSetId>,
+    pub(crate) groups: Arc<[Arc<str>]>,
     pub(crate) is_exempt: bool,
 }
 
@@ -113,6 +114,11 @@ impl KeyEntry {
         self.limit_set.map(LimitSet::from)
     }
 
+    /// Returns the groups of the key's owner, in the order of the configuration. Empty if none are configured.
+    pub fn groups(&self) -> &[Arc<str>] {
+        &self.groups
+    }
+
     /// Returns whether callers with this key are exempt from all rules.
     pub fn is_exempt(&self) -> bool {
         self.is_exempt
@@ -122,8 +128,8 @@ impl KeyEntry {
 /// Converts to the attributes of the key. Its own limits are left out.
 impl From<&KeyEntry> for KnownKey {
     fn from(entry: &KeyEntry) -> KnownKey {
-        let (name, plan) = (entry.name.clone(), entry.plan.clone());
-        KnownKey { name, plan, exempt: entry.is_exempt, ..KnownKey::default() }
+        let (name, plan, groups) = (entry.name.clone(), entry.plan.clone(), entry.groups.clone());
+        KnownKey { name, plan, groups, exempt: entry.is_exempt, ..KnownKey::default() }
     }
 }
 

@@ -81,11 +81,12 @@ impl Charge {
 
 /// A compiled rule: the subject by which it counts requests, its limits, and how it charges and refuses.
 ///
-/// Does not contain the conditions of the rule; [`RuleSet::matching`](super::RuleSet::matching) finds the rules that
-/// apply to a request.
+/// Does not contain the conditions of the rule on requests; [`RuleSet::matching`](super::RuleSet::matching) finds the
+/// rules that match a request.
 #[derive(Clone, Debug)]
 pub struct CompiledRule {
     pub(crate) name: Arc<str>,
+    pub(crate) groups: Box<[Arc<str>]>,
     pub(crate) by: Subjects,
     pub(crate) limits: RuleLimits,
     pub(crate) mode: Mode,
@@ -121,6 +122,16 @@ impl CompiledRule {
     /// Returns the name of the rule. It appears in metrics and logs and is part of the names of its counters.
     pub fn name(&self) -> &Arc<str> {
         &self.name
+    }
+
+    /// Returns the groups of callers to which the rule applies. Empty if it applies to all callers.
+    pub fn groups(&self) -> &[Arc<str>] {
+        &self.groups
+    }
+
+    /// Returns whether the rule applies to callers in these groups: it has none itself, or one of them.
+    pub fn applies_to_groups(&self, groups: &[Arc<str>]) -> bool {
+        self.groups.is_empty() || self.groups.iter().any(|group| groups.contains(group))
     }
 
     /// Returns the subjects by which the rule counts. Requests share a counter if they agree in all of them.

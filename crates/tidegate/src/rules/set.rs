@@ -54,6 +54,8 @@ pub(crate) struct SetParts {
     pub(crate) plan_header: Option<HeaderName>,
     pub(crate) exempt: ExemptList,
     pub(crate) bans: BanList,
+    /// Whether any rule applies only to callers in certain groups.
+    pub(crate) has_groups: bool,
     /// Whether any rule that is not off takes its limits from plans.
     pub(crate) needs_limit_set: bool,
     /// The largest cost of a request in a rule that is not off and takes its limits from plans. `None` without one.
@@ -106,6 +108,20 @@ impl<'s> Matched<'s> {
             MatchedIndices::Same(same) => Indices::from_slice(same),
             MatchedIndices::Found(found) => found,
         }
+    }
+
+    /// Keeps the rules that apply to the groups of a caller, and drops the others.
+    ///
+    /// A caller has the groups of its known API key. Reads the key only if a rule of the configuration has groups.
+    #[must_use]
+    pub fn of_caller(self, identity: &Identity<'_>) -> Matched<'s> {
+        if !self.set.has_groups {
+            return self;
+        }
+        let groups = identity.groups();
+        let kept = self.indices().iter().copied();
+        let kept = kept.filter(|index| self.set.rules[*index as usize].applies_to_groups(groups)).collect();
+        Matched { indices: MatchedIndices::Found(kept), ..self }
     }
 
     /// Returns whether rules match the request but none applies, because its path is exempt.

@@ -283,6 +283,39 @@ async fn key_is_found_by_the_name_of_its_owner() {
 }
 
 #[tokio::test]
+async fn groups_of_the_hash_decide_which_rules_apply() {
+    let server = Server::redis();
+    let clock = Arc::new(ManualClock::new(START));
+    let store = RedisStore::builder(server.url()).call_timeout(TIMEOUT).build().unwrap();
+    let hash = KeyHash::new(store, HASH);
+    let lookups = Lookups::new().key(hash.clone()).clock(clock.clone()).deadline(TIMEOUT);
+    let rules = CONFIG.replace("limits = \"plan\"", "match.groups = [\"partners\"]\nlimits = [\"7/h\"]");
+    let rules = Config::from_text(&rules, Format::Toml).unwrap().rules;
+    let engine = Engine::with_lookups(Limiter::memory(), rules, lookups);
+    for (value, expected) in [
+        (r#"{"groups": ["beta", "partners"]}"#, Some(7)),
+        (r#"{"groups": "partners"}"#, Some(7)),
+        (r#"{"groups": ["beta"]}"#, None),
+        (r#"{"groups": null}"#, None),
+        ("{}", None),
+        // Groups are read as a whole, and a mistake in them does not make the caller anonymous.
+        (r#"{"groups": ["partners", 5]}"#, None),
+        (r#"{"groups": ["partners", "a b"]}"#, None),
+    ] {
+        server.command(&["HSET", HASH, &field_of("k"), value]);
+        clock.advance(Duration::from_secs(2));
+        assert_eq!(quota(&engine, Some("k")).await, expected, "{value}");
+    }
+    let digest = KeyDigest::of("k");
+    let change = |groups: &[&'static str]| KeyChange::new().groups(groups.iter().copied());
+    let known = hash.update(&digest, &change(&["partners"]).unwrap()).await.unwrap().unwrap();
+    assert_eq!(known.groups.iter().map(|group| &**group).collect::<Vec<_>>(), ["partners"]);
+    hash.update(&digest, &change(&[]).unwrap()).await.unwrap();
+    assert_eq!(server.command(&["HGET", HASH, &digest.field()]).text(), "{}");
+    assert!(change(&["a b"]).is_err() && change(&[""]).is_err());
+}
+
+#[tokio::test]
 async fn concurrent_changes_of_one_entry_lose_nothing() {
     let server = Server::redis();
     server.command(&["HSET", HASH, &field_of("k"), r#"{"name": "acme", "since": 2019}"#]);

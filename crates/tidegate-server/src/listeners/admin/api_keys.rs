@@ -3,10 +3,12 @@
 //! ```text
 //!   GET    /v1/keys                    the keys of the hash, at most 1,000
 //!   GET    /v1/keys/acme               one of them
-//!   PATCH  /v1/keys/acme               {"plan": "pro", "limits": ["5000/h"]}; null removes, an absent field stays
+//!   PATCH  /v1/keys/acme               {"plan": "pro", "limits": ["5000/h"], "groups": ["partners"]}; null removes, an
+//!                                      absent field stays
 //!   PUT    /v1/keys/acme/plan          {"plan": "pro"}
 //!   PUT    /v1/keys/acme/limits        {"limits": ["5000/h"]}
-//!   DELETE /v1/keys/acme/plan, /limits
+//!   PUT    /v1/keys/acme/groups        {"groups": ["partners"]}
+//!   DELETE /v1/keys/acme/plan, /limits, /groups
 //! ```
 //!
 //! A change is checked as a keys file would be, and written as a whole. It is in force on all instances within a second,
@@ -60,6 +62,10 @@ pub struct KeyChangeRequest {
         description = "The key's own limits, each a text such as 5000/h or an object, as in a keys file; or one of them."
     )]
     pub limits: Option<Option<Value>>,
+    /// All groups of the key's owner. `None` leaves them as they are, and `Some(None)` removes them.
+    #[serde(deserialize_with = "present")]
+    #[schemars(with = "Option<Vec<String>>", description = "All groups of the key's owner.")]
+    pub groups: Option<Option<Vec<String>>>,
 }
 
 /// Reads a field that is present: `Some(None)` for null.
@@ -78,6 +84,8 @@ pub struct KeyReport {
     pub plan: Option<String>,
     /// The key's own limits, which replace those of its plan. `None` if it has none.
     pub limits: Option<Vec<OwnLimitReport>>,
+    /// The groups of the key's owner, which rules can match. Empty if it has none.
+    pub groups: Vec<String>,
     /// Whether requests with this key are never limited.
     pub exempt: bool,
     /// The part of the entry that is ignored, and why. `None` if nothing is.
@@ -170,7 +178,7 @@ impl KeyEditor<'_> {
         Ok(self.report(&digest, &known))
     }
 
-    /// Changes the plan and the own limits of the key with this name, and returns the changed key.
+    /// Changes the plan, the own limits and the groups of the key with this name, and returns the changed key.
     ///
     /// # Errors
     /// If the change is invalid, in the cases of [`show`](KeyEditor::show), or if the entry cannot be changed. Nothing is
@@ -187,8 +195,8 @@ impl KeyEditor<'_> {
     fn check(&self, request: &KeyChangeRequest) -> Result<KeyChange, KeyEditError> {
         let rules = &self.loaded.rules;
         let mut change = KeyChange::new();
-        if request.plan.is_none() && request.limits.is_none() {
-            return Err(KeyEditError::Invalid("expected plan, limits or both".to_owned()));
+        if *request == KeyChangeRequest::default() {
+            return Err(KeyEditError::Invalid("expected plan, limits or groups".to_owned()));
         }
         if let Some(plan) = &request.plan {
             if let Some(plan) = plan.as_ref().filter(|plan| rules.limit_set_named(plan).is_none()) {
@@ -210,6 +218,11 @@ impl KeyEditor<'_> {
                 return Err(KeyEditError::Invalid(format!("limits: {problem}")));
             }
             change = change.limits(limits);
+        }
+        if let Some(groups) = &request.groups {
+            let groups = groups.as_deref().unwrap_or_default();
+            let changed = change.groups(groups.iter().map(String::as_str));
+            change = changed.map_err(|error| KeyEditError::Invalid(format!("groups: {error}")))?;
         }
         Ok(change)
     }
@@ -245,6 +258,7 @@ impl KeyEditor<'_> {
             name: known.name.as_ref().map(ToString::to_string),
             plan: known.plan.as_ref().map(ToString::to_string),
             limits: known.limits.as_ref().map(|limits| limits.iter().map(limit).collect()),
+            groups: known.groups.iter().map(ToString::to_string).collect(),
             exempt: known.exempt,
             problem: self.loaded.rules.key_problem(known).map(|problem| problem.to_string()),
             field: digest.field_pattern(),
@@ -268,8 +282,9 @@ impl Operation {
             None => None,
             Some("plan") => Some("plan"),
             Some("limits") => Some("limits"),
+            Some("groups") => Some("groups"),
             Some(_) => {
-                let message = "expected /v1/keys/{name}, /v1/keys/{name}/plan or /v1/keys/{name}/limits";
+                let message = "expected /v1/keys/{name}, or plan, limits or groups below it";
                 return Err(Box::new(problem(StatusCode::NOT_FOUND, "not_found", message)));
             }
         };
@@ -316,8 +331,9 @@ where
     let Ok(name) = percent_decode_str(name).decode_utf8() else { return bad("the name of a key must be UTF-8") };
     let change = match operation {
         Operation::Show => None,
-        Operation::Remove("plan") => Some(KeyChangeRequest { plan: Some(None), limits: None }),
-        Operation::Remove(_) => Some(KeyChangeRequest { plan: None, limits: Some(None) }),
+        Operation::Remove("plan") => Some(KeyChangeRequest { plan: Some(None), ..KeyChangeRequest::default() }),
+        Operation::Remove("limits") => Some(KeyChangeRequest { limits: Some(None), ..KeyChangeRequest::default() }),
+        Operation::Remove(_) => Some(KeyChangeRequest { groups: Some(None), ..KeyChangeRequest::default() }),
         Operation::Set(part) => match read_body(request.into_body(), BODY_BYTES_MAX).await {
             Ok(body) => match parse(&body, part) {
                 Ok(change) => Some(change),
@@ -339,7 +355,8 @@ where
         Ok(key) => {
             if change.is_some() {
                 let limits = key.limits.iter().flatten().map(|own| own.limit.as_str()).collect::<Vec<_>>().join(", ");
-                tracing::info!(key = %name, plan = key.plan, limits, "the operator changed an API key");
+                let groups = key.groups.join(", ");
+                tracing::info!(key = %name, plan = key.plan, limits, groups, "the operator changed an API key");
             }
             json(StatusCode::OK, &key)
         }
@@ -354,14 +371,19 @@ fn parse(body: &[u8], part: Option<&str>) -> Result<KeyChangeRequest, String> {
     let change = fields.and_then(|fields| serde_json::from_value(Value::Object(fields)).ok());
     let change = change.filter(|change: &KeyChangeRequest| match part {
         None => true,
-        Some("plan") => matches!(change, KeyChangeRequest { plan: Some(Some(_)), limits: None }),
-        Some(_) => matches!(change, KeyChangeRequest { plan: None, limits: Some(Some(_)) }),
+        Some("plan") => matches!(change, KeyChangeRequest { plan: Some(Some(_)), limits: None, groups: None }),
+        Some("limits") => matches!(change, KeyChangeRequest { plan: None, limits: Some(Some(_)), groups: None }),
+        Some(_) => matches!(change, KeyChangeRequest { plan: None, limits: None, groups: Some(Some(_)) }),
     });
     change.ok_or_else(|| {
         let expected = match part {
-            None => "{\"plan\": \"pro\", \"limits\": [\"5000/h\"]}, one of these, or null to remove it",
+            None => {
+                "{\"plan\": \"pro\", \"limits\": [\"5000/h\"], \"groups\": [\"partners\"]}, some of these, or null to \
+                 remove one"
+            }
             Some("plan") => "{\"plan\": \"pro\"}",
-            Some(_) => "{\"limits\": [\"5000/h\"]}",
+            Some("limits") => "{\"limits\": [\"5000/h\"]}",
+            Some(_) => "{\"groups\": [\"partners\"]}",
         };
         format!("expected {expected}")
     })
@@ -391,6 +413,8 @@ mod tests {
         let both = change(r#"{"plan": null, "limits": ["1/s"]}"#, None).unwrap();
         assert_eq!((both.plan, both.limits), (Some(None), Some(Some(serde_json::json!(["1/s"])))));
         assert_eq!(change("{}", None).unwrap(), KeyChangeRequest::default());
+        let groups = change(r#"{"groups": ["a", "b"]}"#, Some("groups")).unwrap().groups;
+        assert_eq!(groups, Some(Some(vec!["a".to_owned(), "b".to_owned()])));
         for (body, part) in [
             ("", None),
             ("[]", None),
@@ -400,6 +424,9 @@ mod tests {
             (r#"{"limits": ["1/s"]}"#, Some("plan")),
             (r#"{"plan": "pro"}"#, Some("limits")),
             (r#"{"plan": "pro", "limits": ["1/s"]}"#, Some("limits")),
+            (r#"{"groups": "a"}"#, Some("groups")),
+            (r#"{"limits": ["1/s"]}"#, Some("groups")),
+            (r#"{"groups": ["a"], "plan": "pro"}"#, Some("plan")),
         ] {
             assert!(change(body, part).is_err_and(|message| message.starts_with("expected {")), "{body}");
         }

@@ -210,7 +210,8 @@ impl Compiler<'_> {
         }
         for exempt in &config.exempt.keys {
             let digest = self.key_or_digest(exempt);
-            let unlisted = || KeyEntry { name: None, plan: None, limit_set: None, is_exempt: true };
+            let unlisted =
+                || KeyEntry { name: None, plan: None, limit_set: None, groups: Arc::default(), is_exempt: true };
             keys.entry(digest).or_insert_with(unlisted).is_exempt = true;
         }
         limit_sets.assigned.extend(config.plan_sources.addresses.iter().map(|entry| entry.plan.as_str().into()));
@@ -295,7 +296,9 @@ impl Compiler<'_> {
             (_, Some(place)) => Some(limit_set(place)),
             _ => None,
         };
-        let entry = KeyEntry { name: table.name.as_deref().map(Arc::from), plan, limit_set, is_exempt: table.exempt };
+        let groups = table.groups.as_ref().map(|list| self.groups(list, source)).unwrap_or_default();
+        let name = table.name.as_deref().map(Arc::from);
+        let entry = KeyEntry { name, plan, limit_set, groups, is_exempt: table.exempt };
         match digest.map(|digest| keys.entry(digest)) {
             Some(Entry::Vacant(vacant)) => drop(vacant.insert(entry)),
             Some(Entry::Occupied(_)) => {
@@ -304,6 +307,15 @@ impl Compiler<'_> {
             }
             None => {}
         }
+    }
+
+    /// Compiles the names of groups. Adds an error for each invalid one.
+    pub(super) fn groups(&mut self, list: &[Spanned<String>], source: &Arc<Source>) -> Arc<[Arc<str>]> {
+        for name in list.iter().filter(|name| !is_rule_name(name)) {
+            let message = "the name of a group must be 1 to 64 letters, digits or - _ .";
+            self.note_in(source, Finding::new(Code::InvalidName, message).at(name.span()));
+        }
+        list.iter().map(|name| name.as_str().into()).collect()
     }
 
     /// Adds an error if no request can carry this key: it is empty, too long, has characters other than visible ASCII

@@ -13,16 +13,16 @@ use crate::rules::method::{MethodError, MethodNames, MethodSet};
 use crate::rules::pattern::Pattern;
 
 impl Compiler<'_> {
-    /// Compiles the conditions of a rule. The second value is `false` if no request can meet them, because the list of
-    /// methods, paths or hosts is empty.
+    /// Compiles the conditions of a rule on requests; groups are a condition on the caller. The second value is `false` if
+    /// no request can meet all of them, because the list of methods, paths, hosts or groups is empty.
     ///
     /// Adds an error for each invalid condition and leaves it out. `names` collects the non-standard methods of all
     /// rules.
     pub(super) fn conditions(&mut self, table: &MatchTable, names: &mut MethodNames) -> (Conditions, bool) {
-        let MatchTable { methods, path, host, headers } = table;
+        let MatchTable { methods, path, host, groups, headers } = table;
         let is_emptied =
             |list: &Option<Spanned<OneOrMany<Spanned<String>>>>| list.as_ref().is_some_and(|list| list.is_empty());
-        let can_be_met = !is_emptied(methods) && !is_emptied(path) && !is_emptied(host);
+        let can_be_met = ![methods, path, host, groups].into_iter().any(is_emptied);
 
         let mut conditions = Conditions::default();
         if let Some(methods) = methods {

@@ -124,6 +124,7 @@ impl Compiler<'_> {
         };
         CompiledRule {
             name: table.name.as_str().into(),
+            groups: self.rule_groups(table),
             by: self.subject(table, is_shield),
             limits: self.rule_limits(table, &answer, cost, limit_sets),
             mode,
@@ -133,6 +134,19 @@ impl Compiler<'_> {
             is_shield,
             overlaps: Overlaps::default(),
         }
+    }
+
+    /// Compiles the groups of a rule. Adds an error for each invalid name, and if the rule is a shield, which is decided
+    /// before the caller is known.
+    fn rule_groups(&mut self, table: &RuleTable) -> Box<[Arc<str>]> {
+        let Some(list) = &table.matches.groups else { return Box::default() };
+        if table.store.is_some() {
+            let message = "a shield is decided before the groups of the caller are known";
+            let finding = Finding::new(Code::ShieldNotByAddress, message);
+            self.note(finding.help("remove `groups`, or remove `store = \"memory\"`").at(list.span()));
+        }
+        let source = self.source.clone();
+        self.groups(list, &source).to_vec().into()
     }
 
     fn cost(&mut self, table: &RuleTable) -> Cost {

@@ -79,6 +79,7 @@ pub struct ListedKey {
     pub(super) name: Option<String>,
     pub(super) plan: Option<String>,
     pub(super) limits: Vec<(Option<String>, LimitText)>,
+    pub(super) groups: Vec<String>,
     pub(super) is_exempt: bool,
 }
 
@@ -95,7 +96,7 @@ impl ListedKey {
     }
 
     fn of(key: Result<Secret, Secret>) -> ListedKey {
-        ListedKey { key, name: None, plan: None, limits: Vec::new(), is_exempt: false }
+        ListedKey { key, name: None, plan: None, limits: Vec::new(), groups: Vec::new(), is_exempt: false }
     }
 
     /// Sets the name of the key's owner, which error messages and [`KeyEntry::name`](crate::rules::KeyEntry::name)
@@ -132,6 +133,15 @@ impl ListedKey {
     /// the name is invalid or taken.
     pub fn named_limit(mut self, name: impl Into<String>, limit: impl Into<LimitText>) -> ListedKey {
         self.limits.push((Some(name.into()), limit.into()));
+        self
+    }
+
+    /// Adds a group of the key's owner: 1 to 64 letters, digits, `-`, `_` and `.`. A key may have several.
+    ///
+    /// A rule with [`group`](super::Rule::group) applies only to callers in one of its groups. Building the rules fails
+    /// if the name is invalid.
+    pub fn group(mut self, group: impl Into<String>) -> ListedKey {
+        self.groups.push(group.into());
         self
     }
 

@@ -31,6 +31,7 @@ pub struct Rule {
     pub(super) methods: Vec<String>,
     pub(super) paths: Vec<String>,
     pub(super) hosts: Vec<String>,
+    pub(super) groups: Vec<String>,
     pub(super) headers_required: Vec<(String, Option<Secret>)>,
     pub(super) by: Vec<Subject>,
     pub(super) limits: Vec<(Option<String>, LimitText)>,
@@ -80,6 +81,7 @@ impl Rule {
             methods: Vec::new(),
             paths: Vec::new(),
             hosts: Vec::new(),
+            groups: Vec::new(),
             headers_required: Vec::new(),
             by: Vec::new(),
             limits: Vec::new(),
@@ -134,6 +136,16 @@ impl Rule {
     /// `GET` includes `HEAD`. Case is ignored.
     pub fn method(mut self, method: impl AsRef<str>) -> Rule {
         self.methods.push(method.as_ref().to_owned());
+        self
+    }
+
+    /// Adds a group: the rule applies only to callers in one of its groups. A rule without groups applies to all callers.
+    ///
+    /// A caller has the groups of its API key; see [`ListedKey::group`](super::ListedKey::group) and
+    /// [`KnownKey::groups`](crate::identity::KnownKey::groups). Building the rules fails if the name is not 1 to 64
+    /// letters, digits, `-`, `_` and `.`, or if the rule is a shield.
+    pub fn group(mut self, group: impl Into<String>) -> Rule {
+        self.groups.push(group.into());
         self
     }
 

@@ -75,7 +75,8 @@ fn example() -> Rules {
                 .name("acme")
                 .plan("pro")
                 .limit("900/min")
-                .limit("200000/day"),
+                .limit("200000/day")
+                .group("partners"),
         )
         .key(ListedKey::new("a-key-for-tests").plan("default"))
         .rule(Rule::new("shield").shield().by(Subject::Ip).limit("50/s").body(BodyFormat::Text))
@@ -112,6 +113,7 @@ fn example() -> Rules {
                 .named_limit("spread", spread)
                 .named_limit("hard", "40/10s token-bucket burst=40 count_denied=true"),
         )
+        .rule(Rule::new("partner-reports").path("/v1/reports/*").group("partners").limit("20/min"))
         .rule(
             Rule::new("login-trial")
                 .method(http::Method::POST)
@@ -141,6 +143,7 @@ fn describe(loaded: &Loaded) -> Vec<String> {
         plan_header,
         exempt,
         bans,
+        has_groups,
         needs_limit_set,
         plan_cost_max,
         path_bytes_max,
@@ -152,7 +155,7 @@ fn describe(loaded: &Loaded) -> Vec<String> {
     let compiled = format!(
         "{rules:#?}\n{matcher:#?}\n{shields:#?}\n{identifier:#?}\n{plans:#?}\n{plan_of_limit_set:#?}\n{default:#?}\n\
          {anonymous:#?}\n{keys:#?}\n{exempts_keys}\n{address_plans:#?}\n{plan_header:#?}\n{exempt:#?}\n{bans:#?}\n\
-         {needs_limit_set}\n{plan_cost_max:?}\n{path_bytes_max}\n{is_off}\n{exposes_headers}\n{styles:?}\n{on_failure:?}\n{:#?}\n{:?}\n{:?}",
+         {has_groups}\n{needs_limit_set}\n{plan_cost_max:?}\n{path_bytes_max}\n{is_off}\n{exposes_headers}\n{styles:?}\n{on_failure:?}\n{:#?}\n{:?}\n{:?}",
         loaded.settings,
         loaded.settings.store.as_ref().map(Secret::reveal),
         loaded.settings.receipt_secret.as_ref().map(Secret::reveal),
@@ -220,6 +223,7 @@ fn every_setting_of_the_builder_changes_the_compiled_set() {
         ("plan_hash", |rules| rules.plan_hash("other")),
         ("key_hash", |rules| rules.key_hash("other")),
         ("key", |rules| rules.key(ListedKey::new("another-key"))),
+        ("a key's group", |rules| rules.key(ListedKey::new("another-key").group("beta"))),
         ("an exempt key", |rules| rules.key(ListedKey::new("another-key").exempt())),
         ("a key's own limit", |rules| rules.key(ListedKey::new("k").named_limit("mine", "1/s"))),
     ];
@@ -239,6 +243,7 @@ fn every_setting_of_the_builder_changes_the_compiled_set() {
         ("method", |rule| rule.method("PURGE")),
         ("path", |rule| rule.path("/other")),
         ("host", |rule| rule.host("example.com")),
+        ("group", |rule| rule.group("partners")),
         ("header", |rule| rule.header("x-tenant")),
         ("header_equals", |rule| rule.header_equals("x-tenant", "a")),
         ("by", |rule| rule.by(Subject::Global)),

@@ -112,6 +112,7 @@ fn rule(rule: Rule, names: &mut ValueNames) -> Spanned<RuleTable> {
     let methods = list("method", rule.methods, names);
     let path = list("path", rule.paths, names);
     let host = list("host", rule.hosts, names);
+    let groups = list("group", rule.groups, names);
     let mut headers = BTreeMap::new();
     for (name, value) in rule.headers_required {
         let test = value.map_or(HeaderTest::Present, |value| HeaderTest::Equals(value.reveal().to_owned()));
@@ -132,7 +133,7 @@ fn rule(rule: Rule, names: &mut ValueNames) -> Spanned<RuleTable> {
     };
     let table = RuleTable {
         name: names.spanned(owner.clone(), rule.name),
-        matches: names.spanned(owner.clone(), MatchTable { methods, path, host, headers }),
+        matches: names.spanned(owner.clone(), MatchTable { methods, path, host, groups, headers }),
         by,
         limits: names.spanned(format!("{owner}, limits"), limits),
         mode: rule.mode,
@@ -162,6 +163,7 @@ fn key(key: ListedKey, index: usize, names: &mut ValueNames) -> Spanned<ApiKeyTa
         None => format!("key {}", index + 1),
     };
     let limits = limits(&owner, key.limits, names);
+    let groups = names.spanned_texts(&format!("{owner}, group"), key.groups);
     let (text, sha256) = match key.key {
         Ok(text) => (Some(names.spanned(owner.clone(), text)), None),
         Err(digest) => (None, Some(names.spanned(owner.clone(), digest))),
@@ -172,6 +174,7 @@ fn key(key: ListedKey, index: usize, names: &mut ValueNames) -> Spanned<ApiKeyTa
         name: key.name,
         plan: key.plan.map(|plan| names.spanned(format!("{owner}, plan"), plan)),
         limits: (!limits.is_empty()).then(|| names.spanned(format!("{owner}, limits"), limits)),
+        groups: (!groups.is_empty()).then(|| names.spanned(format!("{owner}, group"), groups)),
         exempt: key.is_exempt,
     };
     names.spanned(owner, table)
