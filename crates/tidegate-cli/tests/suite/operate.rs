@@ -199,7 +199,7 @@ fn keys_of_a_redis_hash_are_known_to_serve_explain_and_inspect() {
     assert!(!warning.contains("planted") && !warning.contains(field), "{warning}");
     for said in [explain(&["--admin", &admin]), explain(&["--config", &file, "--store", &url])] {
         assert!(
-            said.contains("ignored  the entry has an unknown field; expected name, plan, limits and exempt\n"),
+            said.contains("ignored  the entry has an unknown field; expected name, plan, limits, groups and exempt\n"),
             "{said}"
         );
         assert!(said.contains("caller   identified by api_key\n"), "{said}");

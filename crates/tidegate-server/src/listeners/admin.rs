@@ -252,7 +252,7 @@ impl AdminListener {
             (&Method::POST, "/v1/reload") => self.reload().await,
             (_, "/v1/reload") => method_not_allowed("POST"),
             _ => {
-                let message = "expected /v1/rules, /v1/keys, /v1/keys/{name}, /v1/keys/{name}/plan, /v1/keys/{name}/limits, \
+                let message = "expected /v1/rules, /v1/keys, /v1/keys/{name}, /v1/keys/{name}/plan, /v1/keys/{name}/limits, /v1/keys/{name}/groups, \
                                /v1/bans, /v1/explain, /v1/reload, /metrics, /healthz, /readyz, /openapi.json or /docs";
                 problem(StatusCode::NOT_FOUND, "not_found", message)
             }
