@@ -30,7 +30,8 @@
 //!
 //! **Bans** are looked up before the counters, and only if there are any (`memory/bans.rs`).
 //!
-//! **Receipts** that were redeemed are remembered until they expire (`memory/receipts.rs`). Checks do not read them.
+//! **Receipts** that were redeemed are remembered until they expire, in at most 65 MB (`memory/receipts.rs`). Checks do
+//! not read them.
 
 mod bans;
 mod budget;
@@ -56,6 +57,7 @@ pub use self::builder::MemoryStoreBuilder;
 use self::builder::StoreClock;
 use self::counter_hash::{CounterHash, CounterHasher};
 use self::overflow::{CELLS_MAX, OverflowScope};
+pub use self::receipts::UsedReceiptStats;
 use self::receipts::UsedReceipts;
 use self::shard::{Shard, SlotLocation};
 use crate::algorithm::{self, Receipt, State};
@@ -181,10 +183,9 @@ impl MemoryStore {
     /// taken effect. A concurrent check may see the counter of one limit corrected, but not yet that of another. The
     /// charge ignores bans.
     ///
-    /// # Errors
-    /// Returns an error of the kind `Unavailable` if 1,000,000 other ids are marked as used, which takes 61 MB. Nothing
-    /// is changed then.
-    pub fn redeem(&self, redemption: &Redemption<'_>) -> Result<Redeemed, StoreError> {
+    /// The used ids take at most 65 MB, in 16 parts; all ids of a stream are in one part. When a part is full, the oldest ids
+    /// of the stream, or those that expire next, are [`Redeemed::Expired`] early. See [`MemoryStore::used_receipts`].
+    pub fn redeem(&self, redemption: &Redemption<'_>) -> Redeemed {
         self.receipts.redeem(redemption.id, redemption.until, self.clock.now(), || {
             if let Some((check, decision)) = &redemption.refund {
                 self.refund(check, decision);
@@ -301,9 +302,15 @@ impl MemoryStore {
 
     /// Returns the bytes of memory that are allocated for counters, including empty slots and expired counters.
     ///
-    /// Includes the fixed size of the shards, which is not under the cap. Bans and used receipts are not included.
+    /// Includes the fixed size of the shards, which is not under the cap. Bans and used receipts are not included; for the
+    /// latter, see [`MemoryStore::used_receipts`].
     pub fn bytes_used(&self) -> usize {
         self.budget.used() + self.shards.len() * size_of::<Padded>()
+    }
+
+    /// Returns the memory that the used receipts take, and how often its bound had an effect.
+    pub fn used_receipts(&self) -> UsedReceiptStats {
+        self.receipts.stats()
     }
 
     /// Decides a check, unless a ban refuses it. `read` is the time that the caller read from the clock.
@@ -587,7 +594,7 @@ impl Store for MemoryStore {
     }
 
     fn redeem<'a>(&'a self, redemption: &'a Redemption<'a>) -> StoreFuture<'a, Redeemed> {
-        Box::pin(std::future::ready(MemoryStore::redeem(self, redemption)))
+        Box::pin(std::future::ready(Ok(MemoryStore::redeem(self, redemption))))
     }
 
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {

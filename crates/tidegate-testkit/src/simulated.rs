@@ -210,7 +210,10 @@ impl SimulatedRedis {
             let number = |index: usize| words.get(index).map(|word| word.parse().expect("a number"));
             if words[0] == "refund" {
                 let until_us = words.get(2).map(|word| word.parse().expect("a time"));
-                let receipt = until_us.map(|until_us| (receipt_id(keys.next()), Timestamp::from_micros(until_us)));
+                let receipt = until_us.map(|until_us| {
+                    let number = number(3).expect("the number of the receipt in its block");
+                    (receipt_id(keys.next(), number as u64), Timestamp::from_micros(until_us))
+                });
                 let limits = (0..number(1).expect("a number of limits"))
                     .map(|_| (demand(keys.next(), lines.next()), *lines.next().expect("a second line")));
                 numbers.push(self.refund(receipt, limits));
@@ -274,7 +277,7 @@ impl SimulatedRedis {
         if let Ok(check) = Check::new(&charged) {
             redemption = redemption.charge(check);
         }
-        match self.0.counters.redeem(&redemption).expect("there is room for the id") {
+        match self.0.counters.redeem(&redemption) {
             Redeemed::Done => 1,
             Redeemed::AlreadyUsed => 0,
             _ => -1,
@@ -282,13 +285,16 @@ impl SimulatedRedis {
     }
 }
 
-/// Returns the id in a receipt key, which ends with its hex digits.
+/// Returns the id of a receipt from the key of its block, which ends with its stream and the number of the block, and from
+/// its number in the block.
 ///
 /// # Panics
-/// If there is no key, or it does not end with an id.
-fn receipt_id(key: Option<&&str>) -> ReceiptId {
-    let (_, id) = key.expect("a receipt key").rsplit_once(':').expect("an id");
-    ReceiptId::from_bytes(u128::from_str_radix(id, 16).expect("hex digits").to_be_bytes())
+/// If there is no key, or it is not that of a block.
+fn receipt_id(key: Option<&&str>, number: u64) -> ReceiptId {
+    let (rest, block) = key.expect("the key of a block").rsplit_once(':').expect("a block");
+    let (_, stream) = rest.rsplit_once(':').expect("a stream");
+    let block: u64 = block.parse().expect("a number");
+    ReceiptId::new(u64::from_str_radix(stream, 16).expect("hex digits"), block * 1_024 + number)
 }
 
 fn numbers_of(line: &LimitStatus) -> [i64; 5] {

@@ -25,6 +25,7 @@ mod health;
 mod parts;
 mod probing;
 mod ready;
+mod receipt_ids;
 mod settle;
 mod shared;
 mod stats;
@@ -43,6 +44,7 @@ use self::fair_queue::FairQueues;
 #[cfg(feature = "rules")]
 pub(crate) use self::parts::refund_status;
 pub use self::ready::NotReady;
+use self::receipt_ids::ReceiptIds;
 pub(crate) use self::settle::redeem_in_memory;
 use self::shared::{Deadlines, Shared, SharedParts, TimeBudget};
 use self::stats::Counters;
@@ -85,6 +87,8 @@ struct Inner {
     deadline: Duration,
     /// The queues of [`Limiter::until_ready`].
     queues: FairQueues,
+    /// The ids of the receipts that were issued.
+    receipt_ids: ReceiptIds,
     on_failure: OnFailure,
 }
 
@@ -315,6 +319,7 @@ impl LimiterBuilder {
             #[cfg(feature = "rules")]
             deadline,
             queues,
+            receipt_ids: ReceiptIds::default(),
             on_failure,
         };
         Limiter(Arc::new(inner))

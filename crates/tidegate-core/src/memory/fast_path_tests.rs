@@ -40,10 +40,11 @@ const SUBJECT_BYTES: [usize; 10] = [7, 6, 7, 0, 3, 2, 3, 1, 5, 4];
 const SCOPES: [&str; 10] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
 
 /// A sequence of pseudorandom numbers.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    /// Returns a number below `bound`.
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
     }

@@ -114,11 +114,14 @@ fn trace(number: u64) -> Vec<Call> {
                 let is_redemption = number >= REDEEMING_FROM && random.below(2) == 0;
                 let charges = is_redemption && limits.len() > 1 && random.below(4) == 0;
                 let head = match is_redemption {
-                    true => format!("refund {} {}", 1 + u8::from(charges), now_us + WINDOW_US * random.below(9)),
+                    true => {
+                        let (count, ends_us) = (1 + u8::from(charges), now_us + WINDOW_US * random.below(9));
+                        format!("refund {count} {ends_us} {}", random.below(200))
+                    }
                     false => "refund 1".into(),
                 };
                 if is_redemption {
-                    call.keys.insert(call.keys.len() - 1, format!("receipt{}", random.below(400)));
+                    call.keys.insert(call.keys.len() - 1, format!("receipts{}", random.below(2)));
                 }
                 call.arguments.extend([head, limit_line, format!("{at_us} {WINDOW_US}")]);
                 if charges {

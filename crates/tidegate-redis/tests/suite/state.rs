@@ -145,9 +145,11 @@ fn state_is_as_documented() {
     let id = ReceiptId::from_bytes(0x0001_0203_0405_0607_0809_0a0b_0c0d_feff_u128.to_be_bytes());
     let redeemed = redis.wait(redis.store.redeem(&Redemption::new(id, b"user:42", Timestamp::MAX)));
     assert_eq!(redeemed.unwrap(), Redeemed::Done);
-    let text =
-        redis.server().command(&["GET", "tidegate:tg2:{user:42}:receipt:000102030405060708090a0b0c0dfeff"]).text();
-    assert_eq!(text, "1");
+    // The sequence 0x08090a0b0c0dfeff is number 767 of its block, the last bit of byte 95.
+    let key = "tidegate:tg2:{user:42}:receipts:0001020304050607:565434638336895";
+    assert_eq!(redis.server().command(&["STRLEN", key]).integer(), 96);
+    assert_eq!(redis.server().command(&["GETBIT", key, "767"]).integer(), 1);
+    assert_eq!(redis.server().command(&["BITCOUNT", key]).integer(), 1);
 }
 
 /// Returns all keys with their values as the server dumps them.
