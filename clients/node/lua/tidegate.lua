@@ -16,7 +16,7 @@ could then grow without a check. So what grows is written first, and a server th
 call as a whole.
 
 KEYS
-    for each step its ban keys or its receipt key, then one key per limit, in the order of the steps. In a Cluster all of
+    for each step its ban keys or the key of its block of receipts, then one key per limit, in the order of the steps. In a Cluster all of
     them must be in one slot. A call of checks may instead have no KEYS, and `keys N` and N keys before ARGV[1]: these may
     be in any slots that the node owns. If it does not own one, or a key has left with a slot that is being moved, the
     call fails with an error of the server that contains `access a non local key`. Nothing was written then, because all
@@ -32,10 +32,11 @@ ARGV
          refund LIMITS                    a refund; for each limit
            and two lines per limit        its limit line, with the cost that was charged, and AT RESET_AFTER: the time of
                                           the decision and its reset_after, both in microseconds
-         refund LIMITS UNTIL              a redemption: the same, but once per receipt key, and only before the time
-           and two lines per limit        UNTIL in microseconds. LIMITS may be 0. The second line of a limit may also be
-                                          the word charge: its cost is charged, whether it fits or not, and its limit
-                                          line has count_denied=1
+         refund LIMITS UNTIL RECEIPT      a redemption: the same, but once per receipt, and only before the time UNTIL in
+           and two lines per limit        microseconds. RECEIPT is the number of the receipt in its block, 0 to 1023.
+                                          LIMITS may be 0. The second line of a limit may also be the word charge: its
+                                          cost is charged, whether it fits or not, and its limit line has
+                                          count_denied=1
     A key occurs at most once in a step, so no counter is charged twice by one check.
     A limit line is  ALGORITHM QUOTA WINDOW_US COST [burst=N] [queue=N] [count_denied=1] [window=fixed]
     (window=fixed promises that this key is never used with another window). A call holds checks or refunds, not both.
@@ -47,7 +48,7 @@ RETURNS a flat list of integers:
                    If there are fewer results than REPEAT, all others are equal to the last.
                    Or 0 and one number: the subject is banned for this many µs (-1: without an end). Nothing was
                    charged.
-         refund    1: done. A redemption may also return 0: the receipt key exists, so it was redeemed before; or -1:
+         refund    1: done. A redemption may also return 0: the receipt is marked, so it was redeemed before; or -1:
                    UNTIL has passed. Nothing was changed then.
     ERRORS: the first word is one of
          TIDEGATE_FOREIGN    a key holds data that this script did not write. In place of a step's count: only this
@@ -61,14 +62,14 @@ RETURNS a flat list of integers:
     Any other error is the server's.
 
 To delete a counter, DEL its key. A ban is any value under its ban key, for as long as the key exists. A used receipt
-is any value under its receipt key. A redemption sets it, with a TTL that ends at UNTIL.
+is a bit of its block. A redemption sets it. The TTL of a block ends at the latest UNTIL of its used receipts.
 
 STATE (docs/redis-state.md documents every byte; every key has a TTL that ends when its state stops to matter)
     log      a list    time time time …              one for each unit, oldest first
                        directory chunk … open chunk   packed, for many units
     pair     a string  start window current previous
     bucket   a string  time level scale
-    receipt  a string  1
+    receipts a string  a bit for each of up to 1024 receipts, the first one in the highest bit of the first byte
 
 FAST PATHS. Each decides exactly what the general path decides, with fewer commands or less Lua. tests/suite/fast_paths.rs
 runs both on the same calls and compares replies and bytes; `USES_FAST_PATHS = false` is the general path alone.
@@ -164,14 +165,20 @@ end
 -- Whether something was written before all steps were decided.
 local has_written = false
 
--- The key of the receipt that the current step redeems, and the TTL of the key, until the step writes something.
-local receipt_key, receipt_ttl
+-- The receipt that the current step redeems, until the step writes something: the key of its block, its number in the
+-- block, the TTL that the block needs for it, and whether the block exists.
+local receipt_key, receipt_number, receipt_ttl, is_block_known
 
 -- Marks the receipt of the current step as used. This is the first write of its step: a step that fails before it has
 -- changed nothing, and a server that is out of memory rejects it. Does nothing if there is no receipt to mark.
 local function mark_receipt()
     if not receipt_key then return end
-    call('SET', receipt_key, '1', 'PX', receipt_ttl)
+    call('SETBIT', receipt_key, receipt_number, '1')
+    if is_block_known then
+        call('PEXPIRE', receipt_key, receipt_ttl, 'GT')
+    else
+        call('PEXPIRE', receipt_key, receipt_ttl)
+    end
     receipt_key, has_written = nil, true
 end
 
@@ -1523,10 +1530,18 @@ local function new_steps()
     -- Runs a refund, or a redemption if the head has a time until which there is one. All counters are read before any
     -- is changed.
     local function refund(head)
-        local lines, problem, outcome, receipt = {}, nil, 1, nil
+        local lines, problem, outcome, receipt, block = {}, nil, 1, nil, nil
         if head.ends_at then
             receipt, key_at = next_own_key(), key_at + 1
-            outcome = now >= head.ends_at and -1 or 1 - call('EXISTS', receipt)
+            block = now < head.ends_at and try('GET', receipt)
+            problem = block and (unreadable(block) or #block > 128 and 'TIDEGATE_FOREIGN the string is not a block of receipts')
+            if now >= head.ends_at then
+                outcome = -1
+            elseif block and not problem then
+                -- The first receipt is the highest bit of the first byte.
+                local byte = string.byte(block, floor(head.receipt / 8) + 1) or 0
+                outcome = 1 - floor(byte / 2 ^ (7 - head.receipt % 8)) % 2
+            end
         end
         for j = 1, head.count do
             local limit = limit_of(ARGV[arg_at + 1])
@@ -1551,7 +1566,9 @@ local function new_steps()
             return
         end
         reply[reply_count] = outcome
-        if receipt then receipt_key, receipt_ttl = receipt, ttl_of(head.ends_at - now) end
+        if receipt then
+            receipt_key, receipt_number, receipt_ttl, is_block_known = receipt, head.receipt, ttl_of(head.ends_at - now), block
+        end
         for j = 1, head.count do
             local line = lines[j]
             local limit, state = line.limit, line.state
@@ -1581,13 +1598,14 @@ local function new_steps()
         if verb == 'check' then
             head = { run = check, count = count, bans = tonumber(second) or 0, repeats = tonumber(third) or 1 }
             if count < 1 or head.repeats < 1 or head.repeats > 1000 then head = nil end
-        elseif verb == 'refund' and third == '' then
-            local is_redemption = second ~= ''
-            head = { run = refund, count = count, ends_at = is_redemption and whole_of(second) }
-            if count < 1 and not is_redemption or is_redemption and not head.ends_at then head = nil end
+        elseif verb == 'refund' and second .. third == '' then
+            head = count > 0 and { run = refund, count = count }
+        elseif verb == 'refund' then
+            head = { run = refund, count = count, ends_at = whole_of(second), receipt = whole_of(third) }
+            if not head.ends_at or not head.receipt or head.receipt > 1023 then head = nil end
         end
         if not head then
-            fail('TIDEGATE_ARGUMENT a step is a limit line, check LIMITS [BANS [REPEAT]] with a REPEAT of 1 to 1000, or refund LIMITS [UNTIL]')
+            fail('TIDEGATE_ARGUMENT a step is a limit line, check LIMITS [BANS [REPEAT]] with a REPEAT of 1 to 1000, or refund LIMITS [UNTIL RECEIPT]')
         end
         -- Steps before the first head are checks.
         first_verb = first_verb or steps > 1 and 'check' or verb
