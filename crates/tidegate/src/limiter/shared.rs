@@ -108,7 +108,7 @@ impl TimeBudget {
 pub(super) struct CheckSettings<'a> {
     /// Decides if the store does not answer.
     pub(super) policy: FailurePolicy<'a>,
-    /// Whether units may be refunded later, or the check has no cached denials for another reason.
+    /// Whether units may be refunded later. Such a check does not use the deny cache.
     pub(super) refundable: bool,
     /// The time that calls to the store may take.
     pub(super) budget: TimeBudget,

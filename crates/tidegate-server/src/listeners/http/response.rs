@@ -63,7 +63,8 @@ pub(crate) struct RefusalBody {
     pub(crate) allowed: bool,
     #[schemars(schema_with = "source_schema")]
     pub(crate) source: String,
-    /// One entry per limit, in the order of the check. Empty if no limit denied the request.
+    /// One entry per limit, in the order of the check. A cached denial of a described request leaves out limits whose
+    /// status is not known. Empty if no limit denied the request.
     pub(crate) limits: Vec<LimitBody>,
     /// A code for programs: `rate_limited`, `banned`, `unavailable` or `path_too_long`.
     pub(crate) error: String,
