@@ -523,6 +523,6 @@ mod tests {
             ("te", "x"),
         ]);
         let forwarding_header = HeaderName::from_static("cf-connecting-ip");
-        assert_eq!(shown(&request_trailers(trailers, &forwarding_header)), ["x-sum: 1"]);
+        assert_eq!(shown(&request_trailers(trailers, &forwarding_header, false)), ["x-sum: 1"]);
     }
 }
