@@ -31,10 +31,6 @@ fn gateway(upstream: &Upstream, settings: &str, of_upstream: &str) -> GatewayPro
     GatewayProcess::configured(&configuration, &[])
 }
 
-fn until_all_slots_are_taken(gateway: &GatewayProcess) {
-    gateway.until("/metrics", |answer| answer.body.contains("tidegate_upstream_in_flight{upstream=\"web\"} 4\n"));
-}
-
 fn until_no_slot_is_taken(gateway: &GatewayProcess) {
     gateway.until("/metrics", |answer| answer.body.contains("tidegate_upstream_in_flight{upstream=\"web\"} 0\n"));
     assert_eq!(gateway.get("/").status, 200);
