@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_testkit::server::Server;
 
-use self::frames::{PREFACE, frame, header_block, ping};
+use self::frames::{PREFACE, frame, header_block};
 use self::process::GatewayProcess;
 use self::upstream::{Upstream, ok};
 use crate::campaign::{is_long, record, scale};
@@ -345,6 +345,20 @@ fn slots_held_by_one_address_do_not_refuse_another() {
             gateway
                 .until("/metrics", |answer| answer.body.contains("tidegate_upstream_in_flight{upstream=\"web\"} 0\n"));
             assert!(ratio < RATIO_MAX, "the median latency of the healthy client is {ratio} times that before");
+        }
+    }
+}
+
+/// Sends a ping and reads until it is answered. Returns `false` if the connection ends before that.
+fn ping(stream: &mut TcpStream) -> bool {
+    if stream.write_all(&frame(6, 0, 0, b"sequence")).is_err() {
+        return false;
+    }
+    loop {
+        match frames::read(stream) {
+            None => return false,
+            Some((6, 1, _)) => return true,
+            Some(_) => {}
         }
     }
 }

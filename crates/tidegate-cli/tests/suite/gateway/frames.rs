@@ -50,17 +50,3 @@ pub(crate) fn read(stream: &mut TcpStream) -> Option<(u8, u8, u32)> {
     stream.read_exact(&mut payload).ok()?;
     Some((head[3], head[4], u32::from_be_bytes([head[5], head[6], head[7], head[8]])))
 }
-
-/// Sends a ping and reads until it is answered. Returns `false` if the connection ends before that.
-pub(crate) fn ping(stream: &mut TcpStream) -> bool {
-    if stream.write_all(&frame(6, 0, 0, b"sequence")).is_err() {
-        return false;
-    }
-    loop {
-        match read(stream) {
-            None => return false,
-            Some((6, 1, _)) => return true,
-            Some(_) => {}
-        }
-    }
-}
