@@ -28,6 +28,9 @@
 //! counter at its limit is dropped (`memory/overflow.rs`). As soon as there is room, new keys get counters of their own
 //! again. A log that may not grow adds to its newest entry instead, which errs towards denial.
 //!
+//! **Refunds of buckets** are counted beside the slots (`memory/refunded.rs`). A bucket with a count is decided on the
+//! general path. A shard without such buckets, which is the usual case, pays for it with one comparison per check.
+//!
 //! **Bans** are looked up before the counters, and only if there are any (`memory/bans.rs`).
 //!
 //! **Receipts** that were redeemed are remembered until they expire (`memory/receipts.rs`). Checks do not read them.
@@ -40,6 +43,7 @@ mod lifetime;
 mod multi_limit;
 mod overflow;
 mod receipts;
+mod refunded;
 mod rings;
 mod shard;
 mod slot;
@@ -164,13 +168,16 @@ impl MemoryStore {
     /// `check` must be the check that was decided, and `decision` the result of this store. A denied decision, or one
     /// without limit statuses, refunds nothing. The store does not detect a second refund of the same decision; the
     /// caller must refund at most once, or use [`MemoryStore::redeem`].
+    ///
+    /// The store counts the units that were refunded on a bucket. That takes memory under the cap, up to 125 bytes per
+    /// bucket with a refund. If there is none, a refund on a further bucket gives back nothing.
     pub fn refund(&self, check: &Check<'_>, decision: &Decision) {
         if !decision.allowed() {
             return;
         }
         for (demand, status) in check.demands().iter().zip(&decision.limits) {
             if let Some(receipt) = Receipt::of(decision.at, status) {
-                self.change(demand, |state, now| state.refund(&demand.limit, now, receipt));
+                self.refund_one(demand, receipt);
             }
         }
     }
@@ -199,7 +206,8 @@ impl MemoryStore {
     /// Deletes the counter of `demand`, as if its key had never been used. The cost is ignored.
     ///
     /// A ban on the subject stays. Units that the key charged to an overflow counter stay charged, since other keys
-    /// share that counter.
+    /// share that counter. A later refund of a charge before the reset may give back units that were charged since, but
+    /// no more than its own.
     pub fn reset(&self, demand: &Demand<'_>) {
         let name = self.hasher.name(&demand.limit, &demand.key);
         self.shard(name).lock().remove(name, &self.budget);
@@ -342,8 +350,11 @@ impl MemoryStore {
         let now = shard.decision_time(*at, &self.clock);
         shard.set_time(now);
         *at = now;
+        if shard.counts_refunds_of(name) {
+            return self.decide_one_in_general(shard, name, now, (limit, key, cost));
+        }
         let Some((slot, rings)) = shard.slot_of(name) else {
-            return self.decide_new_counter(shard, name, now, (limit, key, cost));
+            return self.decide_one_in_general(shard, name, now, (limit, key, cost));
         };
         let units = cost.units();
         let status = match limit.machine() {
@@ -366,18 +377,18 @@ impl MemoryStore {
             },
         };
         let Some(status) = status else {
-            return self.decide_new_counter(shard, name, now, (limit, key, cost));
+            return self.decide_one_in_general(shard, name, now, (limit, key, cost));
         };
         shard.finish_in_slot(&self.budget);
         status
     }
 
-    /// Decides a check of one counter that has no slot of its own.
+    /// Decides a check of one counter that has no slot of its own, or whose refunded units are counted.
     ///
     /// Also used if its slot holds another kind of state after a hash collision. `shard` must be the counter's shard,
     /// and `now` the time of the decision, which the shard has recorded. Releases the lock.
     #[cold]
-    fn decide_new_counter(
+    fn decide_one_in_general(
         &self,
         mut shard: MutexGuard<'_, Shard>,
         name: CounterHash,
@@ -472,18 +483,23 @@ impl MemoryStore {
         all
     }
 
-    /// Calls `change` with the state of the demand's counter and the current time, and stores the changed state.
+    /// Refunds one charge on the demand's counter, as far as it still counts.
     ///
-    /// A counter that has no slot is its overflow counter, or else a new one, which is stored only if it then holds
-    /// units.
-    fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {
+    /// A counter that has no slot is its overflow counter, or else a new one, which is not stored. Does nothing on a
+    /// bucket if there is no memory to count the refunded units.
+    fn refund_one(&self, demand: &Demand<'_>, receipt: Receipt) {
         let name = self.hasher.name(&demand.limit, &demand.key);
         let mut shard = self.shard(name).lock();
         let now = shard.decision_time(self.clock.now(), &self.clock);
         shard.set_time(now);
         let mut taken = self.take(&mut shard, name, demand, false, &[]);
-        change(&mut taken.state, now);
-        shard.put(taken.place, taken.name, &demand.limit, taken.state);
+        let is_bucket = matches!(taken.state, State::Bucket(_));
+        if is_bucket && !shard.may_count_refunds_of(taken.name, &self.budget) {
+            shard.put_back(taken.place, taken.state);
+        } else {
+            taken.state.refund(&demand.limit, now, receipt);
+            shard.put(taken.place, taken.name, &demand.limit, taken.state);
+        }
         shard.finish(&self.budget);
     }
 

@@ -102,7 +102,8 @@ impl Step {
         }
         for (demand, status) in check.demands().iter().zip(&decision.limits) {
             if let Some(receipt) = Receipt::of(decision.at, status) {
-                let charged = format!("{} {}", receipt.at.as_micros(), receipt.reset_after_us);
+                let Receipt { at, reset_after_us, refunded_before, .. } = receipt;
+                let charged = format!("{} {reset_after_us} {refunded_before}", at.as_micros());
                 self.push_correction(&demand.cost(receipt.units), &charged, prefix);
             }
         }
@@ -340,6 +341,7 @@ mod tests {
             next_after: Wait::ZERO,
             reset_after: Wait::from_micros(1_000_000),
             late_us: 0,
+            refunded_before: 41,
         };
         let limits = [status].into_iter().collect();
         let decision = Decision { at: Timestamp::from_micros(5), source: Source::Store, ban: None, limits };
@@ -351,7 +353,7 @@ mod tests {
         let receipt = "p:tg2:{k}:receipt:abababababababababababababababab";
         let keys = [receipt, "p:tg2:{k}:sliding:1000000", "p:tg2:{k}:token-bucket:1000000", receipt];
         let lines = ["sliding 9 1000000 3 window=fixed", "token-bucket 7 1000000 2 count_denied=1 window=fixed"];
-        let arguments = ["", "refund 2 77", lines[0], "5 1000000", lines[1], "charge", "refund 0 77"];
+        let arguments = ["", "refund 2 77", lines[0], "5 1000000 41", lines[1], "charge", "refund 0 77"];
         assert_eq!(words, [&["EVALSHA", "sha", "4"][..], &keys, &arguments].concat());
     }
 }

@@ -248,8 +248,9 @@ impl SimulatedRedis {
         let charged: Vec<Demand<'_>> = charges.into_iter().map(|(demand, _)| demand).collect();
         let (mut refunded, mut at, mut limits) = (Vec::new(), Timestamp::ZERO, LimitStatuses::new());
         for (demand, second) in refunds {
-            let (at_us, reset_after_us) = second.split_once(' ').expect("two numbers");
-            at = Timestamp::from_micros(at_us.parse().expect("a number"));
+            let numbers: Vec<u64> = second.split(' ').map(|number| number.parse().expect("a number")).collect();
+            let [at_us, reset_after_us, refunded_before] = numbers[..] else { panic!("three numbers: {second}") };
+            at = Timestamp::from_micros(at_us);
             limits.push(LimitStatus {
                 allowed: true,
                 cost: demand.cost.units(),
@@ -257,8 +258,9 @@ impl SimulatedRedis {
                 remaining: 0,
                 retry_after: Wait::ZERO,
                 next_after: Wait::ZERO,
-                reset_after: Wait::from_micros(reset_after_us.parse().expect("a number")),
+                reset_after: Wait::from_micros(reset_after_us),
                 late_us: 0,
+                refunded_before,
             });
             refunded.push(demand);
         }
@@ -291,10 +293,10 @@ fn receipt_id(key: Option<&&str>) -> ReceiptId {
     ReceiptId::from_bytes(u128::from_str_radix(id, 16).expect("hex digits").to_be_bytes())
 }
 
-fn numbers_of(line: &LimitStatus) -> [i64; 5] {
+fn numbers_of(line: &LimitStatus) -> [i64; 6] {
     let wait = |wait: Wait| wait.as_micros().map_or(-1, |us| us as i64);
     let [retry, next, reset] = [line.retry_after, line.next_after, line.reset_after].map(wait);
-    [line.allowed.into(), line.remaining.into(), retry, next, reset]
+    [line.allowed.into(), line.remaining.into(), retry, next, reset, line.refunded_before as i64]
 }
 
 /// Parses a demand from a key and its argument: `ALGORITHM QUOTA WINDOW_US COST [OPTION=VALUE …]`.

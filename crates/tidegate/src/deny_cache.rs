@@ -307,6 +307,7 @@ impl CachedStatus {
             next_after: shorter(self.status.next_after),
             reset_after: shorter(self.status.reset_after),
             late_us: 0,
+            refunded_before: 0,
             ..self.status
         }
     }

@@ -98,14 +98,16 @@ pub(crate) struct ChargedLimit {
     /// The time from the decision's to that of this limit. See [`LimitStatus::late_us`].
     #[serde(rename = "d", default, skip_serializing_if = "is_zero")]
     late_us: u32,
+    /// See [`LimitStatus::refunded_before`].
+    #[serde(rename = "g", default, skip_serializing_if = "is_zero")]
+    refunded_before: u64,
     #[serde(rename = "c", with = "text")]
     charge: Charge,
 }
 
 /// Returns whether a number is zero, so that it is left out of the encoding.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde requires")]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
+fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
+    *number == T::default()
 }
 
 /// A correction of the charges of a receipt.
@@ -254,6 +256,7 @@ impl ReceiptPart {
                 units: status.cost,
                 reset_after_us: status.reset_after.as_micros().unwrap_or(0),
                 late_us: status.late_us,
+                refunded_before: status.refunded_before,
                 charge,
             })
             .collect();
@@ -310,6 +313,7 @@ impl ChargedLimit {
             next_after: Wait::ZERO,
             reset_after: Wait::from_micros(self.reset_after_us),
             late_us: self.late_us,
+            refunded_before: self.refunded_before,
         }
     }
 

@@ -38,7 +38,7 @@ fn key_that_occurs_twice_in_one_step_is_rejected_and_nothing_is_charged() {
         }
         // In two steps it is two checks, and a ban key may stand in each.
         let reply = run(&server, &["ban", "a", "b", "ban", "a", "b"], &["check 2 1", log, log, "check 2 1", log, log]);
-        assert_eq!(reply.items().len(), 1 + 2 * (1 + 2 * 5));
+        assert_eq!(reply.items().len(), 1 + 2 * (1 + 2 * 6));
     }
 }
 

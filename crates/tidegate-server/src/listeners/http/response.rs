@@ -182,7 +182,17 @@ mod tests {
     fn status(allowed: bool, remaining: u32, waits_us: [u64; 3]) -> LimitStatus {
         let [retry_after, next_after, reset_after] =
             waits_us.map(|us| if us == u64::MAX { Wait::NEVER } else { Wait::from_micros(us) });
-        LimitStatus { allowed, cost: 1, quota: 10_000_000, remaining, retry_after, next_after, reset_after, late_us: 0 }
+        LimitStatus {
+            allowed,
+            cost: 1,
+            quota: 10_000_000,
+            remaining,
+            retry_after,
+            next_after,
+            reset_after,
+            late_us: 0,
+            refunded_before: 0,
+        }
     }
 
     /// The body is written without serde.
