@@ -67,7 +67,7 @@ fuzz: ## run each fuzz target for FUZZ_SECONDS (default: 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
 long: setup ## run the tests with many more random traces, which takes hours
-	TIDEGATE_TRACES=100000 TIDEGATE_DECISIONS=100000000 TIDEGATE_SHARED_DECISIONS=20000000 \
+	TIDEGATE_TRACES=100000 TIDEGATE_DECISIONS=100000000 TIDEGATE_SHARED_DECISIONS=20000000 TIDEGATE_SHARED_LIMIT_ROUNDS=100 \
 		TIDEGATE_GATEWAY_BODY_MIB=1024 TIDEGATE_GATEWAY_ENDINGS=10000 $(CARGO_TEST)
 
 deny: ## check licences, sources and advisories of the dependencies

@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 )
 
@@ -164,13 +166,19 @@ func handlerOf(
 				next.ServeHTTP(w, r)
 				return
 			}
-			recorder := &statusRecorder{ResponseWriter: w}
+			recorder, body := &statusRecorder{ResponseWriter: w}, &bodyRecorder{}
+			if r.Body != nil && r.Body != http.NoBody {
+				body.ReadCloser = r.Body
+				r.Body = body
+			}
 			status := http.StatusInternalServerError // if the handler panics
 			defer func() {
-				if !refunds(decision, status) {
+				// A client that disconnects or sends its body too slowly gets nothing back: the work may have been done.
+				isAborted := body.isAborted() || r.Context().Err() != nil
+				isTooSlow := status == http.StatusRequestTimeout && !body.isComplete()
+				if isAborted || isTooSlow || !refunds(decision, status) {
 					return
 				}
-				// The client may have disconnected, but its units are given back all the same.
 				if err := refund(context.WithoutCancel(r.Context()), decision, status); err != nil {
 					slog.WarnContext(r.Context(), "tidegate: units were not refunded", "error", err)
 				}
@@ -194,6 +202,32 @@ func refuseByError(w http.ResponseWriter, r *http.Request, err error) {
 		}
 	}
 	decision.WriteRefusalTo(w, r)
+}
+
+// bodyRecorder records whether the body of a request was read to its end. The zero value is an empty body.
+type bodyRecorder struct {
+	io.ReadCloser
+	err atomic.Pointer[error]
+}
+
+func (b *bodyRecorder) Read(buffer []byte) (int, error) {
+	n, err := b.ReadCloser.Read(buffer)
+	if err != nil && !errors.Is(err, http.ErrBodyReadAfterClose) {
+		b.err.CompareAndSwap(nil, &err)
+	}
+	return n, err
+}
+
+func (b *bodyRecorder) isComplete() bool {
+	err := b.err.Load()
+	return b.ReadCloser == nil || err != nil && *err == io.EOF
+}
+
+// isAborted returns whether reading failed, for a reason other than a limit of the handler (http.MaxBytesReader is
+// outside of this reader).
+func (b *bodyRecorder) isAborted() bool {
+	err := b.err.Load()
+	return err != nil && *err != io.EOF
 }
 
 // statusRecorder records the status of a response.

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 )
 
@@ -43,8 +44,8 @@ func (l *scriptedLimiter) Refund(_ context.Context, decision Decision) error {
 }
 
 var (
-	admitted = []int64{1760000000000000, 1, 1, 9, 0, 60000000, 60000000}
-	denied   = []int64{1760000000000000, 1, 0, 0, 12000000, 12000000, 60000000}
+	admitted = []int64{1760000000000000, 1, 1, 9, 0, 60000000, 60000000, 0}
+	denied   = []int64{1760000000000000, 1, 0, 0, 12000000, 12000000, 60000000, 0}
 	banned   = []int64{1760000000000000, 0, 5000000}
 )
 
@@ -158,6 +159,39 @@ func TestUnitsAreRefundedByTheEndingOfTheResponse(t *testing.T) {
 		}()
 		if limiter.refunds != test.refunds || limiter.checks[0].Refundable != (test.ending != "") {
 			t.Errorf("%q: %d refunds, want %d", test.ending, limiter.refunds, test.refunds)
+		}
+	}
+}
+
+func TestClientThatAbortsGetsNothingBack(t *testing.T) {
+	read := func(w http.ResponseWriter, r *http.Request) {
+		if _, err := io.ReadAll(r.Body); err != nil {
+			w.WriteHeader(400)
+			return
+		}
+		w.WriteHeader(500)
+	}
+	tooSlow := func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(408) }
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, test := range []struct {
+		name    string
+		ctx     context.Context
+		body    io.Reader
+		handler http.HandlerFunc
+		refunds int
+	}{
+		{"complete", context.Background(), strings.NewReader("body"), read, 1},
+		{"without a body", context.Background(), nil, tooSlow, 1},
+		{"incomplete", context.Background(), iotest.ErrReader(io.ErrUnexpectedEOF), read, 0},
+		{"too slow", context.Background(), strings.NewReader("body"), tooSlow, 0},
+		{"disconnected", gone, strings.NewReader("body"), read, 0},
+	} {
+		limiter := &scriptedLimiter{replies: [][]int64{admitted}}
+		request := httptest.NewRequest("POST", "/", test.body).WithContext(test.ctx)
+		serve(Middleware(limiter, Limit("10/min"), RefundOn(Failure))(test.handler), request)
+		if limiter.refunds != test.refunds {
+			t.Errorf("%s: %d refunds, want %d", test.name, limiter.refunds, test.refunds)
 		}
 	}
 }

@@ -112,15 +112,15 @@ func (c *ScriptCall) Decode(reply []int64) (Decision, error) {
 		ban := Decision{Source: SourceStore, Reason: Banned, RetryAfter: micros(reply[2]), at: time.UnixMicro(reply[0])}
 		return ban, nil
 	}
-	if len(reply) != 2+5*len(c.limits) || reply[1] != 1 {
+	if len(reply) != 2+6*len(c.limits) || reply[1] != 1 {
 		return Decision{}, malformed
 	}
 	decision := Decision{Allowed: true, Source: SourceStore, at: time.UnixMicro(reply[0])}
 	refund := &refundState{}
 	names := distinctNames(c.limits)
 	for i, limit := range c.limits {
-		values := reply[2+5*i : 7+5*i]
-		if values[0] != 0 && values[0] != 1 || slices.Min(values[1:]) < -1 {
+		values := reply[2+6*i : 8+6*i]
+		if values[0] != 0 && values[0] != 1 || slices.Min(values[1:]) < -1 || values[5] < 0 {
 			return Decision{}, malformed
 		}
 		status := LimitStatus{
@@ -132,7 +132,7 @@ func (c *ScriptCall) Decode(reply []int64) (Decision, error) {
 		decision.Allowed = decision.Allowed && status.Allowed
 		if status.Allowed && status.Cost > 0 && status.ResetAfter != Never {
 			refund.keys = append(refund.keys, c.counters[i])
-			refund.lines = append(refund.lines, c.lines[i], fmt.Sprintf("%d %d", reply[0], values[4]))
+			refund.lines = append(refund.lines, c.lines[i], fmt.Sprintf("%d %d %d", reply[0], values[4], values[5]))
 		}
 	}
 	decision.summarise()

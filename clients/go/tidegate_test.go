@@ -57,7 +57,7 @@ func TestMalformedRepliesOfTheScriptAreErrProtocol(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, reply := range [][]int64{nil, {1}, {1, 1}, {1, 0}, {1, 2, 1, 1, 0, 0, 0}, {1, 1, 7, 1, 0, 0, 0}, {1, 1, 1, -9, 0, 0, 0}, {1, 1, 1, 1, 0, 0, 0, 0}} {
+	for _, reply := range [][]int64{nil, {1}, {1, 1}, {1, 0}, {1, 2, 1, 1, 0, 0, 0, 0}, {1, 1, 7, 1, 0, 0, 0, 0}, {1, 1, 1, -9, 0, 0, 0, 0}, {1, 1, 1, 1, 0, 0, 0}, {1, 1, 1, 1, 0, 0, 0, -1}, {1, 1, 1, 1, 0, 0, 0, 0, 0}} {
 		if _, err := call.Decode(reply); !errors.Is(err, ErrProtocol) {
 			t.Errorf("%v: %v is not ErrProtocol", reply, err)
 		}

@@ -86,7 +86,7 @@ func TestVectorsOfAnswers(t *testing.T) {
 			if status.Allowed {
 				allowed = 1
 			}
-			reply = append(reply, allowed, status.Remaining, status.RetryAfterUs, status.NextAfterUs, status.ResetAfterUs)
+			reply = append(reply, allowed, status.Remaining, status.RetryAfterUs, status.NextAfterUs, status.ResetAfterUs, 0)
 		}
 		call, err := NewScriptCall(DefaultPrefix, Check{Demands: demands}, time.Time{})
 		if err != nil {

@@ -3,6 +3,7 @@ import type { Context, MiddlewareHandler } from "hono";
 
 import type { Decision } from "./decision.js";
 import { createGate, headerPairs, type RateLimitOptions } from "./middleware.js";
+import { isAborted } from "./node-response.js";
 
 export type { ExplicitOptions, RateLimitOptions, RulesOptions } from "./middleware.js";
 
@@ -18,7 +19,12 @@ export type PeerOf = (context: Context) => string | undefined;
 
 /** The request of `@hono/node-server`. */
 interface NodeBindings {
-  incoming?: { socket?: { remoteAddress?: string }; rawHeaders?: string[] };
+  incoming?: {
+    socket?: { remoteAddress?: string };
+    rawHeaders?: string[];
+    complete?: boolean;
+    readableAborted?: boolean;
+  };
 }
 
 /**
@@ -52,9 +58,15 @@ export function rateLimit(options: RateLimitOptions<Context> & { peer?: PeerOf }
     }
     await next();
     for (const [name, value] of Object.entries(outcome.headers)) context.header(name, value);
-    outcome.finish(context.res.status);
+    if (!hasAborted(context)) outcome.finish(context.res.status);
     return undefined;
   };
+}
+
+/** Returns whether the client disconnected before the end of its body, if the runtime reports it. */
+function hasAborted(context: Context): boolean {
+  const { complete = true, readableAborted = false } = nodeRequest(context) ?? {};
+  return context.req.raw.signal?.aborted === true || isAborted({ complete, readableAborted }, context.res.status);
 }
 
 function nodeRequest(context: Context): NodeBindings["incoming"] {

@@ -28,6 +28,8 @@ class Charges {
     readonly limiter: RedisLimiter,
     readonly demands: readonly ParsedDemand[],
     readonly atUs: number,
+    /** The units that were refunded on each counter before. */
+    readonly refunded: readonly number[],
   ) {}
 }
 
@@ -107,7 +109,7 @@ export class RedisLimiter implements Limiter {
       const resetAfter = decision.limits[index]?.resetAfter ?? null;
       if (cost === 0 || resetAfter === null) return;
       keys.push(this.#keys.counter(key, limit));
-      lines.push(limitLine(limit, cost), `${charges.atUs} ${Math.round(resetAfter * 1e6)}`);
+      lines.push(limitLine(limit, cost), `${charges.atUs} ${Math.round(resetAfter * 1e6)} ${charges.refunded[index]}`);
     });
     if (keys.length === 0) return false;
     return this.#attempt(async () => {
@@ -210,18 +212,26 @@ export class RedisLimiter implements Limiter {
         atUs,
       });
     }
-    if (results !== 1 || numbers.length !== 5 * demands.length) throw malformed();
+    if (results !== 1 || numbers.length !== 6 * demands.length) throw malformed();
     const names = policyNames(demands.map(({ limit }) => limit.windowUs));
-    const limits = demands.map((demand, index) => statusOf(demand, names[index]!, numbers.slice(5 * index, 5 * index + 5)));
+    const limits = demands.map((demand, index) => statusOf(demand, names[index]!, numbers.slice(6 * index, 6 * index + 6)));
     const allowed = limits.every((status) => status.allowed);
-    const charges = allowed ? new Charges(this, demands, atUs) : undefined;
+    const refunded = demands.map((_, index) => numbers[6 * index + 5]!);
+    const charges = allowed ? new Charges(this, demands, atUs, refunded) : undefined;
     return createDecision({ allowed, source: "store", limits, atUs, charges });
   }
 }
 
 function statusOf(demand: ParsedDemand, name: string, numbers: number[]): LimitStatus {
-  const [allowed, remaining, retryAfter, nextAfter, resetAfter] = numbers as [number, number, number, number, number];
-  if ((allowed !== 0 && allowed !== 1) || remaining < 0) throw malformed();
+  const [allowed, remaining, retryAfter, nextAfter, resetAfter, refunded] = numbers as [
+    number,
+    number,
+    number,
+    number,
+    number,
+    number,
+  ];
+  if ((allowed !== 0 && allowed !== 1) || remaining < 0 || refunded < 0) throw malformed();
   return {
     name,
     allowed: allowed === 1,

@@ -87,8 +87,8 @@ for (const [form, tidegate] of Object.entries(FORMS)) {
     });
 
     test("replies that are not those of the script are typed errors", async () => {
-      const replies = [null, "OK", [], [1], [1, 1], [1, 2, 1, 1, 1, 1, 1], [1, 1, 2, 9, 0, 0, 0], [1, 1, 1, -1, 0, 0, 0]];
-      replies.push([1, 1, 1, 9, -2, 0, 0], [1, 1, 1, "x", 0, 0, 0], [1, 1, 1, 9, 0, 0], [1, 0], [1, 0, 1, 1]);
+      const replies = [null, "OK", [], [1], [1, 1], [1, 2, 1, 1, 1, 1, 1, 0], [1, 1, 2, 9, 0, 0, 0, 0], [1, 1, 1, -1, 0, 0, 0, 0]];
+      replies.push([1, 1, 1, 9, -2, 0, 0, 0], [1, 1, 1, "x", 0, 0, 0, 0], [1, 1, 1, 9, 0, 0, 0], [1, 1, 1, 9, 0, 0, 0, -1], [1, 0], [1, 0, 1, 1]);
       for (const reply of replies) {
         const client = { isOpen: true, isReady: true, evalSha: async () => reply };
         const limiter = new RedisLimiter(client, { onError: "throw" });

@@ -21,12 +21,15 @@ const PATIENT = { deadlineMs: 30_000, onError: "throw" };
 
 /**
  * Each framework: starts a server with these options, whose route `/x` answers as the query `status` says and shows the
- * decision, `/raw` answers with a response of its own, `/throw` fails, `/hang` never answers, and `/free` is not limited.
+ * decision, `/raw` answers with a response of its own, `/throw` fails, `/hang` never answers, `/body` reads the body, and
+ * `/free` is not limited. `broken()` returns how many bodies were incomplete.
  */
 const FRAMEWORKS = {
   express: (rateLimit) => async (options) => {
     const app = express();
     const limited = rateLimit(options);
+    let broken = 0;
+    app.post("/body", limited, express.text(), (_, res) => res.send("complete"));
     app.all("/x", limited, (req, res) => res.status(Number(req.query.status ?? 200)).json(shown(req.tidegate)));
     app.get("/raw", limited, (_, res) => res.writeHead(200, { "content-type": "text/plain" }).end("raw"));
     app.get("/throw", limited, () => {
@@ -34,14 +37,19 @@ const FRAMEWORKS = {
     });
     app.get("/hang", limited, () => {});
     app.get("/free", (_, res) => res.send("free"));
-    app.use((error, _req, res, _next) => res.status(500).send(error.name));
+    app.use((error, req, res, _next) => {
+      if (req.path === "/body") broken++;
+      res.status(500).send(error.name);
+    });
     const server = app.listen(0, "127.0.0.1");
     await once(server, "listening");
-    return { port: server.address().port, close: closing(() => (server.closeAllConnections(), void server.close())) };
+    return { port: server.address().port, broken: () => broken, close: closing(() => (server.closeAllConnections(), void server.close())) };
   },
   fastify: (rateLimit) => async (options) => {
     const app = fastify();
     const limited = { onRequest: rateLimit(options) };
+    let broken = 0;
+    app.post("/body", limited, async () => "complete");
     app.all("/x", limited, (request, reply) =>
       reply.code(Number(request.query.status ?? 200)).send(shown(request.tidegate)),
     );
@@ -51,13 +59,18 @@ const FRAMEWORKS = {
     });
     app.get("/hang", limited, () => {});
     app.get("/free", async () => "free");
-    app.setErrorHandler((error, _, reply) => reply.code(500).send(error.name));
+    app.setErrorHandler((error, request, reply) => {
+      if (request.url === "/body") broken++;
+      return reply.code(500).send(error.name);
+    });
     await app.listen({ port: 0, host: "127.0.0.1" });
-    return { port: app.server.address().port, close: closing(() => (app.server.closeAllConnections(), void app.close())) };
+    return { port: app.server.address().port, broken: () => broken, close: closing(() => (app.server.closeAllConnections(), void app.close())) };
   },
   hono: (rateLimit) => async (options) => {
     const app = new Hono();
     const limited = rateLimit(options);
+    let broken = 0;
+    app.post("/body", limited, async (c) => c.text(await c.req.text()));
     app.all("/x", limited, (c) => c.json(shown(c.get("tidegate")), Number(c.req.query("status") ?? 200)));
     app.get("/raw", limited, () => new Response("raw", { headers: { "content-type": "text/plain" } }));
     app.get("/throw", limited, () => {
@@ -65,10 +78,13 @@ const FRAMEWORKS = {
     });
     app.get("/hang", limited, () => new Promise(() => {}));
     app.get("/free", (c) => c.text("free"));
-    app.onError((error, c) => c.text(error.name, 500));
+    app.onError((error, c) => {
+      if (c.req.path === "/body") broken++;
+      return c.text(error.name, 500);
+    });
     const server = serve({ fetch: app.fetch, port: 0, hostname: "127.0.0.1" });
     await once(server, "listening");
-    return { port: server.address().port, close: closing(() => (server.closeAllConnections(), void server.close())) };
+    return { port: server.address().port, broken: () => broken, close: closing(() => (server.closeAllConnections(), void server.close())) };
   },
 };
 
@@ -216,6 +232,26 @@ for (const [name, framework] of Object.entries(FRAMEWORKS)) {
         await eventually("the request is charged", async () => (await limiter.peek("k", "10/h")).remaining === 9);
         socket.destroy();
         await (await get(app, "/x?status=200")).arrayBuffer();
+        await eventually("the other request is refunded", () => refunds === 1);
+        assert.equal((await limiter.peek("k", "10/h")).remaining, 9);
+        app.close();
+        assert.equal(refunds, 1);
+      });
+
+      test("a client that disconnects in its body keeps its charge", async () => {
+        const limiter = freshLimiter();
+        let refunds = 0;
+        const counting = {
+          check: (...args) => limiter.check(...args),
+          refund: (...args) => (refunds++, limiter.refund(...args)),
+        };
+        const app = await start({ limiter: counting, limit: "10/h", refundOn: "failure", key: () => "k" });
+        const socket = connect(app.port, "127.0.0.1");
+        socket.write("POST /body HTTP/1.1\r\nhost: a\r\ncontent-type: text/plain\r\ncontent-length: 100\r\n\r\nhalf");
+        await eventually("the request is charged", async () => (await limiter.peek("k", "10/h")).remaining === 9);
+        socket.destroy();
+        await eventually("the handler has answered", () => app.broken() === 1);
+        await (await get(app, "/x?status=500")).arrayBuffer();
         await eventually("the other request is refunded", () => refunds === 1);
         assert.equal((await limiter.peek("k", "10/h")).remaining, 9);
         app.close();

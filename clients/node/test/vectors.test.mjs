@@ -91,6 +91,7 @@ async function decide(tidegate, { at_us, limits }) {
     status.retry_after_us,
     status.next_after_us,
     status.reset_after_us,
+    0,
   ]);
   const client = { isOpen: true, isReady: true, evalSha: async () => [at_us, 1, ...numbers] };
   const limiter = new tidegate.RedisLimiter(client, { onError: "throw" });

@@ -110,14 +110,14 @@ final class ScriptCall
         if (count($reply) === 3 && $reply[1] === 0) {
             return new Decision(false, 'store', Decision::BANNED, retryAfterUs: max($reply[2], LimitStatus::NEVER), atUs: $reply[0]);
         }
-        if (count($reply) !== 2 + 5 * count($this->limits) || $reply[1] !== 1) {
+        if (count($reply) !== 2 + 6 * count($this->limits) || $reply[1] !== 1) {
             throw new Protocol('the script returned a malformed reply');
         }
         $statuses = $keys = $lines = [];
         $allowed = true;
         foreach (self::distinctNames($this->limits) as $index => $name) {
-            [$isAllowed, $remaining, $retryAfter, $nextAfter, $resetAfter] = array_slice($reply, 2 + 5 * $index, 5);
-            if ($isAllowed < 0 || $isAllowed > 1 || min($remaining, $retryAfter, $nextAfter, $resetAfter) < LimitStatus::NEVER) {
+            [$isAllowed, $remaining, $retryAfter, $nextAfter, $resetAfter, $refunded] = array_slice($reply, 2 + 6 * $index, 6);
+            if ($isAllowed < 0 || $isAllowed > 1 || min($remaining, $retryAfter, $nextAfter, $resetAfter) < LimitStatus::NEVER || $refunded < 0) {
                 throw new Protocol('the script returned a malformed reply');
             }
             $limit = $this->limits[$index];
@@ -126,7 +126,7 @@ final class ScriptCall
             $allowed = $allowed && $isAllowed === 1;
             if ($cost > 0 && $resetAfter !== LimitStatus::NEVER) {
                 $keys[] = $this->counters[$index];
-                array_push($lines, $limit->line($cost), "$reply[0] $resetAfter");
+                array_push($lines, $limit->line($cost), "$reply[0] $resetAfter $refunded");
             }
         }
         $refund = $allowed && $keys !== [] ? new Refund(keys: $keys, lines: $lines) : null;

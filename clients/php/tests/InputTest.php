@@ -101,7 +101,7 @@ final class InputTest extends TestCase
     public function testMalformedRepliesOfTheScriptAreProtocolErrors(): void
     {
         $call = ScriptCall::check('tidegate', [new Demand('a', '10/min')]);
-        foreach ([null, false, 'text', [], [1], [1, 1], [1, '1', 1, 1, 0, 0, 0], [1, 2, 1, 1, 0, 0, 0], [1, 1, 7, 1, 0, 0, 0], [1, 1, 1, -9, 0, 0, 0]] as $reply) {
+        foreach ([null, false, 'text', [], [1], [1, 1], [1, '1', 1, 1, 0, 0, 0, 0], [1, 2, 1, 1, 0, 0, 0, 0], [1, 1, 7, 1, 0, 0, 0, 0], [1, 1, 1, -9, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, -1]] as $reply) {
             try {
                 $call->decode($reply);
                 self::fail(json_encode($reply) . ' is accepted');

@@ -18,8 +18,8 @@ use Tidegate\ScriptCall;
 
 final class RateLimitTest extends TestCase
 {
-    private const ADMITTED = [1760000000000000, 1, 1, 9, 0, 60000000, 60000000];
-    private const DENIED = [1760000000000000, 1, 0, 0, 12000000, 12000000, 60000000];
+    private const ADMITTED = [1760000000000000, 1, 1, 9, 0, 60000000, 60000000, 0];
+    private const DENIED = [1760000000000000, 1, 0, 0, 12000000, 12000000, 60000000, 0];
     private const BANNED = [1760000000000000, 0, 5000000];
 
     /** @param array<string, string|list<string>> $headers */

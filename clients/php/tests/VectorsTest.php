@@ -53,7 +53,7 @@ final class VectorsTest extends TestCase
             $demands = $reply = [];
             foreach ($vector['limits'] as $index => $status) {
                 $demands[] = new Demand("key $index", $status['limit'], $status['cost']);
-                array_push($reply, (int) $status['allowed'], $status['remaining'], $status['retry_after_us'], $status['next_after_us'], $status['reset_after_us']);
+                array_push($reply, (int) $status['allowed'], $status['remaining'], $status['retry_after_us'], $status['next_after_us'], $status['reset_after_us'], 0);
             }
             $decision = ScriptCall::check('tidegate', $demands)->decode([$vector['at_us'], 1, ...$reply]);
             self::assertSame($vector['status'], $decision->statusCode());

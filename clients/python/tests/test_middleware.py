@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 from collections.abc import Callable
@@ -22,10 +23,12 @@ from conftest import (
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from werkzeug.exceptions import ClientDisconnected
+from werkzeug.test import create_environ, run_wsgi_app
 
 import tidegate.flask
 from tidegate import AsyncTidegate, InvalidInput, Tidegate, Unavailable, asgi, wsgi
@@ -260,6 +263,102 @@ def test_refund_follows_the_outcome(
         send("GET", path)
     peek = Caller(limiter_for("wsgi", redis_server, key))
     assert peek.peek("ip:203.0.113.9", "10/min").remaining == 10 - kept
+
+
+class _Disconnected(io.RawIOBase):
+    """A body that ends before its length, as after a disconnect."""
+
+    def __init__(self, error: bool) -> None:
+        self._parts, self._error = [b"half "], error
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if self._parts:
+            return self._parts.pop()
+        if self._error:
+            raise ConnectionResetError("the client disconnected")
+        return b""
+
+
+@pytest.mark.parametrize("error", [False, True])
+@pytest.mark.parametrize("status", [400, 500])
+def test_disconnecting_in_the_body_gives_nothing_back(
+    framework: str, redis_server: RedisServer, key: str, status: int, error: bool
+) -> None:
+    limiter = limiter_for(framework, redis_server, key)
+    options = {"limiter": limiter, "limit": "10/min", "refund_on": "failure"}
+    if framework == "asgi":
+        asyncio.run(_disconnect_asgi(options, status))
+    else:
+        app = flask.Flask("test")
+
+        def view() -> Any:
+            try:
+                body = flask.request.get_data()
+            except (ClientDisconnected, OSError):
+                return "the body is incomplete", status
+            raise AssertionError(f"a whole body: {body!r}")
+
+        if framework == "flask-route":
+            view = tidegate.flask.limit(**options)(view)
+        app.add_url_rule("/", view_func=view, methods=["POST"])
+        if framework == "flask":
+            tidegate.flask.init_app(app, **options)
+        elif framework == "wsgi":
+            app.wsgi_app = wsgi.TidegateMiddleware(app.wsgi_app, **options)  # type: ignore[method-assign]
+        environ = create_environ(method="POST", environ_overrides={"REMOTE_ADDR": "203.0.113.9"})
+        environ["wsgi.input"], environ["CONTENT_LENGTH"] = _Disconnected(error), "100"
+        environ.pop("wsgi.input_terminated", None)
+        _, answered, _ = run_wsgi_app(app, environ, buffered=True)
+        assert answered.startswith(str(status))
+    peek = Caller(limiter_for("wsgi", redis_server, key))
+    assert peek.peek("ip:203.0.113.9", "10/min").remaining == 9
+
+
+async def _disconnect_asgi(options: dict[str, Any], status: int) -> None:
+    async def endpoint(request: Request) -> Any:
+        try:
+            await request.body()
+        except ClientDisconnect:
+            return JSONResponse({}, status)
+        raise AssertionError("a whole body")
+
+    routes = [Route("/", endpoint, methods=["POST"])]
+    app = Starlette(routes=routes, middleware=[Middleware(asgi.TidegateMiddleware, **options)])
+    messages = [
+        {"type": "http.request", "body": b"half ", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "query_string": b"",
+        "headers": [(b"content-length", b"100")],
+        "client": ("203.0.113.9", 4711),
+    }
+    await app(scope, receive, send)
+    assert sent[0]["status"] == status
+
+
+def test_a_timeout_while_the_body_is_incomplete_gives_nothing_back(
+    framework: str, redis_server: RedisServer, key: str
+) -> None:
+    limiter = limiter_for(framework, redis_server, key)
+    send = serve(framework, {"limiter": limiter, "limit": "10/min", "refund_on": "failure"})
+    send("POST", "/408", [("Transfer-Encoding", "chunked")])
+    peek = Caller(limiter_for("wsgi", redis_server, key))
+    assert peek.peek("ip:203.0.113.9", "10/min").remaining == 9
 
 
 def test_banned_client_gets_403(framework: str, redis_server: RedisServer, key: str) -> None:

@@ -50,6 +50,8 @@ pub struct Receipt {
     pub units: u32,
     /// The `reset_after` of the admission, in microseconds: this long after `at`, the charge no longer counts.
     pub reset_after_us: u64,
+    /// The [`refunded_before`](LimitStatus::refunded_before) of the admission.
+    pub refunded_before: u64,
 }
 
 impl Receipt {
@@ -60,7 +62,8 @@ impl Receipt {
     pub fn of(at: Timestamp, status: &LimitStatus) -> Option<Receipt> {
         let reset_after_us = status.reset_after.as_micros()?;
         let at = at.plus_micros(status.late_us.into());
-        (status.allowed && status.cost > 0).then_some(Receipt { at, units: status.cost, reset_after_us })
+        let (units, refunded_before) = (status.cost, status.refunded_before);
+        (status.allowed && units > 0).then_some(Receipt { at, units, reset_after_us, refunded_before })
     }
 }
 
@@ -98,14 +101,14 @@ impl State {
         )
     }
 
-    /// Returns whether the state holds no units, so that dropping it changes no later decision.
+    /// Returns whether the state holds no units, so that dropping it changes no later decision or refund.
     ///
     /// `false` for a state whose units have all expired but were not dropped yet, because the time is not known here.
     pub fn is_unused(&self) -> bool {
         match self {
             State::Log(log) => log.is_empty(),
             State::Pair(pair) => pair.current == 0 && pair.previous == 0,
-            State::Bucket(bucket) => bucket.level == 0,
+            State::Bucket(bucket) => bucket.level == 0 && bucket.refunded == 0,
         }
     }
 

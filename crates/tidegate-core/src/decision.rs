@@ -97,6 +97,11 @@ pub struct LimitStatus {
     ///
     /// Zero unless several servers decided the check, each by its own clock. A refund finds its charge by this time.
     pub late_us: u32,
+    /// The units that had been refunded on this counter when a bucket admitted the request; below 2^53.
+    ///
+    /// Zero for a denial, a peek, and the algorithms other than `token-bucket` and `leaky-bucket`, and if no refund can
+    /// matter any more. A refund of this admission needs it: refunds in between let the units leak sooner.
+    pub refunded_before: u64,
 }
 
 impl LimitStatus {
@@ -114,6 +119,7 @@ impl LimitStatus {
             next_after: ban,
             reset_after: ban,
             late_us: 0,
+            refunded_before: 0,
         }
     }
 }

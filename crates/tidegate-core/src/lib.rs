@@ -94,7 +94,7 @@ pub use limit::{
     Algorithm, Limit, LimitError, LimitTextError, QUOTA_MAX, SLIDING_EXACT_QUOTA_MAX, SLIDING_LOG_QUOTA_MAX,
     WINDOW_US_MAX, WINDOW_US_MIN,
 };
-pub use memory::{MemoryStore, MemoryStoreBuilder};
+pub use memory::{MemoryStore, MemoryStoreBuilder, UsedReceiptStats};
 pub use names::NameError;
 pub use redemption::{ReceiptId, Redeemed, Redemption};
 pub use store::{

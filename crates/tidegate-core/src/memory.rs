@@ -28,9 +28,13 @@
 //! counter at its limit is dropped (`memory/overflow.rs`). As soon as there is room, new keys get counters of their own
 //! again. A log that may not grow adds to its newest entry instead, which errs towards denial.
 //!
+//! **Refunds of buckets** are counted beside the slots (`memory/refunded.rs`). A bucket with a count is decided on the
+//! general path. A shard without such buckets, which is the usual case, pays for it with one comparison per check.
+//!
 //! **Bans** are looked up before the counters, and only if there are any (`memory/bans.rs`).
 //!
-//! **Receipts** that were redeemed are remembered until they expire (`memory/receipts.rs`). Checks do not read them.
+//! **Receipts** that were redeemed are remembered until they expire, in at most 65 MB (`memory/receipts.rs`). Checks do
+//! not read them.
 
 mod bans;
 mod budget;
@@ -40,6 +44,7 @@ mod lifetime;
 mod multi_limit;
 mod overflow;
 mod receipts;
+mod refunded;
 mod rings;
 mod shard;
 mod slot;
@@ -56,6 +61,7 @@ pub use self::builder::MemoryStoreBuilder;
 use self::builder::StoreClock;
 use self::counter_hash::{CounterHash, CounterHasher};
 use self::overflow::{CELLS_MAX, OverflowScope};
+pub use self::receipts::UsedReceiptStats;
 use self::receipts::UsedReceipts;
 use self::shard::{Shard, SlotLocation};
 use crate::algorithm::{self, Receipt, State};
@@ -164,13 +170,16 @@ impl MemoryStore {
     /// `check` must be the check that was decided, and `decision` the result of this store. A denied decision, or one
     /// without limit statuses, refunds nothing. The store does not detect a second refund of the same decision; the
     /// caller must refund at most once, or use [`MemoryStore::redeem`].
+    ///
+    /// The store counts the units that were refunded on a bucket. That takes memory under the cap, up to 125 bytes per
+    /// bucket with a refund. If there is none, a refund on a further bucket gives back nothing.
     pub fn refund(&self, check: &Check<'_>, decision: &Decision) {
         if !decision.allowed() {
             return;
         }
         for (demand, status) in check.demands().iter().zip(&decision.limits) {
             if let Some(receipt) = Receipt::of(decision.at, status) {
-                self.change(demand, |state, now| state.refund(&demand.limit, now, receipt));
+                self.refund_one(demand, receipt);
             }
         }
     }
@@ -181,10 +190,9 @@ impl MemoryStore {
     /// taken effect. A concurrent check may see the counter of one limit corrected, but not yet that of another. The
     /// charge ignores bans.
     ///
-    /// # Errors
-    /// Returns an error of the kind `Unavailable` if 1,000,000 other ids are marked as used, which takes 61 MB. Nothing
-    /// is changed then.
-    pub fn redeem(&self, redemption: &Redemption<'_>) -> Result<Redeemed, StoreError> {
+    /// The used ids take at most 65 MB, in 16 parts; all ids of a stream are in one part. When a part is full, the oldest ids
+    /// of the stream, or those that expire next, are [`Redeemed::Expired`] early. See [`MemoryStore::used_receipts`].
+    pub fn redeem(&self, redemption: &Redemption<'_>) -> Redeemed {
         self.receipts.redeem(redemption.id, redemption.until, self.clock.now(), || {
             if let Some((check, decision)) = &redemption.refund {
                 self.refund(check, decision);
@@ -199,7 +207,8 @@ impl MemoryStore {
     /// Deletes the counter of `demand`, as if its key had never been used. The cost is ignored.
     ///
     /// A ban on the subject stays. Units that the key charged to an overflow counter stay charged, since other keys
-    /// share that counter.
+    /// share that counter. A later refund of a charge before the reset may give back units that were charged since, but
+    /// no more than its own.
     pub fn reset(&self, demand: &Demand<'_>) {
         let name = self.hasher.name(&demand.limit, &demand.key);
         self.shard(name).lock().remove(name, &self.budget);
@@ -301,9 +310,15 @@ impl MemoryStore {
 
     /// Returns the bytes of memory that are allocated for counters, including empty slots and expired counters.
     ///
-    /// Includes the fixed size of the shards, which is not under the cap. Bans and used receipts are not included.
+    /// Includes the fixed size of the shards, which is not under the cap. Bans and used receipts are not included; for the
+    /// latter, see [`MemoryStore::used_receipts`].
     pub fn bytes_used(&self) -> usize {
         self.budget.used() + self.shards.len() * size_of::<Padded>()
+    }
+
+    /// Returns the memory that the used receipts take, and how often its bound had an effect.
+    pub fn used_receipts(&self) -> UsedReceiptStats {
+        self.receipts.stats()
     }
 
     /// Decides a check, unless a ban refuses it. `read` is the time that the caller read from the clock.
@@ -342,8 +357,11 @@ impl MemoryStore {
         let now = shard.decision_time(*at, &self.clock);
         shard.set_time(now);
         *at = now;
+        if shard.counts_refunds_of(name) {
+            return self.decide_one_in_general(shard, name, now, (limit, key, cost));
+        }
         let Some((slot, rings)) = shard.slot_of(name) else {
-            return self.decide_new_counter(shard, name, now, (limit, key, cost));
+            return self.decide_one_in_general(shard, name, now, (limit, key, cost));
         };
         let units = cost.units();
         let status = match limit.machine() {
@@ -366,18 +384,18 @@ impl MemoryStore {
             },
         };
         let Some(status) = status else {
-            return self.decide_new_counter(shard, name, now, (limit, key, cost));
+            return self.decide_one_in_general(shard, name, now, (limit, key, cost));
         };
         shard.finish_in_slot(&self.budget);
         status
     }
 
-    /// Decides a check of one counter that has no slot of its own.
+    /// Decides a check of one counter that has no slot of its own, or whose refunded units are counted.
     ///
     /// Also used if its slot holds another kind of state after a hash collision. `shard` must be the counter's shard,
     /// and `now` the time of the decision, which the shard has recorded. Releases the lock.
     #[cold]
-    fn decide_new_counter(
+    fn decide_one_in_general(
         &self,
         mut shard: MutexGuard<'_, Shard>,
         name: CounterHash,
@@ -472,18 +490,23 @@ impl MemoryStore {
         all
     }
 
-    /// Calls `change` with the state of the demand's counter and the current time, and stores the changed state.
+    /// Refunds one charge on the demand's counter, as far as it still counts.
     ///
-    /// A counter that has no slot is its overflow counter, or else a new one, which is stored only if it then holds
-    /// units.
-    fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {
+    /// A counter that has no slot is its overflow counter, or else a new one, which is not stored. Does nothing on a
+    /// bucket if there is no memory to count the refunded units.
+    fn refund_one(&self, demand: &Demand<'_>, receipt: Receipt) {
         let name = self.hasher.name(&demand.limit, &demand.key);
         let mut shard = self.shard(name).lock();
         let now = shard.decision_time(self.clock.now(), &self.clock);
         shard.set_time(now);
         let mut taken = self.take(&mut shard, name, demand, false, &[]);
-        change(&mut taken.state, now);
-        shard.put(taken.place, taken.name, &demand.limit, taken.state);
+        let is_bucket = matches!(taken.state, State::Bucket(_));
+        if is_bucket && !shard.may_count_refunds_of(taken.name, &self.budget) {
+            shard.put_back(taken.place, taken.state);
+        } else {
+            taken.state.refund(&demand.limit, now, receipt);
+            shard.put(taken.place, taken.name, &demand.limit, taken.state);
+        }
         shard.finish(&self.budget);
     }
 
@@ -587,7 +610,7 @@ impl Store for MemoryStore {
     }
 
     fn redeem<'a>(&'a self, redemption: &'a Redemption<'a>) -> StoreFuture<'a, Redeemed> {
-        Box::pin(std::future::ready(MemoryStore::redeem(self, redemption)))
+        Box::pin(std::future::ready(Ok(MemoryStore::redeem(self, redemption))))
     }
 
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {

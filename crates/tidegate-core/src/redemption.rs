@@ -17,6 +17,18 @@
 //!
 //! **Used ids are kept for a limited time.** A store remembers an id until `until`. From then on, every call with this
 //! id is `Expired`, whether it was used or not.
+//!
+//! **An id is a stream and a sequence number.** A random id for each receipt would cost a store a key of more than
+//! a hundred bytes per used receipt. So the receipts of one caller have consecutive numbers in one stream, and a
+//! used one is a bit in a block:
+//!
+//! ```text
+//!   id = │ stream 8 bytes │ sequence 8 bytes │        block = sequence / block size, bit = sequence % block size
+//!
+//!   stream 5f0a… ─▶ block 0 │1111111111…│  block 1 │1101110000…│
+//! ```
+//!
+//! Any unique bytes are a valid id. Random ones work, but each takes a block of its own.
 
 use std::fmt;
 
@@ -24,21 +36,45 @@ use crate::check::{Check, Demand};
 use crate::decision::Decision;
 use crate::time::Timestamp;
 
-/// The id of a receipt: 128 bits that must be unique, such as random ones.
+/// The id of a receipt: a stream and a sequence number, which together must be unique.
 ///
+/// A store keeps the used ids of a stream as bits, so ids with consecutive numbers take the least memory.
 /// [`Display`](fmt::Display) writes 32 lower-case hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReceiptId([u8; 16]);
 
 impl ReceiptId {
-    /// Creates an id from its bytes.
+    /// Creates the id with a sequence number in a stream.
+    ///
+    /// ```
+    /// use tidegate_core::ReceiptId;
+    ///
+    /// let id = ReceiptId::new(0x5f0a, 3);
+    /// assert_eq!((id.stream(), id.sequence()), (0x5f0a, 3));
+    /// assert_eq!(id.to_string(), "0000000000005f0a0000000000000003");
+    /// ```
+    pub const fn new(stream: u64, sequence: u64) -> ReceiptId {
+        ReceiptId(((stream as u128) << 64 | sequence as u128).to_be_bytes())
+    }
+
+    /// Creates an id from its bytes: the stream and the sequence number, both in big-endian order.
     pub const fn from_bytes(bytes: [u8; 16]) -> ReceiptId {
         ReceiptId(bytes)
     }
 
-    /// Returns the bytes of the id.
+    /// Returns the bytes of the id: the stream and the sequence number, both in big-endian order.
     pub const fn to_bytes(self) -> [u8; 16] {
         self.0
+    }
+
+    /// Returns the stream: the first 8 bytes.
+    pub const fn stream(self) -> u64 {
+        (u128::from_be_bytes(self.0) >> 64) as u64
+    }
+
+    /// Returns the sequence number: the last 8 bytes.
+    pub const fn sequence(self) -> u64 {
+        u128::from_be_bytes(self.0) as u64
     }
 }
 
@@ -67,9 +103,9 @@ impl fmt::Debug for ReceiptId {
 /// let decision = store.check(&check);
 ///
 /// let until = decision.at.plus_micros(600_000_000);
-/// let redemption = Redemption::new(ReceiptId::from_bytes([7; 16]), b"user:42", until).refund(check, &decision);
-/// assert_eq!(store.redeem(&redemption)?, Redeemed::Done);
-/// assert_eq!(store.redeem(&redemption)?, Redeemed::AlreadyUsed);
+/// let redemption = Redemption::new(ReceiptId::new(1, 0), b"user:42", until).refund(check, &decision);
+/// assert_eq!(store.redeem(&redemption), Redeemed::Done);
+/// assert_eq!(store.redeem(&redemption), Redeemed::AlreadyUsed);
 /// assert_eq!(store.inspect(&demand).remaining, 10);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -135,7 +171,7 @@ pub enum Redeemed {
     Done,
     /// Another redemption has used the id. Nothing was changed.
     AlreadyUsed,
-    /// The id has expired. Nothing was changed.
+    /// The id has expired. Nothing was changed. A store whose memory for used ids is full may let ids expire early.
     Expired,
 }
 
@@ -149,5 +185,7 @@ mod tests {
         assert_eq!(id.to_string(), "0001abff0405060708090a0b0c0d0e0f");
         assert_eq!(format!("{id:?}"), "ReceiptId(0001abff0405060708090a0b0c0d0e0f)");
         assert_eq!(ReceiptId::from_bytes(id.to_bytes()), id);
+        assert_eq!((id.stream(), id.sequence()), (0x0001_abff_0405_0607, 0x0809_0a0b_0c0d_0e0f));
+        assert_eq!(ReceiptId::new(id.stream(), id.sequence()), id);
     }
 }

@@ -10,11 +10,12 @@ use crate::{INSTANCES_SCRIPT, SCRIPT};
 /// The commands that run the scripts.
 const CALLS: &[&str] = &["evalsha", "eval", "script|load"];
 /// The commands with which the scripts read their keys. They catch the errors of these.
-const READS: &[&str] = &["get", "exists", "pttl", "lindex", "llen", "lrange", "zscore"];
+const READS: &[&str] = &["get", "pttl", "lindex", "llen", "lrange", "zscore"];
 /// The other commands of the scripts.
 const OTHERS: &[&str] = &[
     "time",
     "set",
+    "setbit",
     "del",
     "pexpire",
     "pexpireat",
@@ -181,7 +182,7 @@ mod tests {
             (format!("{old} script: 61ea05, on @user_script:{line}."), Some("TIME")),
             (format!("{old} script: 61ea05, on @user_script:{expiry}."), Some("PEXPIREAT")),
             (format!("{old} script: 0c0f2e, on @user_script:{zadd}."), Some("ZADD")),
-            (old.to_owned(), Some("one of GET, EXISTS, PTTL, LINDEX, LLEN, LRANGE, ZSCORE")),
+            (old.to_owned(), Some("one of GET, PTTL, LINDEX, LLEN, LRANGE, ZSCORE")),
             ("NOPERM No permissions to access a key".to_owned(), None),
             ("NOPERM User o'brien' has no permissions to run the 'get' command".to_owned(), Some("GET")),
         ] {

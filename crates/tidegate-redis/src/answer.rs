@@ -79,9 +79,9 @@ fn split_time(reply: Reply) -> Result<(Timestamp, Numbers), Fault> {
     }
 }
 
-/// Reads five numbers for each element of `asked`, the limits of a step, and builds a decision at the time `at`.
+/// Reads six numbers for each element of `asked`, the limits of a step, and builds a decision at the time `at`.
 ///
-/// They are `allowed` (0 or 1), `remaining`, `retry_after`, `next_after` and `reset_after`.
+/// They are `allowed` (0 or 1), `remaining`, `retry_after`, `next_after`, `reset_after` and `refunded_before`.
 ///
 /// # Errors
 /// Returns a fault if a number is missing or out of range.
@@ -98,8 +98,22 @@ fn decision(at: Timestamp, asked: &[QuotaAndCost], numbers: &mut Numbers) -> Res
             _ => return Err(malformed_reply()),
         };
         let (retry_after, next_after, reset_after) = (wait(numbers)?, wait(numbers)?, wait(numbers)?);
+        let refunded_before = match numbers.next() {
+            Some(Reply::Integer(units)) => u64::try_from(units).map_err(|_| malformed_reply())?,
+            _ => return Err(malformed_reply()),
+        };
         let QuotaAndCost { quota, cost } = *asked;
-        limits.push(LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after, late_us: 0 });
+        limits.push(LimitStatus {
+            allowed,
+            cost,
+            quota,
+            remaining,
+            retry_after,
+            next_after,
+            reset_after,
+            late_us: 0,
+            refunded_before,
+        });
     }
     Ok(Decision { at, source: Source::Store, ban: None, limits })
 }
@@ -162,7 +176,7 @@ mod tests {
         assert_eq!(decisions[1].ban, Some(Wait::NEVER));
         let answers = parse_checks(list(&[9, 0, i64::MIN]), &[(&step, 1)]).unwrap();
         assert_eq!(answers[0].as_ref().unwrap()[0].ban, Some(Wait::NEVER));
-        let answers = parse_checks(list(&[9, 1, 0, 0, 7, 7, 7]), &[(&step, 1)]).unwrap();
+        let answers = parse_checks(list(&[9, 1, 0, 0, 7, 7, 7, 0]), &[(&step, 1)]).unwrap();
         assert_eq!(answers[0].as_ref().unwrap()[0].ban, None, "a limit denied it");
     }
 
@@ -170,7 +184,7 @@ mod tests {
     fn foreign_key_fails_only_its_own_step() {
         let step = step();
         let mut reply = vec![Reply::Integer(9), Reply::Error("TIDEGATE_FOREIGN x".into()), Reply::Integer(1)];
-        reply.extend([1, 1, 0, 7, 7].map(Reply::Integer));
+        reply.extend([1, 1, 0, 7, 7, 0].map(Reply::Integer));
         let answers = parse_checks(Reply::List(reply), &[(&step, 1), (&step, 1)]).unwrap();
         assert_eq!(answers[0].as_ref().unwrap_err().kind, Kind::Foreign);
         assert!(answers[1].as_ref().unwrap()[0].allowed());
@@ -197,14 +211,16 @@ mod tests {
     #[test]
     fn malformed_reply_is_an_error() {
         let step = step();
-        let replies: [&[i64]; 7] = [
+        let replies: [&[i64]; 9] = [
             &[],
             &[-9],
             &[9],
-            &[9, 2, 1, 1, 0, 7, 7, 1, 0, 0, 7, 7],
-            &[9, 1, 3, 1, 0, 7, 7],
-            &[9, 1, 1, -1, 0, 7, 7],
-            &[9, 1, 1, 1, 0, 7, 7, 8],
+            &[9, 2, 1, 1, 0, 7, 7, 0, 1, 0, 0, 7, 7, 0],
+            &[9, 1, 3, 1, 0, 7, 7, 0],
+            &[9, 1, 1, -1, 0, 7, 7, 0],
+            &[9, 1, 1, 1, 0, 7, 7],
+            &[9, 1, 1, 1, 0, 7, 7, -1],
+            &[9, 1, 1, 1, 0, 7, 7, 0, 8],
         ];
         for reply in replies {
             assert_eq!(parse_checks(list(reply), &[(&step, 1)]).unwrap_err().kind, Kind::Protocol, "{reply:?}");

@@ -21,13 +21,13 @@
 //! | rule | `rule:` rule `:` limit `:` state machine (`log`, `pair`, `bucket`) |
 //! | named | name `:` state machine; `throttle` is the name of `CL.THROTTLE`, `probe` that of [`Demand::probe`] |
 //! | a ban on the subject | `ban` |
-//! | a used receipt | `receipt:` id in 32 lower-case hex digits |
+//! | a block of used receipts | `receipts:` stream in 16 lower-case hex digits `:` number of the block |
 //!
 //! Two keys have no subject: `tidegate:tg2:instances`, the set of the instances that share the store, and
 //! `tidegate:tg2:bans`, the ban list.
 //!
 //! A name has only `a` to `z` and `-`, so no named scope has the text of another scope: an explicit one ends with
-//! digits, one of a rule has three separators, a ban has none, and what follows `receipt:` is not a state machine.
+//! digits, one of a rule has three separators, a block of receipts has two, and a ban has none.
 //!
 //! `docs/redis-state.md` documents the layout for other languages, and `tests/key-vectors.tsv` has examples for all of
 //! it.
@@ -44,6 +44,9 @@ use crate::cluster::slot::slot_of_tag;
 /// enough for an address, an e-mail address or a token identifier.
 const PART_BYTES_MAX: usize = 128;
 const PREFIX_BYTES_MAX: usize = 64;
+/// The number of receipts in a block, which is one key. A key with one used receipt takes at most 320 bytes on Redis 7.0,
+/// 160 more than a key without a block would, and a full one 0.42 bytes per receipt. With 4,096, they are 800 and 0.29.
+const BLOCK_RECEIPTS: u64 = 1_024;
 
 /// The start of every key of a store: the configured prefix, the version of the state, and the `{` of the hash tag.
 ///
@@ -121,15 +124,16 @@ impl Prefix {
         self.0.trim_end_matches('{').to_owned() + "bans"
     }
 
-    /// Returns the Redis key of a used receipt, such as `tidegate:tg2:{user:42}:receipt:00…0f`, beside the counters of
-    /// the subject.
+    /// Returns the place of a used receipt: the Redis key of its block, such as
+    /// `tidegate:tg2:{user:42}:receipts:000000000000000f:0`, beside the counters of the subject, and its number in it.
     ///
-    /// The receipt is used while this key exists, whatever its value.
-    pub(crate) fn receipt(&self, subject: &[u8], id: ReceiptId) -> String {
+    /// The receipt is used while the bit with this number is set.
+    pub(crate) fn receipt(&self, subject: &[u8], id: ReceiptId) -> (String, u64) {
         let mut key = self.up_to_scope(subject);
+        let (block, number) = (id.sequence() / BLOCK_RECEIPTS, id.sequence() % BLOCK_RECEIPTS);
         // Writing to a String cannot fail.
-        let _ = write!(key, "receipt:{id}");
-        key
+        let _ = write!(key, "receipts:{:016x}:{block}", id.stream());
+        (key, number)
     }
 
     /// Returns the Redis key of the instances that share the store, such as `tidegate:tg2:instances`.

@@ -12,19 +12,20 @@ use crate::key::Prefix;
 /// One check, refund or redemption, encoded as keys and arguments of the script.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Step {
-    /// Bulk strings: the ban keys or the receipt key, then a key per limit.
+    /// Bulk strings: the ban keys or the key of the receipt, then a key per limit.
     keys: Vec<u8>,
-    /// The length of the ban keys, or of the receipt key, in `keys`, in bytes.
+    /// The length of the ban keys, or of the key of the receipt, in `keys`, in bytes.
     bytes_before_counters: usize,
-    /// The number of keys, with the ban keys or the receipt key.
+    /// The number of keys, with the ban keys or the key of the receipt.
     key_count: usize,
     /// Bulk strings: the arguments after the head.
     arguments: Vec<u8>,
     argument_count: usize,
     /// The number of ban keys.
     ban_count: usize,
-    /// The time at which the receipt of a redemption expires; `None` for a check or a refund.
-    redeemable_until: Option<Timestamp>,
+    /// The receipt of a redemption: the time at which it expires, and its number in its block. `None` for a check or a
+    /// refund.
+    receipt: Option<(Timestamp, u64)>,
     /// The quota and cost of each limit, which the reply does not repeat.
     pub(crate) asked: SmallVec<[QuotaAndCost; 2]>,
 }
@@ -70,8 +71,9 @@ impl Step {
 
     /// Encodes a redemption. Limits with cost 0 are left out.
     pub(crate) fn redemption(redemption: &Redemption<'_>, prefix: &Prefix) -> Step {
-        let mut step = Step { redeemable_until: Some(redemption.until), ..Step::empty() };
-        step.push_key(&prefix.receipt(redemption.subject, redemption.id));
+        let (key, number) = prefix.receipt(redemption.subject, redemption.id);
+        let mut step = Step { receipt: Some((redemption.until, number)), ..Step::empty() };
+        step.push_key(&key);
         step.bytes_before_counters = step.keys.len();
         if let Some((check, decision)) = &redemption.refund {
             step.push_refund(check, decision, prefix);
@@ -90,7 +92,7 @@ impl Step {
             arguments: Vec::with_capacity(64),
             argument_count: 0,
             ban_count: 0,
-            redeemable_until: None,
+            receipt: None,
             asked: SmallVec::new(),
         }
     }
@@ -102,7 +104,8 @@ impl Step {
         }
         for (demand, status) in check.demands().iter().zip(&decision.limits) {
             if let Some(receipt) = Receipt::of(decision.at, status) {
-                let charged = format!("{} {}", receipt.at.as_micros(), receipt.reset_after_us);
+                let Receipt { at, reset_after_us, refunded_before, .. } = receipt;
+                let charged = format!("{} {reset_after_us} {refunded_before}", at.as_micros());
                 self.push_correction(&demand.cost(receipt.units), &charged, prefix);
             }
         }
@@ -126,7 +129,7 @@ impl Step {
         self.argument_count += 1;
     }
 
-    /// Returns the encoded keys of the counters, without the ban keys or the receipt key.
+    /// Returns the encoded keys of the counters, without the ban keys or the key of the receipt.
     ///
     /// Steps with one limit each may be sorted by this: they affect each other only if they use the same counter, and a
     /// stable sort keeps the order of those. Ban keys are left out, because not every step on a counter reads them.
@@ -136,7 +139,7 @@ impl Step {
 
     /// Returns whether the step is a redemption.
     pub(crate) fn is_redemption(&self) -> bool {
-        self.redeemable_until.is_some()
+        self.receipt.is_some()
     }
 
     /// Returns whether the step has exactly one limit.
@@ -154,12 +157,13 @@ impl Step {
     /// Returns the first argument of the step, such as `check 2 1 5` or `refund 2`.
     ///
     /// The numbers of a check are those of its limits and ban keys, and `repeat`. The numbers of a refund are that of its
-    /// limits and, in a redemption, the time at which the receipt expires; `repeat` is ignored.
+    /// limits and, in a redemption, the time at which the receipt expires and its number in its block; `repeat` is
+    /// ignored.
     fn head(&self, verb: &str, repeat: usize) -> String {
-        match (verb, self.redeemable_until) {
+        match (verb, self.receipt) {
             ("check", _) => format!("check {} {} {repeat}", self.asked.len(), self.ban_count),
             (verb, None) => format!("{verb} {}", self.asked.len()),
-            (verb, Some(until)) => format!("{verb} {} {}", self.asked.len(), until.as_micros()),
+            (verb, Some((until, number))) => format!("{verb} {} {} {number}", self.asked.len(), until.as_micros()),
         }
     }
 }
@@ -326,11 +330,11 @@ mod tests {
     }
 
     #[test]
-    fn redemption_has_its_receipt_key_first_and_two_lines_per_limit() {
+    fn redemption_has_the_key_of_its_receipt_first_and_two_lines_per_limit() {
         let demand = |limit: &str| Demand::new(limit.parse().unwrap(), Key::new("k").unwrap());
         let (unused, over) = (demand("9/s").cost(5), [demand("7/s token-bucket").cost(2), demand("7/min").cost(0)]);
         let (refund, charge) = (Check::one(&unused), Check::new(&over).unwrap());
-        let (prefix, id) = (Prefix::new("p").unwrap(), ReceiptId::from_bytes([0xab; 16]));
+        let (prefix, id) = (Prefix::new("p").unwrap(), ReceiptId::new(0xab, 1_027));
         let status = LimitStatus {
             allowed: true,
             cost: 3,
@@ -340,6 +344,7 @@ mod tests {
             next_after: Wait::ZERO,
             reset_after: Wait::from_micros(1_000_000),
             late_us: 0,
+            refunded_before: 41,
         };
         let limits = [status].into_iter().collect();
         let decision = Decision { at: Timestamp::from_micros(5), source: Source::Store, ban: None, limits };
@@ -348,10 +353,10 @@ mod tests {
         let only_marks = Step::redemption(&marks, &prefix);
         let call = encode_call(Script::Sha("sha"), None, "refund", &[(&both, 1), (&only_marks, 1)], KeyPlace::Keys);
         let words: Vec<&str> = std::str::from_utf8(&call).unwrap().split("\r\n").skip(2).step_by(2).collect();
-        let receipt = "p:tg2:{k}:receipt:abababababababababababababababab";
+        let receipt = "p:tg2:{k}:receipts:00000000000000ab:1";
         let keys = [receipt, "p:tg2:{k}:sliding:1000000", "p:tg2:{k}:token-bucket:1000000", receipt];
         let lines = ["sliding 9 1000000 3 window=fixed", "token-bucket 7 1000000 2 count_denied=1 window=fixed"];
-        let arguments = ["", "refund 2 77", lines[0], "5 1000000", lines[1], "charge", "refund 0 77"];
+        let arguments = ["", "refund 2 77 3", lines[0], "5 1000000 41", lines[1], "charge", "refund 0 77 3"];
         assert_eq!(words, [&["EVALSHA", "sha", "4"][..], &keys, &arguments].concat());
     }
 }

@@ -810,7 +810,7 @@ impl Store for RedisStore {
 
     /// Gives units back and charges units as `redemption` says, unless its id was used before or is expired.
     ///
-    /// The used id is stored under a key with the redemption's subject, which lives until the id expires. On a cluster,
+    /// The used id is a bit under a key with the redemption's subject, which lives until the ids of the key expire. On a cluster,
     /// and with [one call per slot](RedisStoreBuilder::one_subject_per_call), a redemption whose subjects are in several
     /// hash slots fails with the kind `Forbidden`.
     fn redeem<'a>(&'a self, redemption: &'a Redemption<'a>) -> StoreFuture<'a, Redeemed> {

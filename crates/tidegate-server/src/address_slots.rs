@@ -1,4 +1,5 @@
-//! Limits the open connections of each client address, so that one client cannot take all slots of a listener.
+//! Limits the slots of each client address, so that one client cannot take all connections of a listener, or all requests
+//! of an upstream.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -8,18 +9,18 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tidegate::identity::{AddressKey, AddressPrefixes};
 
-/// The number of open connections of each client address. An IPv6 address is counted by its /64 network.
+/// The number of slots that each client address has taken. An IPv6 address is counted by its /64 network.
 ///
-/// An address without connections takes no memory.
+/// An address without slots takes no memory.
 #[derive(Debug, Default)]
 pub(crate) struct AddressSlots {
     open: Mutex<HashMap<AddressKey, usize>>,
 }
 
 impl AddressSlots {
-    /// Takes a slot for one connection of the client at `address`. The slot is free again when it is dropped.
+    /// Takes a slot for the client at `address`. The slot is free again when it is dropped.
     ///
-    /// Returns `None` if the address has `max` connections or more.
+    /// Returns `None` if the address has `max` slots or more.
     pub(crate) fn take(self: &Arc<Self>, address: IpAddr, max: usize) -> Option<AddressSlot> {
         let key = AddressPrefixes::default().key(address);
         let mut open = self.open.lock();
@@ -32,7 +33,7 @@ impl AddressSlots {
     }
 }
 
-/// The slot of one connection.
+/// The slot of one connection or request.
 #[derive(Debug)]
 pub(crate) struct AddressSlot {
     key: AddressKey,

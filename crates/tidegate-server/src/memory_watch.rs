@@ -1,9 +1,9 @@
-//! Logs a warning when the memory for counters runs out.
+//! Logs a warning when the memory for counters, or for used receipts, runs out.
 
 use std::time::Duration;
 
 use tidegate::engine::Engine;
-use tidegate::{Limiter, MemoryStore};
+use tidegate::{Limiter, MemoryStore, UsedReceiptStats};
 use tokio::time::Instant;
 
 /// The interval between two readings.
@@ -11,13 +11,14 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// The interval at which the warning is repeated while the memory stays nearly full.
 const REPEAT: Duration = Duration::from_secs(600);
 
-/// Logs warnings when the memory for counters is nearly full. Never returns.
+/// Logs warnings when the memory for counters is nearly full, or that for used receipts is full. Never returns.
 ///
 /// Every 10 s, first after 10 s, reads the memory of the limiter's counters, and of those of shield rules if there is
 /// an engine. Logs a warning when 90 % is used, and when it is full, so that new keys share counters. Repeats it every
-/// 10 minutes while that lasts.
+/// 10 minutes while that lasts. Does the same when used receipts were dropped before they expired.
 pub async fn watch_memory(limiter: Limiter, engine: Option<Engine>) {
     let (mut limits, mut shield) = (Warnings::default(), Warnings::default());
+    let (mut receipts, mut shield_receipts) = (ReceiptWarnings::default(), ReceiptWarnings::default());
     loop {
         tokio::time::sleep(INTERVAL).await;
         let stats = limiter.stats();
@@ -27,8 +28,10 @@ pub async fn watch_memory(limiter: Limiter, engine: Option<Engine>) {
             overflow_keys: stats.memory_overflow_keys,
         };
         limits.warn_if_due("limits", usage);
+        receipts.warn_if_due("limits", stats.used_receipts);
         if let Some(engine) = &engine {
             shield.warn_if_due("shield", MemoryUsage::of(engine.shield()));
+            shield_receipts.warn_if_due("shield", engine.shield().used_receipts());
         }
     }
 }
@@ -101,9 +104,55 @@ impl Warnings {
     }
 }
 
+#[derive(Default)]
+struct ReceiptWarnings {
+    /// The number of dropped blocks at the last warning.
+    dropped_blocks: u64,
+    last_at: Option<Instant>,
+}
+
+impl ReceiptWarnings {
+    /// Logs a warning about the used receipts of this kind if one is [due](Self::is_due).
+    fn warn_if_due(&mut self, kind: &'static str, stats: UsedReceiptStats) {
+        let UsedReceiptStats { bytes, max_bytes, dropped_blocks, expired_early, .. } = stats;
+        if self.is_due(dropped_blocks) {
+            tracing::warn!(
+                kind,
+                bytes,
+                max_bytes,
+                dropped_blocks,
+                expired_early,
+                "the memory for used receipts is full: receipts expire early, and their refunds are refused; use Redis"
+            );
+        }
+    }
+
+    /// Returns whether blocks were dropped since the last warning and that is at least ten minutes ago. Then records this
+    /// as the last warning.
+    fn is_due(&mut self, dropped_blocks: u64) -> bool {
+        let now = Instant::now();
+        let is_due = dropped_blocks > self.dropped_blocks && self.last_at.is_none_or(|at| now - at >= REPEAT);
+        if is_due {
+            (self.dropped_blocks, self.last_at) = (dropped_blocks, Some(now));
+        }
+        is_due
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_warning_is_logged_when_used_receipts_were_dropped_and_at_most_every_ten_minutes() {
+        let mut warnings = ReceiptWarnings::default();
+        assert!(!warnings.is_due(0));
+        assert_eq!([warnings.is_due(3), warnings.is_due(4)], [true, false]);
+        tokio::time::advance(REPEAT).await;
+        assert_eq!([warnings.is_due(4), warnings.is_due(4)], [true, false]);
+        tokio::time::advance(REPEAT).await;
+        assert!(!warnings.is_due(4));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_warning_is_logged_when_the_level_rises_and_every_ten_minutes_after_that() {

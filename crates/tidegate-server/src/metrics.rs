@@ -23,7 +23,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tidegate::engine::Engine;
 use tidegate::rules::{LookupStats, Lookups};
-use tidegate::{DecisionOutcome, Limiter, LimiterStats, MemoryStore, OutcomeCount, Source};
+use tidegate::{DecisionOutcome, Limiter, LimiterStats, MemoryStore, OutcomeCount, Source, UsedReceiptStats};
 
 pub(crate) use self::format::MetricsFormat;
 use self::histogram::Snapshot;
@@ -259,17 +259,34 @@ impl MetricsPage<'_, '_> {
     /// Writes the metrics `memory_*`: of the limiter's counters, and of those of shield rules if `shield` is given.
     fn memory(&mut self, stats: &LimiterStats, shield: Option<&MemoryStore>) -> std::fmt::Result {
         let limits = [stats.memory_keys, stats.memory_overflow_keys, stats.memory_bytes, stats.memory_max_bytes];
-        let shield = shield
+        let shield_read = shield
             .map(|store| [store.len(), store.overflow_len(), store.bytes_used(), store.max_bytes()].map(|n| n as u64));
         let read: Vec<(&'static str, [u64; 4])> =
-            [("limits", limits)].into_iter().chain(shield.map(|read| ("shield", read))).collect();
+            [("limits", limits)].into_iter().chain(shield_read.map(|read| ("shield", read))).collect();
         let column =
             |which: usize| read.iter().map(move |(kind, read)| (vec![("kind", Cow::from(*kind))], read[which]));
         let help = "Counters in process memory: of limits (with a shared store, those of the local shares), and of shield rules.";
         self.gauges("memory_keys", help, column(0))?;
         self.gauges("memory_overflow_keys", "Counters that several keys share because the memory is full.", column(1))?;
         self.gauges("memory_bytes", "Bytes used by counters in process memory.", column(2))?;
-        self.gauges("memory_max_bytes", "Bytes that counters in process memory may use.", column(3))
+        self.gauges("memory_max_bytes", "Bytes that counters in process memory may use.", column(3))?;
+        self.used_receipts(stats.used_receipts, shield.map(MemoryStore::used_receipts))
+    }
+
+    /// Writes the metrics of used receipts in process memory: of the limiter's, and of those of shield rules if given.
+    fn used_receipts(&mut self, limits: UsedReceiptStats, shield: Option<UsedReceiptStats>) -> std::fmt::Result {
+        let read: Vec<(&'static str, UsedReceiptStats)> =
+            [("limits", limits)].into_iter().chain(shield.map(|read| ("shield", read))).collect();
+        let column = |number: fn(&UsedReceiptStats) -> u64| {
+            read.iter().map(move |(kind, read)| (vec![("kind", Cow::from(*kind))], number(read)))
+        };
+        let help = "Bytes that used receipts take in process memory.";
+        self.gauges("memory_receipt_bytes", help, column(|read| read.bytes as u64))?;
+        let help =
+            "Blocks of used receipts in process memory that were dropped before they expired, because it is full.";
+        self.counters("memory_receipt_blocks_dropped", help, column(|read| read.dropped_blocks))?;
+        let help = "Refunds refused because their receipts expired early in process memory.";
+        self.counters("receipts_expired_early", help, column(|read| read.expired_early))
     }
 
     fn histograms(

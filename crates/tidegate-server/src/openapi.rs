@@ -13,7 +13,7 @@ pub(crate) mod schemas;
 use std::sync::OnceLock;
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use http::{HeaderValue, Response};
 use schemars::Schema;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
@@ -38,6 +38,10 @@ pub(crate) static HTTP: Api = Api::new(document);
 /// The API of the admin listener.
 pub(crate) static ADMIN: Api = Api::new(admin::document);
 
+/// What a browser may load and do on the page: only its own inline style.
+const PAGE_POLICY: &str =
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
 impl Api {
     const fn new(document: fn() -> Value) -> Api {
         Api { document, text: OnceLock::new(), page: OnceLock::new() }
@@ -52,7 +56,9 @@ impl Api {
     /// Returns the response of `/docs`: the OpenAPI document as an HTML page, which is created once.
     pub(crate) fn page_response(&self) -> Response<Bytes> {
         let page = || Bytes::from(page::render(&(self.document)()));
-        with_type(self.page.get_or_init(page).clone(), "text/html; charset=utf-8")
+        let mut response = with_type(self.page.get_or_init(page).clone(), "text/html; charset=utf-8");
+        response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
+        response
     }
 }
 

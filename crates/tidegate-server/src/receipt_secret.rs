@@ -50,9 +50,10 @@ impl ReceiptSecret {
         random::<32>().map(|secret| ReceiptSecret::new(&secret))
     }
 
-    /// Encrypts a receipt. Returns `None` if the operating system provides no random numbers.
+    /// Encrypts a receipt. Logs an error and returns `None` if the operating system provides no random numbers.
     pub(crate) fn seal(&self, receipt: &Receipt) -> Option<String> {
-        let salt: [u8; SALT_BYTES] = random().ok()?;
+        let salt =
+            random::<SALT_BYTES>().inspect_err(|error| tracing::error!(%error, "cannot issue a receipt")).ok()?;
         let mut sealed = receipt.encode();
         self.key(&salt)?.seal_in_place_append_tag(nonce(), Aad::from([VERSION]), &mut sealed).ok()?;
         Some(URL_SAFE_NO_PAD.encode([&[VERSION][..], &salt, &sealed].concat()))
@@ -89,7 +90,7 @@ impl std::fmt::Debug for ReceiptSecret {
 }
 
 /// Returns random bytes from the operating system.
-pub(crate) fn random<const N: usize>() -> std::io::Result<[u8; N]> {
+fn random<const N: usize>() -> std::io::Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)
         .map_err(|_| std::io::Error::other("the operating system provides no random numbers"))?;
@@ -102,7 +103,7 @@ fn nonce() -> Nonce {
 
 #[cfg(test)]
 mod tests {
-    use tidegate::{Check, Demand, Key, Limiter, ReceiptId};
+    use tidegate::{Check, Demand, Key, Limiter};
 
     use super::*;
 
@@ -111,7 +112,7 @@ mod tests {
         let demand = Demand::new("5/min".parse().unwrap(), Key::new(key).unwrap());
         let check = Check::one(&demand);
         let decision = limiter.check(&check).await.unwrap();
-        limiter.receipt(ReceiptId::from_bytes([7; 16]), &check, &decision).unwrap()
+        limiter.receipt(&check, &decision).unwrap()
     }
 
     #[tokio::test]

@@ -12,10 +12,10 @@
 
 use tidegate::engine::{Ending, Permit};
 use tidegate::receipt::{ReceiptTooLarge, RedeemError, Settlement};
-use tidegate::{Check, Decision, Demand, ReceiptId, Redeemed, StoreErrorKind};
+use tidegate::{Check, Decision, Demand, Redeemed, StoreErrorKind};
 
 use crate::decider::Decider;
-use crate::receipt_secret::{InvalidReceiptText, random};
+use crate::receipt_secret::InvalidReceiptText;
 
 /// A receipt in the form in which it is sent to a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -68,7 +68,7 @@ impl Decider {
 
     /// Issues the receipt of an explicit check that was decided as refundable. Returns `None` if nothing was charged.
     pub(crate) fn receipt(&self, check: &Check<'_>, decision: &Decision) -> Option<IssuedReceipt> {
-        let receipt = self.limiter().receipt(new_id()?, check, decision)?;
+        let receipt = self.limiter().receipt(check, decision)?;
         Some(IssuedReceipt { text: self.receipt_secret()?.seal(&receipt)?, refund_on: Vec::new() })
     }
 
@@ -76,7 +76,7 @@ impl Decider {
     /// if there is no secret, which a warning at the start has reported.
     pub(crate) fn receipt_of(&self, permit: &Permit) -> Option<IssuedReceipt> {
         let secret = self.receipt_secret()?;
-        let receipt = permit.receipt(new_id()?)?;
+        let receipt = permit.receipt()?;
         let endings = [Ending::Success, Ending::Failure].into_iter();
         let refund_on = endings.filter(|ending| receipt.is_refunded_on(*ending)).collect();
         Some(IssuedReceipt { text: secret.seal(&receipt)?, refund_on })
@@ -97,16 +97,5 @@ impl Decider {
             RedeemError::Store(error) => RefundError::Store(error.kind()),
             _ => RefundError::OtherInstance,
         })
-    }
-}
-
-/// Returns a random id. Logs an error and returns `None` if the operating system provides no random numbers.
-fn new_id() -> Option<ReceiptId> {
-    match random() {
-        Ok(bytes) => Some(ReceiptId::from_bytes(bytes)),
-        Err(error) => {
-            tracing::error!(%error, "cannot issue a receipt");
-            None
-        }
     }
 }

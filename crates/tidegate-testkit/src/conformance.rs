@@ -7,6 +7,7 @@
 //!   named cases      scripts with literal expectations; the oracle must pass them, too
 //!   random traces    subject and oracle must agree in every field of every decision, except its source
 //!   properties       guarantees of each algorithm under any traffic
+//!   net use          the guarantee of each algorithm for what is charged and not refunded
 //! ```
 //!
 //! Adding an implementation takes five lines:
@@ -31,6 +32,7 @@ pub mod accuracy;
 pub mod cases;
 mod compare;
 mod memory;
+pub mod net_use;
 pub mod properties;
 mod random;
 mod redeeming;

@@ -17,6 +17,11 @@
 //! **Ties.** Decisions of the same microsecond have no known order, so each may have been made before or after any of
 //! the others. An answer must lie between what none and what all of them give. No decision is skipped.
 //!
+//! **Several servers.** On a cluster, a counter has the time of the master that owns its slot. When the slot moves, the
+//! clock of the next master may be behind, and a counter with entries in its future counts them, as after a clock that was
+//! set back. By their times alone, such decisions are in the wrong order: units seem to count before they were charged.
+//! With [`Bounds::skew_us`], decisions whose times differ by no more than that have no known order, like ties.
+//!
 //! **Ticks.** `sliding` above its exact quota may keep a unit for up to one tick longer, so its waits may be that much
 //! longer.
 //!
@@ -74,6 +79,10 @@ pub struct Bounds {
     /// The store may then have admitted that much above the quota, and its counts may differ by that much from the
     /// history. Waits are not verified. `None` is 0.
     pub lost: Option<u64>,
+    /// The most microseconds by which the clocks of the servers that decide on one counter differ, one after the other.
+    ///
+    /// 0 if one server decides on it, whose clock is not set back.
+    pub skew_us: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -160,7 +169,7 @@ impl History {
             self.counters[counter].answers.push(Answer {
                 sent_us,
                 received_us,
-                at_us: decision.at.as_micros(),
+                at_us: decision.at.as_micros() + u64::from(status.late_us),
                 cost: status.cost,
                 remaining: status.remaining,
                 retry_after_us: status.retry_after.as_micros(),
@@ -187,7 +196,7 @@ impl History {
         );
         for (&counter, status) in counters.iter().zip(&decision.limits) {
             self.counters[counter].refunds.push(Refund {
-                charged_at_us: decision.at.as_micros(),
+                charged_at_us: decision.at.as_micros() + u64::from(status.late_us),
                 units: status.cost,
                 earliest_us: earliest.as_micros(),
                 latest_us: latest.as_micros(),
@@ -257,7 +266,7 @@ impl History {
         }
         for (number, counter) in self.counters.iter_mut().enumerate() {
             reported::verify(number, counter, &mut report);
-            counter::verify(number, counter, bounds.lost.unwrap_or(0), &mut report);
+            counter::verify(number, counter, bounds, &mut report);
             witness::verify(number, counter, bounds, &mut report);
             cached::verify(number, counter, &mut report);
         }

@@ -13,7 +13,7 @@
 //!
 //! Each kind of record implements only what `docs/algorithms.md` defines: its state at an instant (`Record::settled`),
 //! whether a cost fits, and what a charge, a penalty or a refund writes. It was written from that document, not from
-//! the core. Numbers are `i128`, sums are taken over everything kept, and nothing is optimized.
+//! the core. A bucket keeps a list of its refunds and counts them anew for each use. Numbers are `i128`, sums are taken over everything kept, and nothing is optimized.
 //!
 //! **How instants are tried.** While nothing is charged, use only shrinks with time: the entries of a log expire, the
 //! weight of a pair falls, a bucket leaks. So "it fits" is false up to some instant and true from there on, and a
@@ -48,7 +48,7 @@ pub struct Oracle {
 struct Counter {
     name: Name,
     record: Record,
-    /// From this time on the record equals an empty one, under the limit that it was written with.
+    /// From this time on the record equals a new one, under the limit that it was written with.
     expires_at: i128,
 }
 
@@ -84,7 +84,12 @@ impl Oracle {
                 let limit = &demand.limit;
                 let mut record = self.record(demand).settled(limit, micros(now));
                 let reset_us = status.reset_after.as_micros().map_or(WAIT_US_MAX, i128::from);
-                let receipt = Receipt { at: micros(decision.at), units: i128::from(status.cost), reset_us };
+                let receipt = Receipt {
+                    at: micros(decision.at),
+                    units: i128::from(status.cost),
+                    reset_us,
+                    refunded_before: i128::from(status.refunded_before),
+                };
                 record.refund(limit, micros(now), &receipt);
                 self.write(demand, micros(now), record);
             }
@@ -118,7 +123,7 @@ impl Oracle {
 
     /// Returns whether the counter does not exist or is expired at `now`, so that a store may have deleted it.
     ///
-    /// A counter is expired if it equals an empty one under the limit that it was last written with.
+    /// A counter is expired if it equals a new one under the limit that it was last written with.
     pub fn is_expired(&self, now: Timestamp, demand: &Demand<'_>) -> bool {
         self.find(demand).is_none_or(|counter| counter.expires_at <= micros(now))
     }
@@ -155,8 +160,10 @@ impl Oracle {
         let before = self.record(demand);
         let settled = before.settled(limit, now);
         let mut after = settled.clone();
+        let mut refunded_before = 0;
         if cost > 0 {
             if admitted {
+                refunded_before = settled.refunded();
                 after.charge(limit, now, cost);
                 self.write(demand, now, after.clone());
             } else if limit.count_denied() {
@@ -167,7 +174,7 @@ impl Oracle {
             }
         }
         let retry_after = retry_after(if admitted { &settled } else { &after }, limit, now, cost);
-        LimitStatus { allowed: own_verdict, retry_after, ..status(&after, demand, now) }
+        LimitStatus { allowed: own_verdict, retry_after, refunded_before, ..status(&after, demand, now) }
     }
 
     fn find(&self, demand: &Demand<'_>) -> Option<&Counter> {
@@ -180,9 +187,10 @@ impl Oracle {
     }
 
     fn write(&mut self, demand: &Demand<'_>, now: i128, record: Record) {
-        let reset_us = reset_after(&record, &demand.limit, now).as_micros().map_or(WAIT_US_MAX, i128::from);
+        let is_new_after = |d| record.settled(&demand.limit, now + d).is_new(&demand.limit);
+        let lives_us = first_wait(is_new_after).as_micros().map_or(WAIT_US_MAX, i128::from);
         self.reset(demand);
-        self.counters.push(Counter { name: Name::of(demand), record, expires_at: now + reset_us });
+        self.counters.push(Counter { name: Name::of(demand), record, expires_at: now + lives_us });
     }
 }
 
@@ -204,12 +212,13 @@ impl Name {
     }
 }
 
-/// The data of an admission that its refund needs: its time, its units, and its `reset_after`, with times in
-/// microseconds.
+/// The data of an admission that its refund needs: its time, its units, its `reset_after`, with times in microseconds,
+/// and its `refunded_before`.
 struct Receipt {
     at: i128,
     units: i128,
     reset_us: i128,
+    refunded_before: i128,
 }
 
 /// The state of one counter. The six algorithms use three kinds of record. Times are in microseconds.
@@ -268,6 +277,19 @@ impl Record {
         }
     }
 
+    /// Returns whether this [settled](Record::settled) record equals that of a new counter, for refunds, too.
+    fn is_new(&self, limit: &Limit) -> bool {
+        self.is_whole(limit) && self.refunded() == 0
+    }
+
+    /// Returns the units that were refunded on a bucket, as far as they matter; 0 for other records.
+    fn refunded(&self) -> u64 {
+        match self {
+            Record::Log(_) | Record::Pair(_) => 0,
+            Record::Bucket(bucket) => u64::try_from(bucket.refunded()).expect("less than 2^53"),
+        }
+    }
+
     /// Returns whether a denial at `now` that charges nothing stores the [settled](Record::settled) record.
     ///
     /// `self` must be the record as it was stored, before it is settled. Only for a limit without `count_denied`: with
@@ -323,6 +345,7 @@ fn status(record: &Record, demand: &Demand<'_>, now: i128) -> LimitStatus {
         next_after,
         reset_after: reset_after(record, limit, now),
         late_us: 0,
+        refunded_before: 0,
     }
 }
 

@@ -210,7 +210,10 @@ impl SimulatedRedis {
             let number = |index: usize| words.get(index).map(|word| word.parse().expect("a number"));
             if words[0] == "refund" {
                 let until_us = words.get(2).map(|word| word.parse().expect("a time"));
-                let receipt = until_us.map(|until_us| (receipt_id(keys.next()), Timestamp::from_micros(until_us)));
+                let receipt = until_us.map(|until_us| {
+                    let number = number(3).expect("the number of the receipt in its block");
+                    (receipt_id(keys.next(), number as u64), Timestamp::from_micros(until_us))
+                });
                 let limits = (0..number(1).expect("a number of limits"))
                     .map(|_| (demand(keys.next(), lines.next()), *lines.next().expect("a second line")));
                 numbers.push(self.refund(receipt, limits));
@@ -248,8 +251,9 @@ impl SimulatedRedis {
         let charged: Vec<Demand<'_>> = charges.into_iter().map(|(demand, _)| demand).collect();
         let (mut refunded, mut at, mut limits) = (Vec::new(), Timestamp::ZERO, LimitStatuses::new());
         for (demand, second) in refunds {
-            let (at_us, reset_after_us) = second.split_once(' ').expect("two numbers");
-            at = Timestamp::from_micros(at_us.parse().expect("a number"));
+            let numbers: Vec<u64> = second.split(' ').map(|number| number.parse().expect("a number")).collect();
+            let [at_us, reset_after_us, refunded_before] = numbers[..] else { panic!("three numbers: {second}") };
+            at = Timestamp::from_micros(at_us);
             limits.push(LimitStatus {
                 allowed: true,
                 cost: demand.cost.units(),
@@ -257,8 +261,9 @@ impl SimulatedRedis {
                 remaining: 0,
                 retry_after: Wait::ZERO,
                 next_after: Wait::ZERO,
-                reset_after: Wait::from_micros(reset_after_us.parse().expect("a number")),
+                reset_after: Wait::from_micros(reset_after_us),
                 late_us: 0,
+                refunded_before,
             });
             refunded.push(demand);
         }
@@ -274,7 +279,7 @@ impl SimulatedRedis {
         if let Ok(check) = Check::new(&charged) {
             redemption = redemption.charge(check);
         }
-        match self.0.counters.redeem(&redemption).expect("there is room for the id") {
+        match self.0.counters.redeem(&redemption) {
             Redeemed::Done => 1,
             Redeemed::AlreadyUsed => 0,
             _ => -1,
@@ -282,19 +287,22 @@ impl SimulatedRedis {
     }
 }
 
-/// Returns the id in a receipt key, which ends with its hex digits.
+/// Returns the id of a receipt from the key of its block, which ends with its stream and the number of the block, and from
+/// its number in the block.
 ///
 /// # Panics
-/// If there is no key, or it does not end with an id.
-fn receipt_id(key: Option<&&str>) -> ReceiptId {
-    let (_, id) = key.expect("a receipt key").rsplit_once(':').expect("an id");
-    ReceiptId::from_bytes(u128::from_str_radix(id, 16).expect("hex digits").to_be_bytes())
+/// If there is no key, or it is not that of a block.
+fn receipt_id(key: Option<&&str>, number: u64) -> ReceiptId {
+    let (rest, block) = key.expect("the key of a block").rsplit_once(':').expect("a block");
+    let (_, stream) = rest.rsplit_once(':').expect("a stream");
+    let block: u64 = block.parse().expect("a number");
+    ReceiptId::new(u64::from_str_radix(stream, 16).expect("hex digits"), block * 1_024 + number)
 }
 
-fn numbers_of(line: &LimitStatus) -> [i64; 5] {
+fn numbers_of(line: &LimitStatus) -> [i64; 6] {
     let wait = |wait: Wait| wait.as_micros().map_or(-1, |us| us as i64);
     let [retry, next, reset] = [line.retry_after, line.next_after, line.reset_after].map(wait);
-    [line.allowed.into(), line.remaining.into(), retry, next, reset]
+    [line.allowed.into(), line.remaining.into(), retry, next, reset, line.refunded_before as i64]
 }
 
 /// Parses a demand from a key and its argument: `ALGORITHM QUOTA WINDOW_US COST [OPTION=VALUE …]`.

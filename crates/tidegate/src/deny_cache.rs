@@ -27,11 +27,11 @@
 //! this cache. A changed limit is a different entry.
 //!
 //! **Bans** are cached by subject, apart from denials: a ban refuses every check of its subject, whatever the limit and
-//! the cost, except a peek. A ban is cached only if all demands of the check have the same subject: otherwise the
-//! decision does not tell which subject is banned.
+//! the cost, except a peek. If the demands of a check have different subjects, the decision does not tell which of them
+//! is banned. The limiter then asks the store for the ban of each, at most one check at a time.
 //!
-//! **Checks of several limits.** The statuses of the other limits are repeated from the last decision of the store,
-//! which is cached for each counter separately:
+//! **Checks of several limits.** One denial is enough to deny a check. The statuses of the other limits are repeated
+//! from the last decision of the store, which is cached for each counter separately:
 //!
 //! ```text
 //!   denials:   global 1000/min ─▶ cost 1, until 12:00:05         if there is none, the store is called
@@ -40,14 +40,21 @@
 //!
 //! So an exhausted limit that many subjects share costs one call per second, not one per second and subject. The price
 //! is that a repeated status misses what other checks have taken from the counter since. It is repeated for at most ten
-//! seconds. A repeated status that denies follows the rules of denials. If there is no status for one of the limits,
-//! the store is called.
+//! seconds. A repeated status that denies follows the rules of denials. A limit without a cached status is left out of
+//! the decision, which is then partial: a client that invents a new path for each request has no status to repeat, and
+//! must not cost a call for each. If the caller needs a status for every limit, the store is called instead.
+//!
+//! **Checks on several servers.** A part of such a check may have been denied by units that another check has charged
+//! and is about to refund. So only a denial by the caller's own limit is cached ([`DenyCache::learn_own`]). If it was due
+//! to such units, they were taken by requests of the same caller. A denial by a limit that many callers share is not: one
+//! caller could then keep it in force against the others.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 use tidegate_core::{Check, Decision, Demand, LimitStatus, LimitStatuses, Source, Timestamp, Wait};
 
+use crate::limiter::EachDecision;
 use crate::ttl_cache::{Expire, Id, TtlCache};
 
 /// Longest time that a denial is cached, in microseconds.
@@ -118,11 +125,12 @@ impl DenyCache {
     /// Returns the denial of a check if the cache implies one, or `None` if the store has to be called.
     ///
     /// The decision is made at `now` and has source [`Source::DenyCache`]. It is a ban if one of the check's subjects
-    /// has a cached ban. Otherwise it has one status per demand: a denial must be cached for at least one demand, and a
-    /// status for each of the others. Never returns an admission.
-    pub(crate) fn recall(&self, check: &Check<'_>, now: Timestamp) -> Option<Decision> {
+    /// has a cached ban. Otherwise a denial is cached for at least one demand. The decision has the statuses of these
+    /// demands, and of the others if they are cached. If one is not, the decision is partial if `allows_partial`, else
+    /// the result is `None`. Never returns an admission.
+    pub(crate) fn recall(&self, check: &Check<'_>, now: Timestamp, allows_partial: bool) -> Option<EachDecision> {
         if let Some(ban) = self.ban_of(check, now) {
-            return Some(Decision::banned(now, Source::DenyCache, ban, check));
+            return Some(EachDecision::Complete(Decision::banned(now, Source::DenyCache, ban, check)));
         }
         let demands = check.demands();
         let ids: SmallVec<[Id; 4]> = demands.iter().map(|demand| self.id(demand)).collect();
@@ -135,9 +143,15 @@ impl DenyCache {
         }
         let repeated = |demand, id| self.statuses.get_with(id, |cached| cached.status_for(demand, now)).flatten();
         let statuses = demands.iter().zip(&ids).zip(&denied);
-        let statuses: Option<LimitStatuses> =
+        let statuses: SmallVec<[Option<LimitStatus>; 4]> =
             statuses.map(|((demand, &id), denied)| denied.or_else(|| repeated(demand, id))).collect();
-        Some(Decision { at: now, source: Source::DenyCache, ban: None, limits: statuses? })
+        let limits: LimitStatuses = statuses.iter().copied().flatten().collect();
+        let decision = Decision { at: now, source: Source::DenyCache, ban: None, limits };
+        if decision.limits.len() == demands.len() {
+            return Some(EachDecision::Complete(decision));
+        }
+        let known = statuses.iter().enumerate().filter(|(_, status)| status.is_some());
+        allows_partial.then(|| EachDecision::partial(decision, known.map(|(index, _)| index).collect()))
     }
 
     /// Caches the consequences of a decision that the store has made for `check` during `call`.
@@ -167,6 +181,30 @@ impl DenyCache {
         }
     }
 
+    /// Caches the denials of a check that several servers decided during `call`, as far as they are certain enough.
+    ///
+    /// `own` tells which limits, in the order of the check, count something that identifies the caller; limits beyond its
+    /// end do not. A denial is cached for each of these that denied the check, or that its admission left without units.
+    /// The statuses of limits that allow the check are cached beside a denial.
+    pub(crate) fn learn_own(&self, check: &Check<'_>, decision: &Decision, own: &[bool], call: CallSpan) {
+        let allowed = decision.allowed();
+        let mut statuses = check.demands().iter().zip(&decision.limits).enumerate();
+        let is_own = |index: usize| own.get(index).copied().unwrap_or(false);
+        let denied = |index, status| denied_by(status, allowed).filter(|_| is_own(index));
+        if decision.ban.is_some() || !statuses.clone().any(|(index, (_, status))| denied(index, status).is_some()) {
+            return;
+        }
+        statuses.by_ref().for_each(|(index, (demand, status))| {
+            let (id, denied) = (self.id(demand), denied(index, status));
+            if let Some(status) = denied {
+                self.denials.update(id, call.sent, |denials| denials.add(CachedStatus { status, call }));
+            }
+            if denied.is_some() || status.allowed {
+                self.statuses.put(id, CachedStatus { status: *status, call }, call.sent);
+            }
+        });
+    }
+
     /// Removes the cached denials and the cached status of a demand's counter under exactly this limit.
     pub(crate) fn forget(&self, demand: &Demand<'_>) {
         let id = self.id(demand);
@@ -178,10 +216,14 @@ impl DenyCache {
     /// subjects.
     fn learn_ban(&self, check: &Check<'_>, ban: Wait, call: CallSpan) {
         if !has_several_subjects(check) {
-            let id = self.bans.id(check.demands()[0].key.subject());
-            self.bans.put(id, CachedBan { ban, call }, call.sent);
-            self.has_bans.store(true, Ordering::Relaxed);
+            self.learn_ban_of(check.demands()[0].key.subject(), ban, call);
         }
+    }
+
+    /// Caches that a subject is banned for the time `ban`, as the store reported during `call`.
+    pub(crate) fn learn_ban_of(&self, subject: &[u8], ban: Wait, call: CallSpan) {
+        self.bans.put(self.bans.id(subject), CachedBan { ban, call }, call.sent);
+        self.has_bans.store(true, Ordering::Relaxed);
     }
 
     /// Returns the longest remaining time of the cached bans of the check's subjects, or `None` if there is no ban.
@@ -224,7 +266,8 @@ fn denied_by(status: &LimitStatus, allowed: bool) -> Option<LimitStatus> {
     }
 }
 
-fn has_several_subjects(check: &Check<'_>) -> bool {
+/// Returns whether the demands of a check have different subjects.
+pub(crate) fn has_several_subjects(check: &Check<'_>) -> bool {
     check.demands().windows(2).any(|pair| pair[0].key.subject() != pair[1].key.subject())
 }
 
@@ -307,6 +350,7 @@ impl CachedStatus {
             next_after: shorter(self.status.next_after),
             reset_after: shorter(self.status.reset_after),
             late_us: 0,
+            refunded_before: 0,
             ..self.status
         }
     }
@@ -349,6 +393,11 @@ mod tests {
         CallSpan { sent: now, received: now }
     }
 
+    /// Returns the denial of a check from the cache, with a status for each limit. `None` if one is not cached.
+    fn recall(cache: &DenyCache, check: &Check<'_>, now: Timestamp) -> Option<Decision> {
+        cache.recall(check, now, false).map(EachDecision::into_decision)
+    }
+
     fn store() -> (MemoryStore, Arc<ManualClock>) {
         let clock = Arc::new(ManualClock::new(START));
         (MemoryStore::builder().clock(clock.clone()).build(), clock)
@@ -360,12 +409,12 @@ mod tests {
         let cache = DenyCache::default();
         let demand = demand("1/500ms", "a");
         let check = Check::one(&demand);
-        assert!(cache.recall(&check, START).is_none());
+        assert!(recall(&cache, &check, START).is_none());
         cache.learn(&check, &store.check(&check), at(START));
-        let recalled = cache.recall(&check, START.plus_micros(499_999)).expect("an admission that left nothing");
+        let recalled = recall(&cache, &check, START.plus_micros(499_999)).expect("an admission that left nothing");
         assert_eq!((recalled.allowed(), recalled.source), (false, Source::DenyCache));
         assert_eq!(recalled.retry_after(), Wait::from_micros(1));
-        assert!(cache.recall(&check, START.plus_micros(500_000)).is_none());
+        assert!(recall(&cache, &check, START.plus_micros(500_000)).is_none());
     }
 
     #[test]
@@ -378,7 +427,7 @@ mod tests {
         clock.set(decided);
         cache.learn(&check, &store.check(&check), CallSpan { sent: START, received });
         let now = START.plus_micros(100_000);
-        let recalled = cache.recall(&check, now).unwrap();
+        let recalled = recall(&cache, &check, now).unwrap();
         let waits = |wait: fn(&LimitStatus) -> Wait| recalled.limits.iter().map(wait).collect::<Vec<_>>();
         let until = |us: u64| Wait::from_micros(30_000 + us - 100_000);
         assert_eq!(waits(|status| status.retry_after), [until(500_000), until(300_000), Wait::ZERO]);
@@ -388,10 +437,10 @@ mod tests {
             clock.set(now.plus_micros(status.retry_after.as_micros().unwrap()));
             assert!(store.check(&Check::one(demand)).allowed(), "admitted after the reported wait: {demand:?}");
         }
-        assert!(cache.recall(&check, START.plus_micros(299_999)).is_some());
-        assert!(cache.recall(&check, START.plus_micros(300_000)).is_none(), "b may be free again");
-        assert!(cache.recall(&Check::one(&both[0]), START.plus_micros(499_999)).is_some());
-        assert!(cache.recall(&Check::one(&both[0]), START.plus_micros(500_000)).is_none(), "a may be free again");
+        assert!(recall(&cache, &check, START.plus_micros(299_999)).is_some());
+        assert!(recall(&cache, &check, START.plus_micros(300_000)).is_none(), "b may be free again");
+        assert!(recall(&cache, &Check::one(&both[0]), START.plus_micros(499_999)).is_some());
+        assert!(recall(&cache, &Check::one(&both[0]), START.plus_micros(500_000)).is_none(), "a may be free again");
     }
 
     #[test]
@@ -402,9 +451,9 @@ mod tests {
         let check = Check::one(&demand);
         store.check(&check);
         cache.learn(&check, &store.check(&check), at(START));
-        let recalled = cache.recall(&check, START.plus_micros(999_999)).unwrap();
+        let recalled = recall(&cache, &check, START.plus_micros(999_999)).unwrap();
         assert_eq!(recalled.retry_after(), Wait::from_micros(3_600_000_000 - 999_999));
-        assert!(cache.recall(&check, START.plus_micros(1_000_000)).is_none());
+        assert!(recall(&cache, &check, START.plus_micros(1_000_000)).is_none());
     }
 
     #[test]
@@ -416,24 +465,24 @@ mod tests {
         let both = [ann, bob];
         let check = Check::new(&both).unwrap();
         cache.learn(&check, &store.check(&check), at(START));
-        assert!(cache.recall(&check, START).is_none(), "not known whose ban it is");
+        assert!(recall(&cache, &check, START).is_none(), "not known whose ban it is");
         cache.learn(&Check::one(&ann), &store.check(&Check::one(&ann)), at(START));
         let now = START.plus_micros(999_999);
         for check in [Check::one(&ann), Check::one(&other_limit), check] {
-            let recalled = cache.recall(&check, now).expect("a check of a banned subject");
+            let recalled = recall(&cache, &check, now).expect("a check of a banned subject");
             let left = Wait::from_micros(60_000_000 - 999_999);
             assert_eq!(recalled, Decision::banned(now, Source::DenyCache, left, &check));
         }
         for check in [Check::one(&bob), Check::one(&ann.cost(0))] {
-            assert!(cache.recall(&check, now).is_none(), "another subject, and a peek");
+            assert!(recall(&cache, &check, now).is_none(), "another subject, and a peek");
         }
-        assert!(cache.recall(&Check::one(&ann), START.plus_micros(1_000_000)).is_none());
+        assert!(recall(&cache, &Check::one(&ann), START.plus_micros(1_000_000)).is_none());
         cache.forget_ban(b"ann");
-        assert!(cache.recall(&Check::one(&ann), now).is_none(), "the ban was lifted here");
+        assert!(recall(&cache, &Check::one(&ann), now).is_none(), "the ban was lifted here");
         store.ban(b"ann", Some(Duration::from_millis(200))).unwrap();
         cache.learn(&Check::one(&ann), &store.check(&Check::one(&ann)), at(START));
-        assert!(cache.recall(&Check::one(&ann), START.plus_micros(199_999)).is_some());
-        assert!(cache.recall(&Check::one(&ann), START.plus_micros(200_000)).is_none(), "the ban has ended");
+        assert!(recall(&cache, &Check::one(&ann), START.plus_micros(199_999)).is_some());
+        assert!(recall(&cache, &Check::one(&ann), START.plus_micros(200_000)).is_none(), "the ban has ended");
     }
 
     #[test]
@@ -444,8 +493,8 @@ mod tests {
         let check = Check::one(&demand);
         store.check(&check);
         cache.learn(&check, &store.check(&check), at(START));
-        assert!(cache.recall(&check, START).is_some());
-        assert!(cache.recall(&check, Timestamp::from_micros(START.as_micros() - 1)).is_none());
+        assert!(recall(&cache, &check, START).is_some());
+        assert!(recall(&cache, &check, Timestamp::from_micros(START.as_micros() - 1)).is_none());
     }
 
     #[test]
@@ -455,9 +504,9 @@ mod tests {
         let (five, six, one) = (demand("10/min", "a").cost(5), demand("10/min", "a").cost(6), demand("10/min", "a"));
         store.check(&Check::one(&six));
         cache.learn(&Check::one(&five), &store.check(&Check::one(&five)), at(START));
-        assert!(cache.recall(&Check::one(&five), START).is_some());
-        assert!(cache.recall(&Check::one(&six), START).is_none());
-        assert!(cache.recall(&Check::one(&one), START).is_none());
+        assert!(recall(&cache, &Check::one(&five), START).is_some());
+        assert!(recall(&cache, &Check::one(&six), START).is_none());
+        assert!(recall(&cache, &Check::one(&one), START).is_none());
     }
 
     #[test]
@@ -466,10 +515,10 @@ mod tests {
         let cache = DenyCache::default();
         let (old, new) = (demand("1/min", "a"), demand("2/min", "a"));
         cache.learn(&Check::one(&old), &store.check(&Check::one(&old)), at(START));
-        assert!(cache.recall(&Check::one(&new), START).is_none());
-        assert!(cache.recall(&Check::one(&old), START).is_some());
+        assert!(recall(&cache, &Check::one(&new), START).is_none());
+        assert!(recall(&cache, &Check::one(&old), START).is_some());
         cache.forget(&old);
-        assert!(cache.recall(&Check::one(&old), START).is_none());
+        assert!(recall(&cache, &Check::one(&old), START).is_none());
     }
 
     #[test]
@@ -480,11 +529,48 @@ mod tests {
         let both = [minute, day];
         let check = Check::new(&both).unwrap();
         cache.learn(&check, &store.check(&check), at(START));
-        let recalled = cache.recall(&check, START).unwrap();
+        let recalled = recall(&cache, &check, START).unwrap();
         assert_eq!((recalled.limits[0].allowed, recalled.limits[1].allowed), (false, true));
         assert_eq!(recalled.limits[1].remaining, 8);
         let other = [minute, demand("9/day", "b")];
-        assert!(cache.recall(&Check::new(&other).unwrap(), START).is_none());
+        assert!(recall(&cache, &Check::new(&other).unwrap(), START).is_none());
+    }
+
+    #[test]
+    fn limit_without_a_cached_status_is_left_out_of_the_denial() {
+        let (store, _clock) = store();
+        let cache = DenyCache::default();
+        let (own, day) = (demand("1/min", "a"), demand("9/day", "a"));
+        let both = [own, day];
+        let check = Check::new(&both).unwrap();
+        cache.learn(&check, &store.check(&check), at(START));
+        let with_invented = [demand("5/min", "path:/x1"), own, day];
+        let recalled = cache.recall(&Check::new(&with_invented).unwrap(), START, true).unwrap();
+        let EachDecision::Partial(partial) = &recalled else { panic!("{recalled:?}") };
+        assert_eq!(partial.decided, [1, 2]);
+        let statuses: Vec<_> = partial.decision.limits.iter().map(|status| (status.allowed, status.quota)).collect();
+        assert_eq!(statuses, [(false, 1), (true, 9)]);
+        assert_eq!(partial.decision.retry_after(), Wait::from_micros(60_000_000));
+        let other = [demand("5/min", "path:/x1"), day];
+        assert!(cache.recall(&Check::new(&other).unwrap(), START, true).is_none(), "no limit denies");
+    }
+
+    #[test]
+    fn only_the_callers_own_denial_is_cached_if_several_servers_decided() {
+        let (store, _clock) = store();
+        let demands = [demand("1/min", "ip:1"), demand("2/min", "global")];
+        let check = Check::new(&demands).unwrap();
+        for (own, is_cached) in [(&[true, false][..], true), (&[false, true], false), (&[], false)] {
+            let cache = DenyCache::default();
+            store.reset(&demands[0]);
+            store.reset(&demands[1]);
+            cache.learn_own(&check, &store.check(&check), own, at(START));
+            assert_eq!(recall(&cache, &check, START).is_some(), is_cached, "an admission that left nothing: {own:?}");
+            cache.learn_own(&check, &store.check(&check), own, at(START));
+            assert_eq!(recall(&cache, &check, START).is_some(), is_cached, "{own:?}");
+            let shared = Check::one(&demands[1]);
+            assert!(recall(&cache, &shared, START).is_none());
+        }
     }
 
     #[test]
@@ -494,11 +580,14 @@ mod tests {
         let both = [demand("1/h", "a"), demand("1/100ms", "b")];
         let check = Check::new(&both).unwrap();
         cache.learn(&check, &store.check(&check), at(START));
-        let recalled = cache.recall(&check, START.plus_micros(99_999)).unwrap();
+        let recalled = recall(&cache, &check, START.plus_micros(99_999)).unwrap();
         assert_eq!((recalled.limits[1].allowed, recalled.limits[1].retry_after), (false, Wait::from_micros(1)));
-        assert!(cache.recall(&check, START.plus_micros(100_000)).is_none(), "b may be free again");
+        assert!(recall(&cache, &check, START.plus_micros(100_000)).is_none(), "b may be free again");
         let dearer = [both[0], both[1].cost(2)];
-        assert!(cache.recall(&Check::new(&dearer).unwrap(), START).is_none(), "the wait of two units of b is unknown");
+        assert!(
+            recall(&cache, &Check::new(&dearer).unwrap(), START).is_none(),
+            "the wait of two units of b is unknown"
+        );
     }
 
     #[test]
@@ -507,7 +596,7 @@ mod tests {
         let cache = DenyCache::default();
         let ask = |check: &Check<'_>| {
             let now = clock.now();
-            let recalled = cache.recall(check, now);
+            let recalled = recall(&cache, check, now);
             recalled.unwrap_or_else(|| {
                 let decision = store.check(check);
                 cache.learn(check, &decision, at(now));
@@ -542,7 +631,7 @@ mod tests {
             let now = START.plus_micros(seconds * 1_000_000);
             clock.set(now);
             cache.learn(&Check::one(&both[0]), &store.check(&Check::one(&both[0])), at(now));
-            assert_eq!(cache.recall(&check, now).is_some(), is_cached, "{seconds}");
+            assert_eq!(recall(&cache, &check, now).is_some(), is_cached, "{seconds}");
         }
     }
 
@@ -559,6 +648,6 @@ mod tests {
         let (subject, later) = ("late".to_owned(), START.plus_micros(DENIED_US_MAX));
         let demand = demand("1/h", &subject);
         cache.learn(&Check::one(&demand), &store.check(&Check::one(&demand)), at(later));
-        assert!(cache.recall(&Check::one(&demand), later).is_some(), "expired entries make room");
+        assert!(recall(&cache, &Check::one(&demand), later).is_some(), "expired entries make room");
     }
 }

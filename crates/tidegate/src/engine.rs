@@ -69,8 +69,7 @@ pub use self::request::RequestOptions;
 pub use self::rule_counts::RuleStats;
 use self::run_time_bans::RunTimeBans;
 use self::run_to_completion::{PendingWork, RunToCompletion};
-use crate::identity::Identity;
-use crate::identity::{KeyDigest, KnownKey};
+use crate::identity::{AddressKey, Identity, KeyDigest, KnownKey};
 use crate::limiter::{EachDecision, Limiter, catch_panic, panicked};
 use crate::observe::BannedBy;
 use crate::receipt::{Receipt, RedeemError, Settlement};
@@ -131,8 +130,8 @@ enum Prepared {
     Unlimited,
     /// Rules apply.
     Limited(Limited),
-    /// The API key with this digest has to be looked up first.
-    UnknownKey(KeyDigest),
+    /// The API key with this digest, from a client with this address, has to be looked up first.
+    UnknownKey(KeyDigest, AddressKey),
 }
 
 /// A request to which rules apply, before the limit set of its caller is looked up.
@@ -271,9 +270,9 @@ impl Engine {
             match self.prepare(&active, request, peer, options, looked_up.take()) {
                 Ok(Prepared::Limited(limited)) => break limited,
                 Ok(Prepared::Unlimited) => return Outcome::Admitted(Permit::unlimited()),
-                Ok(Prepared::UnknownKey(digest)) => {
+                Ok(Prepared::UnknownKey(digest, address)) => {
                     let start = Instant::now();
-                    let known = Box::pin(self.0.lookups.find_key(&digest)).await;
+                    let known = Box::pin(self.0.lookups.find_key_from(address, &digest)).await;
                     spent += start.elapsed();
                     looked_up = Some((digest, known));
                 }
@@ -334,7 +333,7 @@ impl Engine {
             None => match identity.unknown_api_key() {
                 Some(digest) => match self.0.lookups.cached_key(&digest) {
                     Some(known) => known.map(|known| (digest, known)),
-                    None => return Ok(Prepared::UnknownKey(digest)),
+                    None => return Ok(Prepared::UnknownKey(digest, identity.address_key())),
                 },
                 None => None,
             },
@@ -565,7 +564,8 @@ impl Engine {
         let demands = group.demands(context);
         let check = group.check(&demands)?;
         let refundable = group.is_refundable || may_be_withdrawn;
-        let decided = self.0.limiter.check_each_after(context.spent, &check, &group.on_failure, refundable).await;
+        let limiter = &self.0.limiter;
+        let decided = limiter.check_each_after(context.spent, &check, &group.on_failure, refundable, &group.own).await;
         decided.map_err(|_unavailable| Undecided::NoAnswer)
     }
 

@@ -73,6 +73,17 @@ pub struct GatewayBounds {
     pub connections_per_address: usize,
     /// How long to wait for the next bytes of a request body before the request is answered with 408. Defaults to 30 s.
     pub body_timeout: Duration,
+    /// The minimum rate at which a client must send a request body and accept a response body, in bytes per second.
+    /// Defaults to 240; 0 means no minimum.
+    ///
+    /// Only the time in which the gateway waits for the client counts. A client that is slower than this for longer than
+    /// `body_timeout` (request) or `UpstreamTimeouts::idle` (response) is cut off.
+    pub body_rate_min: u32,
+    /// Whether headers whose names contain underscores are forwarded. Defaults to false: they are dropped.
+    ///
+    /// Many servers (CGI, WSGI, PHP) cannot tell `X_Api_Key` from `X-Api-Key`. The rules see only the latter, so a client
+    /// could be counted by one key and use another.
+    pub underscores_in_headers: bool,
 }
 
 impl Default for GatewayBounds {
@@ -84,6 +95,8 @@ impl Default for GatewayBounds {
             streams_max: 100,
             connections_per_address: 1_000,
             body_timeout: Duration::from_secs(30),
+            body_rate_min: 240,
+            underscores_in_headers: false,
         }
     }
 }
@@ -98,6 +111,10 @@ pub struct UpstreamSettings {
     pub servers: Vec<ServerUrl>,
     /// The maximum number of concurrent requests to the upstream. Defaults to 1,000.
     pub max_concurrent: usize,
+    /// The maximum number of requests of one client address among them, including those that wait. Further ones are
+    /// answered with 429. Does not apply to trusted proxies. An IPv6 address is counted by its /64 network. Defaults to
+    /// `None`: a quarter of `max_concurrent`, rounded up.
+    pub max_concurrent_per_address: Option<usize>,
     /// The maximum number of requests that wait while the upstream has `max_concurrent` requests. Further ones are
     /// answered with 503. Defaults to 100.
     pub queue: usize,
@@ -120,12 +137,18 @@ impl UpstreamSettings {
             name: name.into(),
             servers,
             max_concurrent: 1_000,
+            max_concurrent_per_address: None,
             queue: 100,
             idle_connections: 64,
             preserve_host: true,
             authorities: None,
             timeouts: UpstreamTimeouts::default(),
         }
+    }
+
+    /// Returns the maximum number of concurrent requests of one client address.
+    pub fn share_of_address(&self) -> usize {
+        self.max_concurrent_per_address.unwrap_or_else(|| self.max_concurrent.div_ceil(4))
     }
 }
 
@@ -137,11 +160,11 @@ pub struct UpstreamTimeouts {
     pub connect: Duration,
     /// The time from sending a request to the head of its response. Defaults to 60 s.
     pub header: Duration,
-    /// The time without a byte in either direction after which a response body or a tunnel is aborted. Defaults to
-    /// 60 s.
+    /// The time without a byte of a response body, because the server sends none or the client accepts none, or of a
+    /// tunnel, after which it is aborted. Defaults to 60 s.
     pub idle: Duration,
-    /// The time from a request's arrival to the end of its response. Defaults to `None`: no timeout.
-    pub total: Option<Duration>,
+    /// The time from a request's arrival to the end of its response. Tunnels have no such limit. Defaults to 1 h.
+    pub total: Duration,
     /// The time that a request may wait in the queue. Defaults to 1 s.
     pub queue: Duration,
 }
@@ -152,7 +175,7 @@ impl Default for UpstreamTimeouts {
             connect: Duration::from_secs(3),
             header: Duration::from_secs(60),
             idle: Duration::from_secs(60),
-            total: None,
+            total: Duration::from_secs(3_600),
             queue: Duration::from_secs(1),
         }
     }

@@ -41,7 +41,7 @@
 //! [`RateLimitLayer::wait_at_most`].
 //!
 //! The head of the response decides whether a rule refunds units (`charge`). An error from the inner service counts as
-//! a failure. If the request's future is dropped before that, because the client disconnected, an outer timeout expired
+//! a failure. A response with [`KeepCharge`] in its extensions keeps the charge. If the request's future is dropped before that, because the client disconnected, an outer timeout expired
 //! or the inner service panicked, the charge is kept.
 //!
 //! **An unknown remote address is an error.** If the extensions of a request do not contain the remote address of its
@@ -66,8 +66,8 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 pub use self::body::{EmptyBody, FromBytes, MakeBody};
-pub use self::future::ResponseFuture;
 use self::future::respond;
+pub use self::future::{KeepCharge, ResponseFuture};
 use crate::answer::{Body, RefusalDetails, Verdict, grpc};
 use crate::config::Report;
 use crate::engine::{Engine, Outcome, Refusal};

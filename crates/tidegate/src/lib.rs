@@ -97,7 +97,7 @@ pub use tidegate_core::{
     Decision, Demand, InstanceId, Key, KeyError, Limit, LimitError, LimitStatus, LimitStatuses, LimitTextError,
     ListedBan, LiveInstances, Location, ManualClock, MemoryStore, MemoryStoreBuilder, NameError, ReceiptId, Redeemed,
     Redemption, RuleScope, RuleScopeBuf, Scope, ScopeName, Shard, ShardId, Source, StateMachine, Store, StoreError,
-    StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
+    StoreErrorKind, StoreFuture, SystemClock, Timestamp, UsedReceiptStats, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tidegate_redis as redis;

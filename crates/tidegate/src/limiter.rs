@@ -19,12 +19,14 @@
 //! call outside a tokio runtime: without a timer there is no deadline, so the store is not called.
 
 mod announcing;
+mod denied_parts;
 mod each_decision;
 mod fair_queue;
 mod health;
 mod parts;
 mod probing;
 mod ready;
+mod receipt_ids;
 mod settle;
 mod shared;
 mod stats;
@@ -43,8 +45,9 @@ use self::fair_queue::FairQueues;
 #[cfg(feature = "rules")]
 pub(crate) use self::parts::refund_status;
 pub use self::ready::NotReady;
+use self::receipt_ids::ReceiptIds;
 pub(crate) use self::settle::redeem_in_memory;
-use self::shared::{Deadlines, Shared, SharedParts, TimeBudget};
+use self::shared::{CheckSettings, Deadlines, Shared, SharedParts, TimeBudget};
 use self::stats::Counters;
 pub use self::stats::LimiterStats;
 use crate::failure::{CheckKeyError, FailurePolicy, OnFailure, Unavailable};
@@ -85,6 +88,8 @@ struct Inner {
     deadline: Duration,
     /// The queues of [`Limiter::until_ready`].
     queues: FairQueues,
+    /// The ids of the receipts that were issued.
+    receipt_ids: ReceiptIds,
     on_failure: OnFailure,
 }
 
@@ -315,6 +320,7 @@ impl LimiterBuilder {
             #[cfg(feature = "rules")]
             deadline,
             queues,
+            receipt_ids: ReceiptIds::default(),
             on_failure,
         };
         Limiter(Arc::new(inner))
@@ -373,8 +379,7 @@ impl Limiter {
         check: &Check<'_>,
         options: CheckOptions,
     ) -> Result<Decision, Unavailable> {
-        let decided = self.check_by(check, self.failure_policy(options), options.refundable, budget).await;
-        decided.map(EachDecision::into_decision)
+        self.check_by(check, self.settings(options, budget)).await.map(EachDecision::into_decision)
     }
 
     /// Decides a check whose limits each have their own failure policy.
@@ -382,7 +387,8 @@ impl Limiter {
     /// `on_failure` holds the policies in the order of the check. Limits beyond its end have the limiter's own policy.
     /// If the store does not answer, one limit with [`OnFailure::Deny`] refuses the check as unavailable. Otherwise the
     /// limits with [`OnFailure::Local`] are decided together by this instance's share, and those with
-    /// [`OnFailure::Allow`] are left out; the result is [`EachDecision::Partial`] if any is left out.
+    /// [`OnFailure::Allow`] are left out; the result is [`EachDecision::Partial`] if any is left out. It is also partial if
+    /// the deny cache denies the check and has no status for one of its limits.
     ///
     /// `refundable` says whether units may be refunded later, as in [`CheckOptions`].
     ///
@@ -394,7 +400,7 @@ impl Limiter {
         on_failure: &[OnFailure],
         refundable: bool,
     ) -> Result<EachDecision, Unavailable> {
-        self.check_each_after(Duration::ZERO, check, on_failure, refundable).await
+        self.check_each_after(Duration::ZERO, check, on_failure, refundable, &[]).await
     }
 
     /// Decides like [`Limiter::check_each`], for a caller that has already used the time `spent` of the decision's
@@ -403,15 +409,20 @@ impl Limiter {
     /// The store gets the rest of the deadline; if nothing is left, it is not called. If it does not answer in less than
     /// half of the deadline, the failure policies decide, but the circuit breaker counts a failure only if another call
     /// has been waiting for the store for the whole deadline.
+    ///
+    /// `own` tells which limits, in the order of the check, count something that identifies the caller; limits beyond its
+    /// end do not. Their denials are cached even if several servers decide the check.
     pub(crate) async fn check_each_after(
         &self,
         spent: Duration,
         check: &Check<'_>,
         on_failure: &[OnFailure],
         refundable: bool,
+        own: &[bool],
     ) -> Result<EachDecision, Unavailable> {
         let policy = FailurePolicy { each: on_failure, rest: self.0.on_failure };
-        self.check_by(check, policy, refundable, TimeBudget::Check { spent }).await
+        let budget = TimeBudget::Check { spent };
+        self.check_by(check, CheckSettings { policy, refundable, budget, allows_partial: true, own }).await
     }
 
     /// Decides many checks, one after the other, with at most one call to the store. Returns one result per check, in
@@ -419,25 +430,18 @@ impl Limiter {
     ///
     /// Each result is as from [`Limiter::check_with`]. Checks in the deny cache are not sent to the store.
     pub async fn check_batch(&self, checks: &[Check<'_>], options: CheckOptions) -> Vec<Result<Decision, Unavailable>> {
-        let decided = self.check_all(checks, self.failure_policy(options), options.refundable, TimeBudget::CHECK).await;
+        let decided = self.check_all(checks, self.settings(options, TimeBudget::CHECK)).await;
         decided.into_iter().map(|decided| decided.map(EachDecision::into_decision)).collect()
     }
 
     /// Decides one check, counts the decision and calls the observers.
     ///
-    /// `policy` decides if the store does not answer within `budget`. `refundable` is as in [`CheckOptions`].
-    async fn check_by(
-        &self,
-        check: &Check<'_>,
-        policy: FailurePolicy<'_>,
-        refundable: bool,
-        budget: TimeBudget,
-    ) -> Result<EachDecision, Unavailable> {
+    async fn check_by(&self, check: &Check<'_>, settings: CheckSettings<'_>) -> Result<EachDecision, Unavailable> {
         match &self.0.backend {
-            Backend::Memory(store) => self.check_in_memory(store, check, policy),
+            Backend::Memory(store) => self.check_in_memory(store, check, settings.policy),
             Backend::Shared(_) => {
                 // Boxed, so that the futures of callers with counters in memory stay small enough to be moved.
-                let decided = Box::pin(self.check_all(std::slice::from_ref(check), policy, refundable, budget));
+                let decided = Box::pin(self.check_all(std::slice::from_ref(check), settings));
                 let mut decided = decided.await;
                 decided.pop().unwrap_or_else(|| Err(Unavailable::from(&panicked())))
             }
@@ -447,18 +451,16 @@ impl Limiter {
     async fn check_all(
         &self,
         checks: &[Check<'_>],
-        policy: FailurePolicy<'_>,
-        refundable: bool,
-        budget: TimeBudget,
+        settings: CheckSettings<'_>,
     ) -> Vec<Result<EachDecision, Unavailable>> {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
         let decided: Vec<Result<EachDecision, Unavailable>> = match &self.0.backend {
             Backend::Memory(store) => match catch_panic(|| store.check_batch(checks)) {
                 Some(decisions) => decisions.into_iter().map(|decision| Ok(EachDecision::Complete(decision))).collect(),
-                None => checks.iter().map(|check| self.undecided(check, policy)).collect(),
+                None => checks.iter().map(|check| self.undecided(check, settings.policy)).collect(),
             },
-            Backend::Shared(shared) => shared.check_batch(checks, policy, refundable, budget, counters).await,
+            Backend::Shared(shared) => shared.check_batch(checks, settings, counters).await,
         };
         let decisions = || decided.iter().map(|decided| decided.as_ref().map(EachDecision::decision));
         decisions().for_each(|decision| counters.count(decision));
@@ -493,8 +495,10 @@ impl Limiter {
         }
     }
 
-    fn failure_policy(&self, options: CheckOptions) -> FailurePolicy<'static> {
-        FailurePolicy::uniform(options.on_failure.unwrap_or(self.0.on_failure))
+    /// Returns the settings of a check with these options, whose decision has a status for every limit.
+    fn settings(&self, options: CheckOptions, budget: TimeBudget) -> CheckSettings<'static> {
+        let policy = FailurePolicy::uniform(options.on_failure.unwrap_or(self.0.on_failure));
+        CheckSettings { policy, refundable: options.refundable, budget, allows_partial: false, own: &[] }
     }
 
     /// Decides a check by this instance's share of its limits, in process memory, without calling a shared store. For

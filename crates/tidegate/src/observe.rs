@@ -168,7 +168,8 @@ pub struct DecidedCheck<'a> {
     /// [`OnFailure::Deny`](crate::OnFailure::Deny).
     ///
     /// If the store did not answer, the decision leaves out the limits whose failure policy is
-    /// [`OnFailure::Allow`](crate::OnFailure::Allow).
+    /// [`OnFailure::Allow`](crate::OnFailure::Allow). A denial from the deny cache may leave out limits whose status is not
+    /// cached.
     pub result: Result<&'a Decision, StoreErrorKind>,
     /// The time that the decision took. The same for all checks of a batch.
     pub took: Duration,

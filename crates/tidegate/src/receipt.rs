@@ -11,8 +11,8 @@
 //!
 //! **One id, several parts.** The limits of a request may be counted in several stores: shields in their own memory,
 //! shadow rules separately from enforced ones. Each group of limits that was decided together is a part of the receipt,
-//! and is redeemed under its own id, which is derived from that of the receipt. If redeeming fails after some parts, a
-//! retry redeems the rest.
+//! and is redeemed under its own id: with the sequence number of the receipt, in a stream that is derived from that of
+//! the receipt. If redeeming fails after some parts, a retry redeems the rest.
 //!
 //! **Counters in process memory** can be corrected only by the process that holds them. A receipt with such a part
 //! names its issuer, and every other process rejects it.
@@ -98,14 +98,16 @@ pub(crate) struct ChargedLimit {
     /// The time from the decision's to that of this limit. See [`LimitStatus::late_us`].
     #[serde(rename = "d", default, skip_serializing_if = "is_zero")]
     late_us: u32,
+    /// See [`LimitStatus::refunded_before`].
+    #[serde(rename = "g", default, skip_serializing_if = "is_zero")]
+    refunded_before: u64,
     #[serde(rename = "c", with = "text")]
     charge: Charge,
 }
 
 /// Returns whether a number is zero, so that it is left out of the encoding.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde requires")]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
+fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
+    *number == T::default()
 }
 
 /// A correction of the charges of a receipt.
@@ -163,13 +165,15 @@ impl ReceiptTooLarge {
 
 impl Receipt {
     /// Creates a receipt of these parts. Returns `None` if there are none.
-    pub(crate) fn new(id: ReceiptId, parts: Vec<ReceiptPart>, limiter: &Limiter) -> Option<Receipt> {
+    pub(crate) fn new(parts: Vec<ReceiptPart>, limiter: &Limiter) -> Option<Receipt> {
+        let subject = &parts.first()?.limits.first()?.subject;
+        let id = limiter.receipt_id_of(subject).to_bytes();
         let is_in_process = |part: &ReceiptPart| match part.counters {
             CounterPlace::Store => limiter.is_in_process(),
             CounterPlace::Local | CounterPlace::Shield => true,
         };
         let issuer = parts.iter().any(is_in_process).then(process_id);
-        (!parts.is_empty()).then_some(Receipt { id: id.to_bytes(), issuer, parts })
+        Some(Receipt { id, issuer, parts })
     }
 
     /// Returns whether units are refunded after this ending, according to the `charge` of the rules.
@@ -220,10 +224,11 @@ impl Receipt {
         Ok(result)
     }
 
-    /// Returns the id under which a part is redeemed. The ids of receipts are random, so those of their parts differ.
+    /// Returns the id under which a part is redeemed: the same number in another stream. Streams are random, so those of
+    /// parts are not those of other receipts.
     fn part_id(&self, index: usize) -> ReceiptId {
-        let id = u128::from_be_bytes(self.id).wrapping_add(index as u128);
-        ReceiptId::from_bytes(id.to_be_bytes())
+        let id = ReceiptId::from_bytes(self.id);
+        ReceiptId::new(id.stream().wrapping_add(index as u64), id.sequence())
     }
 }
 
@@ -254,6 +259,7 @@ impl ReceiptPart {
                 units: status.cost,
                 reset_after_us: status.reset_after.as_micros().unwrap_or(0),
                 late_us: status.late_us,
+                refunded_before: status.refunded_before,
                 charge,
             })
             .collect();
@@ -310,6 +316,7 @@ impl ChargedLimit {
             next_after: Wait::ZERO,
             reset_after: Wait::from_micros(self.reset_after_us),
             late_us: self.late_us,
+            refunded_before: self.refunded_before,
         }
     }
 
@@ -325,14 +332,14 @@ impl ChargedLimit {
 }
 
 impl Limiter {
-    /// Creates the receipt of an admission. `id` must be random and not be used for anything else.
+    /// Creates the receipt of an admission, with an id of its own.
     ///
     /// `check` must be the check that was decided, with explicit keys. Returns `None` if nothing was charged: for a
     /// denial, a peek, or an admission that no counter decided.
-    pub fn receipt(&self, id: ReceiptId, check: &Check<'_>, decision: &Decision) -> Option<Receipt> {
+    pub fn receipt(&self, check: &Check<'_>, decision: &Decision) -> Option<Receipt> {
         let charged = check.demands().iter().zip(&decision.limits);
         let charged = charged.map(|(demand, status)| (*demand, status, Charge::Always));
-        Receipt::new(id, ReceiptPart::new(false, decision, charged).into_iter().collect(), self)
+        Receipt::new(ReceiptPart::new(false, decision, charged).into_iter().collect(), self)
     }
 
     /// Corrects the charges of a receipt exactly once, no matter how often and by how many instances it is redeemed.

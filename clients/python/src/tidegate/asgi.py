@@ -17,7 +17,7 @@ from typing import Any
 
 from .decision import Decision, Response
 from .errors import InvalidInput, TidegateError
-from .middleware import Guard, Request, encode_path
+from .middleware import BodyState, Guard, Request, encode_path
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -65,7 +65,15 @@ class TidegateMiddleware:
             await self._run(decision, scope, receive, send)
 
     async def _run(self, decision: Decision, scope: Scope, receive: Receive, send: Send) -> None:
-        status = 500
+        status, body = 500, BodyState()
+
+        async def receive_body() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                body.is_complete = not message.get("more_body", False)
+            elif message["type"] == "http.disconnect":
+                body.is_aborted = not body.is_complete
+            return message
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -75,14 +83,14 @@ class TidegateMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_headers)
+            await self._app(scope, receive_body, send_with_headers)
         except Exception:
-            await self._settle(decision, 500)
+            await self._settle(decision, 500, body)
             raise
-        await self._settle(decision, status)
+        await self._settle(decision, status, body)
 
-    async def _settle(self, decision: Decision, status: int) -> None:
-        if self._guard.refunds(decision, status):
+    async def _settle(self, decision: Decision, status: int, body: BodyState) -> None:
+        if self._guard.refunds(decision, status, body):
             try:
                 await self._guard.refund(decision, status)
             except TidegateError as error:

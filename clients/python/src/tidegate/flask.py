@@ -31,11 +31,12 @@ except ImportError as missing:
 
 from .decision import Decision, Response
 from .errors import InvalidInput
-from .middleware import Guard, LimitOption
-from .wsgi import describe, settle
+from .middleware import BodyState, Guard, LimitOption
+from .wsgi import describe, settle, watch_body
 
 View = TypeVar("View", bound=Callable[..., Any])
 _EXTENSION = "tidegate"
+_BODY = "_tidegate_body"
 _PROXY_OPTIONS = ("trusted_proxies", "forwarding_header")
 
 
@@ -88,7 +89,7 @@ def init_app(
         # An exception that Flask passes to the server has no response.
         decision = flask.g.pop("_tidegate_app", None)
         if error is not None and decision is not None:
-            settle(guard, decision, 500)
+            settle(guard, decision, 500, _body_state())
 
 
 def limit(limit: LimitOption, *, limiter: Any = None, **options: Any) -> Callable[[View], View]:
@@ -131,7 +132,7 @@ def limit(limit: LimitOption, *, limiter: Any = None, **options: Any) -> Callabl
             except Exception:
                 decision = flask.g.pop("_tidegate_view", None)
                 if decision is not None:
-                    settle(guard, decision, 500)
+                    settle(guard, decision, 500, _body_state())
                 raise
 
         return limited  # type: ignore[return-value]
@@ -163,8 +164,17 @@ def _enter(guard: Guard, slot: str) -> flask.Response | None:
     if not decision.allowed:
         return _respond(decision.refusal(request.lines("accept")))
     setattr(flask.g, slot, decision)
+    _body_state()
     flask.after_this_request(lambda response: _finish(guard, decision, slot, response))
     return None
+
+
+def _body_state() -> BodyState:
+    """Returns the state of the body of the current request, which is watched from the first call on."""
+    if _BODY not in flask.g:
+        setattr(flask.g, _BODY, watch_body(flask.request.environ))
+    state: BodyState = flask.g.get(_BODY)
+    return state
 
 
 def _finish(
@@ -173,9 +183,9 @@ def _finish(
     for name, value in decision.headers.items():
         response.headers[name] = value
     is_open = flask.g.pop(slot, None) is not None
-    if is_open and guard.refunds(decision, response.status_code):
-        status = response.status_code
-        response.call_on_close(lambda: settle(guard, decision, status))
+    status, body = response.status_code, _body_state()
+    if is_open and guard.refunds(decision, status, body):
+        response.call_on_close(lambda: settle(guard, decision, status, body))
     return response
 
 

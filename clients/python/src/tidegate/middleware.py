@@ -25,6 +25,17 @@ LimitOption = Union[LimitLike, Sequence[LimitLike], Callable[..., Any]]
 
 _PATH_SAFE = "/:@!$&'()*+,;=~"
 _ENDINGS = ("success", "failure")
+_TIMEOUT = 408
+
+
+@dataclass
+class BodyState:
+    """How much of the body of a request the application has received."""
+
+    #: Whether the end of the body was received, or the request has no body.
+    is_complete: bool = False
+    #: Whether the client disconnected before the end.
+    is_aborted: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,9 +187,14 @@ class Guard:
         self._reports.report("the request is rejected with status 400", error)
         return answer.bad_request("the request is malformed")
 
-    def refunds(self, decision: Decision, status: int) -> bool:
-        """Returns whether a response with this status gives the units of the decision back."""
-        if decision.receipt is None:
+    def refunds(self, decision: Decision, status: int, body: BodyState) -> bool:
+        """Returns whether a response with this status gives the units of the decision back.
+
+        It never does if the client disconnected before the end of its body, or was too slow: the
+        work may have been done, and a client must not get its units back by disconnecting.
+        """
+        is_aborted = body.is_aborted or (status == _TIMEOUT and not body.is_complete)
+        if decision.receipt is None or is_aborted:
             return False
         ending = "success" if status < 400 else "failure"
         if self._is_by_rules:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -58,9 +58,9 @@ class ScriptReceipt:
 
     __slots__ = ("_charges", "_lock", "_now")
 
-    def __init__(self, now: int, charges: list[tuple[str, Limit, LimitStatus]]) -> None:
+    def __init__(self, now: int, charges: list[tuple[str, Limit, LimitStatus, int]]) -> None:
         self._now, self._lock = now, threading.Lock()
-        self._charges: list[tuple[str, Limit, LimitStatus]] | None = charges
+        self._charges: list[tuple[str, Limit, LimitStatus, int]] | None = charges
 
     def take(self) -> ScriptCall[bool] | None:
         """Returns the call of the refund the first time, and `None` after that."""
@@ -68,10 +68,11 @@ class ScriptReceipt:
             charges, self._charges = self._charges, None
         if charges is None:
             return None
-        keys = [counter for counter, _, _ in charges]
+        keys = [counter for counter, _, _, _ in charges]
         arguments = ["", f"refund {len(keys)}"]
-        for _, limit, status in charges:
-            arguments += [limit.line(status.cost or 0), f"{self._now} {status.reset_after_us}"]
+        for _, limit, status, refunded in charges:
+            charged = f"{self._now} {status.reset_after_us} {refunded}"
+            arguments += [limit.line(status.cost or 0), charged]
         return ScriptCall(keys, arguments, _decode_refund)
 
 
@@ -130,17 +131,19 @@ def _decode_check(
     now, numbers = _split(reply)
     if len(numbers) == 2 and numbers[0] == 0:
         return _banned(now, asked, numbers[1] if numbers[1] >= 0 else None)
-    if numbers[0] != 1 or len(numbers) != 1 + 5 * len(asked):
+    if numbers[0] != 1 or len(numbers) != 1 + 6 * len(asked):
         raise ProtocolError(_MALFORMED)
-    statuses = []
+    statuses, refunded = [], []
     for index, (limit, cost) in enumerate(asked):
-        allowed, remaining, *waits = numbers[1 + 5 * index : 6 + 5 * index]
-        if allowed not in (0, 1) or remaining < 0 or min(waits) < -1:
+        allowed, remaining, *waits, refunded_before = numbers[1 + 6 * index : 7 + 6 * index]
+        if allowed not in (0, 1) or min(remaining, refunded_before) < 0 or min(waits) < -1:
             raise ProtocolError(_MALFORMED)
+        refunded.append(refunded_before)
         retry, following, reset = (None if wait == -1 else wait for wait in waits)
         statuses.append(_status(limit, cost, bool(allowed), remaining, retry, following, reset))
     is_allowed = all(status.allowed for status in statuses)
-    receipt = _receipt(now, statuses, asked, counters) if is_allowed else None
+    charged = zip(counters, asked, statuses, refunded)
+    receipt = _receipt(now, charged) if is_allowed else None
     return Decision(is_allowed, tuple(statuses), "store", at_us=now, receipt=receipt)
 
 
@@ -194,15 +197,15 @@ def _status(
 
 
 def _receipt(
-    now: int,
-    statuses: Sequence[LimitStatus],
-    asked: Sequence[tuple[Limit, int]],
-    counters: Sequence[str],
+    now: int, charged: Iterable[tuple[str, tuple[Limit, int], LimitStatus, int]]
 ) -> ScriptReceipt | None:
-    """Returns the receipt of an admission, or `None` if it charged nothing."""
+    """Returns the receipt of an admission, or `None` if it charged nothing.
+
+    `charged` has the counter, the limit and the cost, the status, and the refunded units.
+    """
     charges = [
-        (counter, limit, status)
-        for counter, (limit, cost), status in zip(counters, asked, statuses)
+        (counter, limit, status, refunded)
+        for counter, (limit, cost), status, refunded in charged
         if cost > 0 and status.reset_after_us is not None
     ]
     return ScriptReceipt(now, charges) if charges else None

@@ -16,7 +16,7 @@ could then grow without a check. So what grows is written first, and a server th
 call as a whole.
 
 KEYS
-    for each step its ban keys or its receipt key, then one key per limit, in the order of the steps. In a Cluster all of
+    for each step its ban keys or the key of its block of receipts, then one key per limit, in the order of the steps. In a Cluster all of
     them must be in one slot. A call of checks may instead have no KEYS, and `keys N` and N keys before ARGV[1]: these may
     be in any slots that the node owns. If it does not own one, or a key has left with a slot that is being moved, the
     call fails with an error of the server that contains `access a non local key`. Nothing was written then, because all
@@ -30,24 +30,27 @@ ARGV
          check LIMITS [BANS [REPEAT]]     a check of LIMITS limits, each with its limit line, after BANS ban keys
            and a line per limit           (default: 0), decided REPEAT times (default: 1; at most 1000), in order
          refund LIMITS                    a refund; for each limit
-           and two lines per limit        its limit line, with the cost that was charged, and AT RESET_AFTER: the time of
-                                          the decision and its reset_after, both in microseconds
-         refund LIMITS UNTIL              a redemption: the same, but once per receipt key, and only before the time
-           and two lines per limit        UNTIL in microseconds. LIMITS may be 0. The second line of a limit may also be
-                                          the word charge: its cost is charged, whether it fits or not, and its limit
-                                          line has count_denied=1
+           and two lines per limit        its limit line, with the cost that was charged, and AT RESET_AFTER [REFUNDED]:
+                                          the time of the decision and its reset_after, both in microseconds, and its
+                                          refunded (default: 0, with which a bucket may get back less)
+         refund LIMITS UNTIL RECEIPT      a redemption: the same, but once per receipt, and only before the time UNTIL in
+           and two lines per limit        microseconds. RECEIPT is the number of the receipt in its block, 0 to 1023.
+                                          LIMITS may be 0. The second line of a limit may also be the word charge: its
+                                          cost is charged, whether it fits or not, and its limit line has
+                                          count_denied=1
     A key occurs at most once in a step, so no counter is charged twice by one check.
     A limit line is  ALGORITHM QUOTA WINDOW_US COST [burst=N] [queue=N] [count_denied=1] [window=fixed]
     (window=fixed promises that this key is never used with another window). A call holds checks or refunds, not both.
 
 RETURNS a flat list of integers:
     the time of the decisions in microseconds, then for each step
-         check     the number of results, then for each result and each of its limits five numbers:
-                   allowed (1 or 0), remaining, retry_after, next_after, reset_after (µs; -1: never).
+         check     the number of results, then for each result and each of its limits six numbers:
+                   allowed (1 or 0), remaining, retry_after, next_after, reset_after (µs; -1: never), and refunded:
+                   the units that had been refunded on a bucket before this charge; else 0. A refund needs it.
                    If there are fewer results than REPEAT, all others are equal to the last.
                    Or 0 and one number: the subject is banned for this many µs (-1: without an end). Nothing was
                    charged.
-         refund    1: done. A redemption may also return 0: the receipt key exists, so it was redeemed before; or -1:
+         refund    1: done. A redemption may also return 0: the receipt is marked, so it was redeemed before; or -1:
                    UNTIL has passed. Nothing was changed then.
     ERRORS: the first word is one of
          TIDEGATE_FOREIGN    a key holds data that this script did not write. In place of a step's count: only this
@@ -60,15 +63,16 @@ RETURNS a flat list of integers:
                              retried: it returns 0 if it was written.
     Any other error is the server's.
 
-To delete a counter, DEL its key. A ban is any value under its ban key, for as long as the key exists. A used receipt
-is any value under its receipt key. A redemption sets it, with a TTL that ends at UNTIL.
+To delete a counter, DEL its key. A refund of an earlier charge may then give back units of later ones, but no more than
+were charged. A ban is any value under its ban key, for as long as the key exists. A used receipt is a bit of its block.
+A redemption sets it. The TTL of a block ends at the latest UNTIL of its used receipts.
 
 STATE (docs/redis-state.md documents every byte; every key has a TTL that ends when its state stops to matter)
     log      a list    time time time …              one for each unit, oldest first
                        directory chunk … open chunk   packed, for many units
     pair     a string  start window current previous
-    bucket   a string  time level scale
-    receipt  a string  1
+    bucket   a string  time level scale              with a fourth number after a refund: the refunded units
+    receipts a string  a bit for each of up to 1024 receipts, the first one in the highest bit of the first byte
 
 FAST PATHS. Each decides exactly what the general path decides, with fewer commands or less Lua. tests/suite/fast_paths.rs
 runs both on the same calls and compares replies and bytes; `USES_FAST_PATHS = false` is the general path alone.
@@ -164,14 +168,20 @@ end
 -- Whether something was written before all steps were decided.
 local has_written = false
 
--- The key of the receipt that the current step redeems, and the TTL of the key, until the step writes something.
-local receipt_key, receipt_ttl
+-- The receipt that the current step redeems, until the step writes something: the key of its block, its number in the
+-- block, the TTL that the block needs for it, and whether the block exists.
+local receipt_key, receipt_number, receipt_ttl, is_block_known
 
 -- Marks the receipt of the current step as used. This is the first write of its step: a step that fails before it has
 -- changed nothing, and a server that is out of memory rejects it. Does nothing if there is no receipt to mark.
 local function mark_receipt()
     if not receipt_key then return end
-    call('SET', receipt_key, '1', 'PX', receipt_ttl)
+    call('SETBIT', receipt_key, receipt_number, '1')
+    if is_block_known then
+        call('PEXPIRE', receipt_key, receipt_ttl, 'GT')
+    else
+        call('PEXPIRE', receipt_key, receipt_ttl)
+    end
     receipt_key, has_written = nil, true
 end
 
@@ -258,11 +268,11 @@ local function new_log()
                 renewed_keys[renewed_count] = key
             end
             reply[at], reply[at + 1], reply[at + 2], reply[at + 3] = 1, 1, room - 1, 0
-            reply[at + 4], reply[at + 5] = next_after, limit.window
+            reply[at + 4], reply[at + 5], reply[at + 6] = next_after, limit.window, 0
             return true
         elseif room == 0 then
             reply[at], reply[at + 1], reply[at + 2], reply[at + 3] = 1, 0, 0, next_after
-            reply[at + 4], reply[at + 5] = next_after, time - left_until
+            reply[at + 4], reply[at + 5], reply[at + 6] = next_after, time - left_until, 0
             return true
         end
         return false
@@ -1177,6 +1187,11 @@ local function new_pair()
 end
 
 -- ── bucket: token-bucket, leaky-bucket ───────────────────────────────────────────────────────────────
+--
+-- A charge leaks sooner if an earlier one was refunded. So the state counts the refunded units, each refund rounded up, and
+-- a charge returns the count that it found. Refunds of charges that were made before a refund depend on the difference. The
+-- count is forgotten when a full bucket would be empty after the last write. The essay of bucket.rs has the proof.
+
 local function new_bucket()
     local NEVER, WAIT_MAX = -1, 2 ^ 52 - 1
     local bucket = {}
@@ -1187,6 +1202,9 @@ local function new_bucket()
         limit.grain = floor(limit.capacity * ceil_div(limit.window, 1048576) / 8500000000) + 1
         limit.parts = ceil_div(limit.window, limit.grain)
     end
+
+    -- Returns the number of grains in which a full bucket leaks.
+    local function grains_of_full(limit) return ceil_div(limit.capacity * limit.parts, limit.quota) end
 
     local function view(state, limit)
         if state.viewed == limit then return end
@@ -1199,7 +1217,8 @@ local function new_bucket()
         local time = state.time < now and state.time or now
         local grains = floor(now / limit.grain) - floor(time / limit.grain)
         level = grains >= ceil_div(level, limit.quota) and 0 or level - grains * limit.quota
-        state.viewed, state.v_level = limit, level
+        state.viewed, state.v_level, state.v_refunded = limit, level, state.refunded
+        if state.refunded > 0 and grains >= grains_of_full(limit) then state.v_refunded = 0 end
     end
 
     local function until_leaked(limit, parts)
@@ -1211,19 +1230,21 @@ local function new_bucket()
     end
 
     local function keep(state, limit)
-        state.time, state.level, state.scale = now, state.v_level, limit.parts
-        state.reset_after = until_leaked(limit, state.v_level)
+        state.time, state.level, state.scale, state.refunded = now, state.v_level, limit.parts, state.v_refunded
+        state.lives_for = until_leaked(limit, state.refunded > 0 and limit.capacity * limit.parts or state.v_level)
         change(state, 'written')
     end
 
     function bucket.load(key, limit)
         local text = try('GET', key)
-        if not text then return { limit = limit, key = key, change = false, time = 0, level = 0, scale = 0 } end
+        if not text then return { limit = limit, key = key, change = false, time = 0, level = 0, scale = 0, refunded = 0 } end
         if text.err then return nil, unreadable(text) end
-        local time, level, scale = match(text, '^(%d+) (%d+) (%d+)$')
-        time, level, scale = whole_of(time), whole_of(level), whole_of(scale)
-        if not (time and level and scale) or scale < 1 then return nil, 'TIDEGATE_FOREIGN the string is not time, level, scale' end
-        return { limit = limit, key = key, change = false, time = time, level = level, scale = scale }
+        local time, level, scale, refunded = match(text, '^(%d+) (%d+) (%d+) ?(%d*)$')
+        time, level, scale, refunded = whole_of(time), whole_of(level), whole_of(scale), refunded == '' and 0 or whole_of(refunded)
+        if not (time and level and scale and refunded) or scale < 1 then
+            return nil, 'TIDEGATE_FOREIGN the string is not time, level, scale, and optionally refunded'
+        end
+        return { limit = limit, key = key, change = false, time = time, level = level, scale = scale, refunded = refunded }
     end
 
     function bucket.serves() return true end
@@ -1264,7 +1285,7 @@ local function new_bucket()
             -- This limit may leak more slowly than the one that wrote the state, which must live until it is empty. It may leak
             -- more quickly, too, but not for the limit that wrote it, so the TTL only grows.
             local reset_after = until_leaked(limit, state.v_level)
-            if not state.change or reset_after > state.reset_after then state.reset_after = reset_after end
+            if not state.change or reset_after > state.lives_for then state.lives_for = reset_after end
             change(state, state.change or 'read')
         end
         return bucket.wait(state, limit, cost), bucket.report(state, limit)
@@ -1283,30 +1304,43 @@ local function new_bucket()
         return remaining, next_after, until_leaked(limit, level)
     end
 
-    function bucket.refund(state, limit, at, reset_after)
-        view(state, limit)
-        local units = limit.cost < limit.capacity and limit.cost or limit.capacity
-        local grain, charged = limit.grain, units * limit.parts
-        local lasted = floor((at + reset_after) / grain) - floor(at / grain)
+    -- Returns the parts of a charge that are certainly still in the bucket.
+    local function refundable(state, limit, at, reset_after, refunded)
+        local grain, quota, parts, capacity = limit.grain, limit.quota, limit.parts, limit.capacity
+        local refunded_since = state.v_refunded - refunded
+        local lasted, most = floor((at + reset_after) / grain) - floor(at / grain), grains_of_full(limit)
+        if lasted > most then lasted = most end
         local passed = floor(now / grain) - floor(at / grain)
-        local left = lasted - (passed > 0 and passed or 0)
-        local given = 0
-        if left > 0 then given = left < ceil_div(charged, limit.quota) and left * limit.quota or charged end
-        state.v_level = given < state.v_level and state.v_level - given or 0
+        -- No product exceeds 2^53, because the charge has not leaked completely.
+        if at > now or refunded_since < 0 or passed >= lasted then return 0 end
+        local charged = (limit.cost < capacity and limit.cost or capacity) * parts
+        local still_there = (lasted - 1) * quota + 1 - (refunded_since < capacity and refunded_since or capacity) * parts
+        still_there = (still_there > charged and still_there or charged) - passed * quota
+        if still_there <= 0 then return 0 end
+        if still_there > charged then still_there = charged end
+        return still_there < state.v_level and still_there or state.v_level
+    end
+
+    function bucket.refund(state, limit, at, reset_after, refunded)
+        view(state, limit)
+        local given = refundable(state, limit, at, reset_after, refunded)
+        local refunded_after = state.v_refunded + ceil_div(given, limit.parts)
+        if refunded_after < 2 ^ 53 then state.v_level, state.v_refunded = state.v_level - given, refunded_after end
         keep(state, limit)
     end
 
     function bucket.grow(state)
-        if state.reset_after == 0 or state.change == 'read' then return end
+        if state.lives_for == 0 or state.change == 'read' then return end
         local text = format('%.0f %.0f %.0f', state.time, state.level, state.scale)
-        call('SET', state.key, text, 'PX', ttl_of(state.reset_after))
+        if state.refunded > 0 then text = text .. format(' %.0f', state.refunded) end
+        call('SET', state.key, text, 'PX', ttl_of(state.lives_for))
     end
 
     function bucket.shrink(state)
-        if state.reset_after == 0 then
+        if state.lives_for == 0 then
             call('DEL', state.key)
         elseif state.change == 'read' then
-            call('PEXPIRE', state.key, ttl_of(state.reset_after), 'GT')
+            call('PEXPIRE', state.key, ttl_of(state.lives_for), 'GT')
         end
     end
 
@@ -1397,7 +1431,7 @@ local function check_one(limit, repeats)
     if limit.quick and repeats == 1 then
         local key = KEYS[key_at + 1]
         if key and not states[key] and limit.quick(key, limit, head) then
-            reply_count, key_at = head + 5, key_at + 1
+            reply_count, key_at = head + 6, key_at + 1
             return
         end
     end
@@ -1413,16 +1447,17 @@ local function check_one(limit, repeats)
         if cost > 0 and machine.fits(state, limit, cost) then
             reply[at + 1] = 1
             reply[at + 3], reply[at + 2], reply[at + 4], reply[at + 5] = machine.admit(state, limit, cost)
-            may_change = true
+            reply[at + 6], may_change = state.refunded or 0, true
         elseif cost > 0 then
             reply[at + 1] = 0
             reply[at + 3], reply[at + 2], reply[at + 4], reply[at + 5] = machine.refuse(state, limit, cost)
-            may_change = limit.count_denied
+            reply[at + 6], may_change = 0, limit.count_denied
         else
             reply[at + 1] = 1
             reply[at + 3], reply[at + 2], reply[at + 4], reply[at + 5] = machine.peek(state, limit)
+            reply[at + 6] = 0
         end
-        at, results = at + 5, results + 1
+        at, results = at + 6, results + 1
     until not may_change or results >= repeats
     reply[head], reply_count = results, at
 end
@@ -1472,7 +1507,7 @@ local function new_steps()
             for j = 1, count do
                 local limit = line_limits[j]
                 local fits = limit.cost == 0 or limit.machine.fits(line_states[j], limit, limit.cost)
-                reply[at + 5 * j - 4], is_admitted = fits and 1 or 0, is_admitted and fits
+                reply[at + 6 * j - 5], is_admitted = fits and 1 or 0, is_admitted and fits
             end
             for j = 1, count do
                 local limit, state = line_limits[j], line_states[j]
@@ -1485,7 +1520,8 @@ local function new_steps()
                     decide, may_change = machine.refuse, may_change or limit.count_denied
                 end
                 reply[at + 3], reply[at + 2], reply[at + 4], reply[at + 5] = decide(state, limit, cost)
-                at = at + 5
+                reply[at + 6] = decide == machine.admit and state.refunded or 0
+                at = at + 6
             end
             results = results + 1
         until not may_change or results >= repeats
@@ -1523,25 +1559,33 @@ local function new_steps()
     -- Runs a refund, or a redemption if the head has a time until which there is one. All counters are read before any
     -- is changed.
     local function refund(head)
-        local lines, problem, outcome, receipt = {}, nil, 1, nil
+        local lines, problem, outcome, receipt, block = {}, nil, 1, nil, nil
         if head.ends_at then
             receipt, key_at = next_own_key(), key_at + 1
-            outcome = now >= head.ends_at and -1 or 1 - call('EXISTS', receipt)
+            block = now < head.ends_at and try('GET', receipt)
+            problem = block and (unreadable(block) or #block > 128 and 'TIDEGATE_FOREIGN the string is not a block of receipts')
+            if now >= head.ends_at then
+                outcome = -1
+            elseif block and not problem then
+                -- The first receipt is the highest bit of the first byte.
+                local byte = string.byte(block, floor(head.receipt / 8) + 1) or 0
+                outcome = 1 - floor(byte / 2 ^ (7 - head.receipt % 8)) % 2
+            end
         end
         for j = 1, head.count do
             local limit = limit_of(ARGV[arg_at + 1])
             local state, trouble = next_own_state(limit)
             local second = ARGV[arg_at + 2] or ''
             local is_charge = receipt and second == 'charge'
-            local at, reset_after = match(second, '^(%d+) (%d+)$')
-            at, reset_after = whole_of(at), whole_of(reset_after)
+            local at, reset_after, refunded = match(second, '^(%d+) (%d+) ?(%d*)$')
+            at, reset_after, refunded = whole_of(at), whole_of(reset_after), refunded == '' and 0 or whole_of(refunded)
             if is_charge and not limit.count_denied then
                 fail('TIDEGATE_ARGUMENT a charge of a redemption has count_denied=1')
-            elseif not is_charge and not (at and reset_after) then
-                fail('TIDEGATE_ARGUMENT after the limit line comes AT RESET_AFTER in microseconds or, in a redemption, charge')
+            elseif not is_charge and not (at and reset_after and refunded) then
+                fail('TIDEGATE_ARGUMENT after the limit line comes AT RESET_AFTER [REFUNDED] or, in a redemption, charge')
             end
             problem, arg_at = problem or trouble, arg_at + 2
-            lines[j] = { limit = limit, state = state, at = at, reset_after = reset_after }
+            lines[j] = { limit = limit, state = state, at = at, reset_after = reset_after, refunded = refunded }
         end
         -- head_of rejects a check with a head; a check may have none.
         if arg_at < arg_count and not match(ARGV[arg_at + 1], '^refund ') then fail(NOT_BOTH) end
@@ -1551,12 +1595,14 @@ local function new_steps()
             return
         end
         reply[reply_count] = outcome
-        if receipt then receipt_key, receipt_ttl = receipt, ttl_of(head.ends_at - now) end
+        if receipt then
+            receipt_key, receipt_number, receipt_ttl, is_block_known = receipt, head.receipt, ttl_of(head.ends_at - now), block
+        end
         for j = 1, head.count do
             local line = lines[j]
             local limit, state = line.limit, line.state
             if limit.cost > 0 and line.at then
-                limit.machine.refund(state, limit, line.at, line.reset_after)
+                limit.machine.refund(state, limit, line.at, line.reset_after, line.refunded)
             elseif limit.cost > 0 then
                 -- With count_denied, a refusal charges what fits as an admission does.
                 limit.machine.refuse(state, limit, limit.cost)
@@ -1581,13 +1627,14 @@ local function new_steps()
         if verb == 'check' then
             head = { run = check, count = count, bans = tonumber(second) or 0, repeats = tonumber(third) or 1 }
             if count < 1 or head.repeats < 1 or head.repeats > 1000 then head = nil end
-        elseif verb == 'refund' and third == '' then
-            local is_redemption = second ~= ''
-            head = { run = refund, count = count, ends_at = is_redemption and whole_of(second) }
-            if count < 1 and not is_redemption or is_redemption and not head.ends_at then head = nil end
+        elseif verb == 'refund' and second .. third == '' then
+            head = count > 0 and { run = refund, count = count }
+        elseif verb == 'refund' then
+            head = { run = refund, count = count, ends_at = whole_of(second), receipt = whole_of(third) }
+            if not head.ends_at or not head.receipt or head.receipt > 1023 then head = nil end
         end
         if not head then
-            fail('TIDEGATE_ARGUMENT a step is a limit line, check LIMITS [BANS [REPEAT]] with a REPEAT of 1 to 1000, or refund LIMITS [UNTIL]')
+            fail('TIDEGATE_ARGUMENT a step is a limit line, check LIMITS [BANS [REPEAT]] with a REPEAT of 1 to 1000, or refund LIMITS [UNTIL RECEIPT]')
         end
         -- Steps before the first head are checks.
         first_verb = first_verb or steps > 1 and 'check' or verb

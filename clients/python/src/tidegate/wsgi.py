@@ -17,7 +17,7 @@ from typing import Any
 
 from .decision import Decision, Response
 from .errors import InvalidInput, TidegateError
-from .middleware import Guard, Request, encode_path
+from .middleware import BodyState, Guard, Request, encode_path
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
@@ -79,9 +79,10 @@ class _Admission:
 
     def __init__(self, guard: Guard, decision: Decision, start_response: StartResponse) -> None:
         self._guard, self._decision, self._start_response = guard, decision, start_response
-        self._status = 500
+        self._status, self._body_state = 500, BodyState()
 
     def run(self, app: WsgiApp, environ: Environ) -> Iterable[bytes]:
+        self._body_state = watch_body(environ)
         try:
             body = app(environ, self._start)
         except Exception:
@@ -96,12 +97,77 @@ class _Admission:
         return self._start_response(status, kept + list(added.items()), *exc_info)
 
     def _finish(self, status: int) -> None:
-        settle(self._guard, self._decision, status)
+        settle(self._guard, self._decision, status, self._body_state)
 
 
-def settle(guard: Guard, decision: Decision, status: int) -> None:
+def watch_body(environ: Environ) -> BodyState:
+    """Wraps the body of a request, and returns the state that reading it keeps up to date."""
+    stream, length = environ.get("wsgi.input"), environ.get("CONTENT_LENGTH", "")
+    bytes_left = int(length) if length.isdigit() else None
+    state = BodyState(is_complete=stream is None or (not bytes_left and not _is_chunked(environ)))
+    if not state.is_complete:
+        environ["wsgi.input"] = _Input(stream, bytes_left, state)
+    return state
+
+
+def _is_chunked(environ: Environ) -> bool:
+    return "HTTP_TRANSFER_ENCODING" in environ
+
+
+class _Input:
+    """The body of a request, which records whether it ended early."""
+
+    def __init__(self, stream: Any, bytes_left: int | None, state: BodyState) -> None:
+        self._stream, self._left, self._state = stream, bytes_left, state
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._note(self._call(self._stream.read, size), size)
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def readline(self, size: int | None = -1) -> bytes:
+        line = self._call(self._stream.readline, size)
+        return self._note(line, 1 if line else -1)
+
+    def readlines(self, hint: int | None = -1) -> list[bytes]:
+        lines: list[bytes] = []
+        for line in self:
+            lines.append(line)
+            if hint is not None and 0 < hint <= sum(map(len, lines)):
+                break
+        return lines
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.readline, b"")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _call(self, read: Callable[..., bytes], size: int | None) -> bytes:
+        try:
+            return read() if size is None or size < 0 else read(size)
+        except OSError:
+            self._state.is_aborted = True
+            raise
+
+    def _note(self, data: bytes, size: int | None) -> bytes:
+        """Records that a read for `size` bytes, or for all if it is negative, has returned `data`."""
+        is_end = size is None or size < 0 or len(data) < size
+        if self._left is None:
+            self._state.is_complete |= is_end
+        else:
+            self._left -= len(data)
+            self._state.is_complete = self._left <= 0
+            self._state.is_aborted = is_end and self._left > 0
+        return data
+
+
+def settle(guard: Guard, decision: Decision, status: int, body: BodyState) -> None:
     """Gives the units of an admission back if the response with this status does so."""
-    if guard.refunds(decision, status):
+    if guard.refunds(decision, status, body):
         try:
             guard.refund(decision, status)
         except TidegateError as error:

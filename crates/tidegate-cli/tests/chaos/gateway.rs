@@ -1,4 +1,4 @@
-//! Attacks on the gateway, beside a healthy client: slow connections, rapid resets, CONTINUATION frames, a surge over
+//! Attacks on the gateway, beside a healthy client: slow connections, slots that are held, rapid resets, CONTINUATION frames, a surge over
 //! the quota, and a Redis that does not answer.
 //!
 //! The quota of the attackers is large, so that their requests are not merely refused. A round of an attack consists of
@@ -14,11 +14,15 @@ use std::time::{Duration, Instant};
 
 use tidegate_testkit::server::Server;
 
+use self::frames::{PREFACE, frame, header_block};
 use self::process::GatewayProcess;
 use self::upstream::{Upstream, ok};
 use crate::campaign::{is_long, record, scale};
 use crate::serving::Client;
 
+#[path = "../suite/gateway/frames.rs"]
+#[allow(dead_code)] // the scenarios use a part of it
+mod frames;
 #[path = "../suite/gateway/process.rs"]
 #[allow(dead_code)] // the scenarios use a part of it
 mod process;
@@ -32,7 +36,6 @@ const RATIO_MAX: f64 = 2.0;
 const GROWTH_BYTES_MAX: u64 = 16 << 20;
 /// The maximum growth of the gateway's memory during an attack.
 const ATTACK_BYTES_MAX: u64 = 64 << 20;
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// An upstream that answers, except to requests for `/held`, which wait until the gateway closes the connection.
 fn upstream() -> Upstream {
@@ -221,30 +224,129 @@ fn slow_connections_do_not_slow_down_a_healthy_client() {
     record("gateway, slow connections", "connections", format!("{} in all, {count} at a time", opened.into_inner()));
 }
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    [&length[1..], &[kind, flags], &stream.to_be_bytes()[..], payload].concat()
+/// A client that tries to hold all slots of an upstream.
+#[derive(Clone, Copy)]
+enum SlotAttack {
+    /// HTTP/2 streams whose window is zero.
+    Window,
+    /// HTTP/1.1 requests for a large response that is never read.
+    NeverReads,
+    /// HTTP/2 requests for a large response on connections that are never read.
+    NeverReadsHttp2,
+    /// HTTP/1.1 bodies that arrive byte by byte.
+    Drips,
+    /// HTTP/2 bodies that arrive byte by byte.
+    DripsHttp2,
 }
 
-/// Returns a header block with a GET request for this path. Fields are literals without Huffman coding.
-fn header_block(path: &str) -> Vec<u8> {
-    let mut block = Vec::new();
-    for (name, value) in [(":method", "GET"), (":scheme", "http"), (":path", path), (":authority", "x")] {
-        block.push(0);
-        for text in [name, value] {
-            block.push(u8::try_from(text.len()).unwrap());
-            block.extend_from_slice(text.as_bytes());
+impl SlotAttack {
+    const ALL: [(SlotAttack, &'static str); 5] = [
+        (SlotAttack::Window, "window zero, HTTP/2"),
+        (SlotAttack::NeverReads, "never reads, HTTP/1.1"),
+        (SlotAttack::NeverReadsHttp2, "never reads, HTTP/2"),
+        (SlotAttack::Drips, "dripping bodies, HTTP/1.1"),
+        (SlotAttack::DripsHttp2, "dripping bodies, HTTP/2"),
+    ];
+
+    /// Opens a connection that holds as many slots as it can.
+    fn begin(self, gateway: &GatewayProcess) -> TcpStream {
+        let stream = gateway.connect();
+        let (window, method, path, has_body) = match self {
+            SlotAttack::Window => (Some(0), "GET", "/large", false),
+            SlotAttack::NeverReadsHttp2 => (Some(i32::MAX as u32), "GET", "/large", false),
+            SlotAttack::DripsHttp2 => (None, "POST", "/drip", true),
+            SlotAttack::NeverReads | SlotAttack::Drips => {
+                let mut stream = stream;
+                let request: &[u8] = match self {
+                    SlotAttack::Drips => b"POST /drip HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n",
+                    _ => b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n",
+                };
+                stream.write_all(request).unwrap();
+                return stream;
+            }
+        };
+        let mut stream = frames::begin(stream, window);
+        for number in (1..).step_by(2).take(STREAMS) {
+            frames::request(&mut stream, number, method, path, has_body);
+        }
+        stream
+    }
+
+    /// Returns how many connections take about this number of slots.
+    fn connections(self, slots: usize) -> usize {
+        match self {
+            SlotAttack::NeverReads | SlotAttack::Drips => slots,
+            SlotAttack::Window | SlotAttack::NeverReadsHttp2 | SlotAttack::DripsHttp2 => slots.div_ceil(STREAMS),
         }
     }
-    block
+
+    /// Sends the next byte of each body. Returns false if the gateway has closed the connection.
+    fn drip(self, stream: &mut TcpStream) -> bool {
+        match self {
+            SlotAttack::Drips => stream.write_all(b"x").is_ok(),
+            SlotAttack::DripsHttp2 => {
+                let bytes = (1..).step_by(2).take(STREAMS).map(|number| frame(0, 0, number, b"x"));
+                stream.write_all(&bytes.collect::<Vec<_>>().concat()).is_ok()
+            }
+            SlotAttack::Window | SlotAttack::NeverReads | SlotAttack::NeverReadsHttp2 => true,
+        }
+    }
 }
 
-/// Opens an HTTP/2 connection.
-fn http2(gateway: &GatewayProcess) -> TcpStream {
-    let mut stream = gateway.connect();
-    stream.set_nodelay(true).unwrap();
-    stream.write_all(&[PREFACE, &frame(4, 0, 0, &[])].concat()).unwrap();
-    stream
+/// The requests on an HTTP/2 connection of an attack: the default of `streams_max`.
+const STREAMS: usize = 100;
+
+/// The attacker is at 127.0.0.1 and has the default settings. The healthy client is at 127.0.0.2.
+#[test]
+fn slots_held_by_one_address_do_not_refuse_another() {
+    crate::bursts::allow_descriptors();
+    let large = vec![b'x'; 8 << 20];
+    let upstream = Upstream::start(move |request, stream| {
+        let body: &[u8] = if request.path() == "/large" { &large } else { b"hello" };
+        ok(stream, "", body)
+    });
+    for (attack, name) in SlotAttack::ALL {
+        let scenario = format!("gateway, slots: {name}");
+        let gateway = GatewayProcess::configured(
+            &format!("[[upstreams]]\nname = 'web'\nservers = ['{}']\n", upstream.url()),
+            &[],
+        );
+        let mut neighbour = gateway.client_from("127.0.0.2");
+        let mut quiet: Vec<f64> = (0..scale(20, 300)).map(|_| latency(&mut neighbour, "/healthy")).collect();
+        let mut held: Vec<TcpStream> =
+            (0..attack.connections(scale(300, 1_200))).map(|_| attack.begin(&gateway)).collect();
+        gateway.until("/metrics", |answer| {
+            let count = answer
+                .body
+                .lines()
+                .find_map(|line| line.strip_prefix("tidegate_upstream_in_flight{upstream=\"web\"} "));
+            count.is_some_and(|count| count.parse::<u64>().unwrap() >= 200)
+        });
+        let (began, mut attacked) = (Instant::now(), Vec::new());
+        // Long enough for the idle time of a response and the timeout of a body to pass.
+        let wanted = Duration::from_secs(scale(0, 70));
+        let mut next_drip = Duration::ZERO;
+        while attacked.len() < scale(20, 300) || began.elapsed() < wanted {
+            if began.elapsed() >= next_drip {
+                next_drip += Duration::from_secs(scale(1, 10));
+                held.retain_mut(|stream| attack.drip(stream));
+            }
+            attacked.push(latency(&mut neighbour, "/healthy"));
+            std::thread::sleep(Duration::from_millis(if is_long() { 5 } else { 0 }));
+        }
+        let slots = gateway.until("/metrics", |answer| answer.status == 200).body;
+        let line = |start: &str| slots.lines().find(|line| line.starts_with(start)).unwrap_or_default().to_owned();
+        record(&scenario, "after the attack", line("tidegate_upstream_in_flight"));
+        let ratio = percentile(&mut attacked, 50) / percentile(&mut quiet, 50);
+        record(&scenario, "quiet", summary(&mut quiet));
+        record(&scenario, "attacked", summary(&mut attacked));
+        record(&scenario, "ratio of medians", format!("{ratio:.2}, 0 of {} requests refused", attacked.len()));
+        if is_long() {
+            gateway
+                .until("/metrics", |answer| answer.body.contains("tidegate_upstream_in_flight{upstream=\"web\"} 0\n"));
+            assert!(ratio < RATIO_MAX, "the median latency of the healthy client is {ratio} times that before");
+        }
+    }
 }
 
 /// Sends a ping and reads until it is answered. Returns `false` if the connection ends before that.
@@ -253,15 +355,10 @@ fn ping(stream: &mut TcpStream) -> bool {
         return false;
     }
     loop {
-        let mut head = [0; 9];
-        if stream.read_exact(&mut head).is_err() {
-            return false;
-        }
-        let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
-        match stream.read_exact(&mut payload) {
-            Err(_) => return false,
-            Ok(()) if head[3] == 6 && head[4] == 1 => return true,
-            Ok(()) => {}
+        match frames::read(stream) {
+            None => return false,
+            Some((6, 1, _)) => return true,
+            Some(_) => {}
         }
     }
 }
@@ -274,12 +371,12 @@ fn rapid_resets_do_not_slow_down_a_healthy_client() {
     let upstream = upstream();
     let gateway = gateway(&upstream);
     let (resets, connections) = (AtomicU64::new(0), AtomicU64::new(0));
-    let block = header_block("/held");
+    let block = header_block("GET", "/held");
     withstand("gateway, rapid resets", &gateway, Some(2_000.0), |pace| {
         let mut remaining: u64 = per_round;
         let mut is_paced = false;
         while remaining > 0 {
-            let mut stream = http2(&gateway);
+            let mut stream = frames::begin(gateway.connect(), None);
             connections.fetch_add(1, Ordering::SeqCst);
             let (mut number, batch) = (1, if is_paced { 10 } else { 100 });
             for _ in 0..if is_paced { 100 } else { 10 } {
@@ -331,7 +428,7 @@ fn continuation_frames_do_not_slow_down_a_healthy_client() {
     let frames = AtomicU64::new(0);
     withstand("gateway, continuation flood", &gateway, Some(50_000.0), |pace| {
         for number in 0..connections {
-            let mut stream = http2(&gateway);
+            let mut stream = frames::begin(gateway.connect(), None);
             let payload: &[u8] = if number % 2 == 0 { &[0, 1, b'a', 1, b'b'] } else { &[] };
             let _ = stream.write_all(&frame(1, 0, 1, &[]));
             let burst = frame(9, 0, 1, payload).repeat(100);

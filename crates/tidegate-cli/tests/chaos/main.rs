@@ -23,3 +23,4 @@ mod refusals;
 mod reloads;
 mod restarts;
 mod script_time;
+mod used_receipts;

@@ -3,11 +3,14 @@
 mod availability;
 mod balancer;
 mod configuration;
+mod evasion;
 mod forwarding;
+mod frames;
 mod hostile;
 mod process;
 mod protocols;
 mod services;
+mod slots;
 mod upstream;
 mod websocket;
 

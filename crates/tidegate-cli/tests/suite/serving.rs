@@ -262,7 +262,11 @@ pub(crate) struct Client(BufReader<TcpStream>);
 impl Client {
     /// Connects to this address.
     pub(crate) fn open(address: &str) -> Client {
-        let stream = TcpStream::connect(address).unwrap();
+        Client::on(TcpStream::connect(address).unwrap())
+    }
+
+    /// Uses this connection.
+    pub(crate) fn on(stream: TcpStream) -> Client {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Client(BufReader::new(stream))
     }

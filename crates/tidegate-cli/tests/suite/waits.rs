@@ -123,6 +123,7 @@ fn admission(limit: Limit, at: Timestamp, remaining: u32) -> Decision {
         next_after: Wait::ZERO,
         reset_after: Wait::from_micros(limit.window_us()),
         late_us: 0,
+        refunded_before: 0,
     };
     Decision { at, source: Source::Store, ban: None, limits: std::iter::once(status).collect() }
 }

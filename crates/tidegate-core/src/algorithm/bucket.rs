@@ -25,6 +25,33 @@
 //! **Refunds.** Charges leak in the order in which they were made. A refund gives back the part of its charge that is
 //! still in the bucket, and no more. Otherwise a late refund would return units that have already leaked.
 //!
+//! A charge leaks sooner if an earlier charge was refunded in the meantime. Without any memory of that, a refund would
+//! give back units of other charges, and repeated refunds would raise the burst without a bound. A list of all charges
+//! would solve it, but its size has no bound. So the bucket counts the units that were ever refunded on it, and each
+//! charge remembers the count that it found. With the difference `D` of the two counts at the refund, the charge `c`,
+//! the level `p` right after it, and the units `l` that have leaked since, the refund gives back
+//!
+//! ```text
+//!   min(c, max(c, p − D) − l), at least 0, and at most the level
+//! ```
+//!
+//! *Why this is safe.* Call a charge older than another if it was made before it. Let `E` be the units of older charges
+//! that were refunded since the charge. The last unit of the charge is then `p − l − E` units from the end that leaks, so
+//! as much of the charge as that is still in the bucket. `E` is unknown, but at most `D`, which also counts refunds of
+//! younger charges. And `E` is at most `p − c`, because older charges had no more units than that in the bucket. So a
+//! refund never gives back a unit that has leaked or that belongs to another charge, and the refunds after any time, of
+//! charges before it, are at most the level at that time. Therefore the level is always at least what the charges
+//! without the refunded units alone would give: within any time `t`, they are at most burst + rate × `t`, no matter what
+//! is refunded and in which order. The counts are compared, not the times of refunds, so the order of several charges
+//! and refunds within one microsecond is known. All roundings are to the same side: a refund is counted in whole units,
+//! rounded up, and `p`, which is known from `reset_after`, is rounded down.
+//!
+//! The count matters as long as a charge that is older than the last refund can be in the bucket. So it expires, and
+//! begins at 0 again, when a full bucket would be empty if nothing was written since the last write. A refund gives back
+//! nothing if the bucket's count is lower than that of the charge (the counter was deleted in between), or if the charge
+//! is later than the refund (the clock went back). If the limit was changed in between, the arithmetic uses the present
+//! limit, and no more is given back than was charged.
+//!
 //! Twin: `tidegate-redis/lua/tidegate.lua`, section *bucket*. Change both or neither.
 
 use super::Receipt;
@@ -39,6 +66,9 @@ const WAIT_US_MAX: u64 = Timestamp::MAX.as_micros();
 /// In place of a number of parts: the cost can never fit.
 const NEVER: u64 = u64::MAX;
 
+/// The upper bound, exclusive, on the count of refunded units: the range of exact integers in a Lua double.
+const REFUNDED_END: u64 = 1 << 53;
+
 /// The state of a bucket: its level at a point in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Bucket {
@@ -49,6 +79,9 @@ pub struct Bucket {
     /// The number of parts per unit in `level`; 0 if the bucket was never used. If it differs from the limit's, the
     /// limit has changed.
     pub(crate) scale: u64,
+    /// The units that were refunded on this counter. Each refund is rounded up. Counts as 0 from
+    /// [`Bucket::forgets_refunds_at_us`] on.
+    pub(crate) refunded: u64,
 }
 
 impl Bucket {
@@ -102,7 +135,8 @@ impl Bucket {
 
     /// Decides a check that has only this limit from a level and its time, without a [`Bucket`], in the frequent case.
     ///
-    /// `level` is the level at `time_us`, and must be in parts of this limit (`shape.parts_per_unit`). On an admission,
+    /// `level` is the level at `time_us`, and must be in parts of this limit (`shape.parts_per_unit`). Nothing must have
+    /// been refunded on the bucket, as far as [`Bucket::forgets_refunds_at_us`] remembers it. On an admission,
     /// calls `keep(level, time_us)` with the new state; a denial changes nothing. Returns `None` without deciding if
     /// the case is not the frequent one: the cost is 0, the limit is not [plain](BucketShape::is_plain), the level
     /// exceeds the capacity, or `time_us` is later than `now`. Then [`Bucket::decide_alone`] must decide.
@@ -124,18 +158,18 @@ impl Bucket {
             return None;
         }
         let leaked = passed_us.saturating_mul(shape.quota.get());
-        let mut view = View { level: level.saturating_sub(leaked), now_us, limit, shape };
+        let mut view = View { level: level.saturating_sub(leaked), refunded: 0, now_us, limit, shape };
         if cost > limit.cost_max() {
-            return Some(BucketDecision { view, cost, allowed: false, retry: NEVER });
+            return Some(BucketDecision { view, cost, allowed: false, retry: NEVER, refunded_before: 0 });
         }
         let after = view.level + shape.parts(cost.into());
         if after > shape.full {
-            return Some(BucketDecision { view, cost, allowed: false, retry: after - shape.full });
+            return Some(BucketDecision { view, cost, allowed: false, retry: after - shape.full, refunded_before: 0 });
         }
         let retry = view.ahead();
         view.level = after;
         keep(after, now_us);
-        Some(BucketDecision { view, cost, allowed: true, retry })
+        Some(BucketDecision { view, cost, allowed: true, retry, refunded_before: 0 })
     }
 
     /// Returns this bucket with its level in the parts of another limit, given by its `shape`.
@@ -145,14 +179,22 @@ impl Bucket {
     pub(crate) fn rescaled(&self, shape: &BucketShape) -> Bucket {
         // The scale of a bucket that was never used is 0.
         let units = self.level.div_ceil(self.scale.max(1)).min(shape.capacity());
-        Bucket { time_us: self.time_us, level: shape.parts(units), scale: shape.parts_per_unit.get() }
+        let (time_us, refunded) = (self.time_us, self.refunded);
+        Bucket { time_us, level: shape.parts(units), scale: shape.parts_per_unit.get(), refunded }
+    }
+
+    /// Returns the time from which the count of refunded units no longer matters, in microseconds since the epoch.
+    ///
+    /// That is when a bucket of this limit, given by its `shape`, would be empty if it had been full at the last write.
+    pub(crate) fn forgets_refunds_at_us(&self, shape: &BucketShape) -> u64 {
+        (grains(self.time_us, shape) + grains_of_full(shape)).saturating_mul(shape.grain_us())
     }
 
     fn charge_view<'a>(&mut self, mut view: View<'a>, cost: u32) -> BucketDecision<'a> {
         let retry = view.ahead();
         view.level += view.shape.parts(cost.into());
         *self = view.bucket();
-        BucketDecision { view, cost, allowed: true, retry }
+        BucketDecision { view, cost, allowed: true, retry, refunded_before: view.refunded }
     }
 
     fn refuse_view<'a>(&mut self, mut view: View<'a>, cost: u32) -> BucketDecision<'a> {
@@ -165,22 +207,20 @@ impl Bucket {
         if went_back || view.limit.count_denied() {
             *self = view.bucket();
         }
-        BucketDecision { view, cost, allowed, retry: view.retry(cost) }
+        BucketDecision { view, cost, allowed, retry: view.retry(cost), refunded_before: 0 }
     }
 
     /// Removes the units of one charge from the bucket, except those that have leaked by `now`.
     ///
-    /// Charges leak in the order in which they were made; this one has leaked completely `reset_after_us` after it was
-    /// made. Stores the level at `now`.
+    /// The module documentation has the formula. Counts the removed units as refunded, rounded up, and stores the level
+    /// at `now`. Removes nothing if the count would exceed 2^53 − 1.
     pub(super) fn refund(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, receipt: Receipt) {
         let mut view = View::new(self, limit, shape, now);
-        let grain = |us: u64| us / shape.grain_us();
-        let charged_at = receipt.at.as_micros();
-        let lasted = grain(charged_at + receipt.reset_after_us) - grain(charged_at);
-        let passed = grain(now.as_micros()).saturating_sub(grain(charged_at));
-        let still_there = lasted.saturating_sub(passed).saturating_mul(u64::from(limit.quota()));
-        let give_back = shape.parts(u64::from(receipt.units).min(shape.capacity())).min(still_there);
-        view.level = view.level.saturating_sub(give_back);
+        let given = view.refundable(receipt);
+        let refunded = view.refunded + given.div_ceil(shape.parts_per_unit.get());
+        if refunded < REFUNDED_END {
+            (view.level, view.refunded) = (view.level - given, refunded);
+        }
         *self = view.bucket();
     }
 }
@@ -195,6 +235,8 @@ pub(crate) struct BucketDecision<'a> {
     allowed: bool,
     /// The parts that must leak before a denied request can retry, or an admitted one may proceed; or [`NEVER`].
     retry: u64,
+    /// The count of refunded units, if the decision has charged the cost; else 0.
+    refunded_before: u64,
 }
 
 impl BucketDecision<'_> {
@@ -219,7 +261,7 @@ impl BucketDecision<'_> {
     /// Returns the limit's status. `until_leaked(parts)` computes the time in which so many parts leak.
     #[inline(always)]
     fn status_with(self, until_leaked: impl Fn(u64) -> Wait) -> LimitStatus {
-        let BucketDecision { view: View { level, limit, shape, .. }, cost, allowed, retry } = self;
+        let BucketDecision { view: View { level, limit, shape, .. }, cost, allowed, retry, refunded_before } = self;
         let free = shape.full - level;
         // On most denials less than one unit is free; then no division is needed.
         let (whole, part) = match free < shape.parts_per_unit.get() {
@@ -239,7 +281,17 @@ impl BucketDecision<'_> {
             parts => until_leaked(parts),
         };
         let reset_after = until_leaked(level);
-        LimitStatus { allowed, cost, quota: limit.quota(), remaining, retry_after, next_after, reset_after, late_us: 0 }
+        LimitStatus {
+            allowed,
+            cost,
+            quota: limit.quota(),
+            remaining,
+            retry_after,
+            next_after,
+            reset_after,
+            late_us: 0,
+            refunded_before,
+        }
     }
 }
 
@@ -248,6 +300,8 @@ impl BucketDecision<'_> {
 struct View<'a> {
     /// The used units at `now_us`, in parts of the limit.
     level: u64,
+    /// The count of refunded units at `now_us`.
+    refunded: u64,
     now_us: u64,
     limit: &'a Limit,
     shape: &'a BucketShape,
@@ -267,13 +321,35 @@ impl<'a> View<'a> {
         };
         let grains = grains(now_us, shape) - grains(stored.time_us.min(now_us), shape);
         let level = level.saturating_sub(grains.saturating_mul(shape.quota.get()));
-        View { level, now_us, limit, shape }
+        let is_counted = stored.refunded > 0 && grains < grains_of_full(shape);
+        View { level, refunded: if is_counted { stored.refunded } else { 0 }, now_us, limit, shape }
     }
 
-    /// Returns the bucket to store: this level, at `now_us`, in the limit's parts.
+    /// Returns the bucket to store: this level and count of refunded units, at `now_us`, in the limit's parts.
     #[inline(always)]
     fn bucket(&self) -> Bucket {
-        Bucket { time_us: self.now_us, level: self.level, scale: self.shape.parts_per_unit.get() }
+        let (time_us, level, refunded) = (self.now_us, self.level, self.refunded);
+        Bucket { time_us, level, scale: self.shape.parts_per_unit.get(), refunded }
+    }
+
+    /// Returns the parts of a charge that are certainly still in the bucket.
+    ///
+    /// Zero if the charge is later than `now_us`, or if its count of refunded units is greater than the bucket's.
+    fn refundable(&self, receipt: Receipt) -> u64 {
+        let (shape, charged_at) = (self.shape, receipt.at.as_micros());
+        let Some(refunded_since) = self.refunded.checked_sub(receipt.refunded_before) else { return 0 };
+        let lasted = grains(charged_at.saturating_add(receipt.reset_after_us), shape) - grains(charged_at, shape);
+        let lasted = lasted.min(grains_of_full(shape));
+        let passed = grains(self.now_us, shape).saturating_sub(grains(charged_at, shape));
+        if charged_at > self.now_us || passed >= lasted {
+            return 0;
+        }
+        // The level after the charge took `lasted` grains to leak, and more than one grain less.
+        let level_then = (lasted - 1) * shape.quota.get() + 1;
+        let charged = shape.parts(u64::from(receipt.units).min(shape.capacity()));
+        let not_refunded = level_then.saturating_sub(shape.parts(refunded_since.min(shape.capacity())));
+        let still_there = charged.max(not_refunded).saturating_sub(passed * shape.quota.get());
+        charged.min(still_there).min(self.level)
     }
 
     #[inline(always)]
@@ -309,7 +385,8 @@ impl<'a> View<'a> {
 
     /// Returns the decision for `cost` units without charging them. Cost 0 is allowed, with the wait of one unit.
     fn without_charge(self, cost: u32) -> BucketDecision<'a> {
-        BucketDecision { view: self, cost, allowed: cost == 0 || self.fits(cost), retry: self.retry(cost.max(1)) }
+        let (allowed, retry) = (cost == 0 || self.fits(cost), self.retry(cost.max(1)));
+        BucketDecision { view: self, cost, allowed, retry, refunded_before: 0 }
     }
 
     /// Returns the number of grains (steps of the bucket's time) in which `parts` leak, rounded up.
@@ -337,6 +414,11 @@ impl BucketShape {
     fn parts(&self, units: u64) -> u64 {
         units * self.parts_per_unit.get()
     }
+}
+
+/// Returns the number of grains (steps of the bucket's time) in which a full bucket of the limit leaks, rounded up.
+fn grains_of_full(shape: &BucketShape) -> u64 {
+    shape.quota.div_ceil(shape.full)
 }
 
 /// Converts microseconds to grains, the steps in which the limit's bucket counts time, rounded down.

@@ -88,6 +88,7 @@ impl Log {
             next_after: wait(remaining + 1),
             reset_after: expires_after(now_us, limit, now),
             late_us: 0,
+            refunded_before: 0,
         }
     }
 
@@ -193,6 +194,7 @@ impl Log {
             next_after: oldest_expires_after,
             reset_after: expires_after(settled.newest_us, limit, now),
             late_us: 0,
+            refunded_before: 0,
         })
     }
 
@@ -233,6 +235,7 @@ impl Log {
             next_after: expires_after(few.entries[0].time_us, limit, now),
             reset_after: expires_after(now_us, limit, now),
             late_us: 0,
+            refunded_before: 0,
         })
     }
 
@@ -361,7 +364,17 @@ impl Log {
             Some(newest_us) if remaining < quota => expires_after(newest_us, limit, now),
             _ => Wait::ZERO,
         };
-        LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after, late_us: 0 }
+        LimitStatus {
+            allowed,
+            cost,
+            quota,
+            remaining,
+            retry_after,
+            next_after,
+            reset_after,
+            late_us: 0,
+            refunded_before: 0,
+        }
     }
 }
 

@@ -293,7 +293,17 @@ impl<'a> View<'a> {
             _ => self.wait(remaining + 1),
         };
         let reset_after = self.reset_after();
-        LimitStatus { allowed, cost, quota: self.quota, remaining, retry_after, next_after, reset_after, late_us: 0 }
+        LimitStatus {
+            allowed,
+            cost,
+            quota: self.quota,
+            remaining,
+            retry_after,
+            next_after,
+            reset_after,
+            late_us: 0,
+            refunded_before: 0,
+        }
     }
 }
 

@@ -59,13 +59,14 @@ impl Budget {
         self.table_max.min(after_the_move).min(while_both_exist)
     }
 
-    /// Returns whether a log may grow if `bytes` must be reallocated for it.
+    /// Returns whether a log, or the counts of refunded units, may grow if `bytes` must be reallocated for it.
     ///
     /// Twice as many, and 128 bytes more, must be left besides the reserve.
     ///
-    /// The log may grow by a quarter while the old memory still exists, or to entries that are twice as wide.
+    /// A log may grow by a quarter while the old memory still exists, or to entries that are twice as wide. The counts
+    /// may grow to twice their size.
     #[inline]
-    pub(super) fn allows_log(&self, bytes: usize) -> bool {
+    pub(super) fn allows_growth(&self, bytes: usize) -> bool {
         self.used() + 2 * bytes + 128 <= self.steady
     }
 }

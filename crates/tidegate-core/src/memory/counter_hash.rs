@@ -52,6 +52,12 @@ impl CounterHash {
         self.rest
     }
 
+    /// Returns the two parts that a slot stores. They identify the counter within its shard.
+    #[inline(always)]
+    pub(super) fn in_table(self) -> (u64, u32) {
+        (self.table, self.rest)
+    }
+
     /// Returns the part of the hash that selects the shard.
     ///
     /// Equal for all counters of a subject. Not stored in the slot.

@@ -181,7 +181,8 @@ impl MemoryStore {
     }
 }
 
-/// Returns the slot index of a counter, or `None` if it has no slot or may have no room for `units`.
+/// Returns the slot index of a counter, or `None` if it has no slot, may have no room for `units`, or is a bucket whose
+/// refunded units are counted.
 ///
 /// Expired entries of a log still count, so the result may be `None` although there is room; see
 /// [`Slot::has_room_for`].
@@ -192,6 +193,9 @@ fn find_with_room(
     (limit, units): LimitAndCost<'_>,
     now: Timestamp,
 ) -> Option<usize> {
+    if shard.counts_refunds_of(name) {
+        return None;
+    }
     let place = shard.find(name)?;
     let (slot, _) = shard.slot_at(place);
     slot.has_room_for(limit, now, units).then_some(place)

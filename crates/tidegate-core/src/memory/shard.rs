@@ -20,11 +20,12 @@
 use super::budget::Budget;
 use super::counter_hash::CounterHash;
 use super::overflow::OverflowScope;
+use super::refunded::RefundedUnits;
 use super::rings::Rings;
 use super::slot::Slot;
 use super::table::{self, LINE_BYTES, Table};
 use crate::algorithm::{Log, State};
-use crate::limit::Limit;
+use crate::limit::{Limit, Machine};
 use crate::time::{Clock, Timestamp};
 
 /// The number of slots that one reclaiming step inspects: eight consecutive cache lines.
@@ -49,9 +50,11 @@ pub(super) struct Shard {
     latest: Timestamp,
     /// The number of operations until the next reclaiming step.
     ops_to_sweep: u32,
+    /// The refunded units of buckets; `None` while there are none. A bucket with an entry keeps its slot.
+    refunded: Option<Box<RefundedUnits>>,
     /// The entries of the longer logs in both tables.
     rings: Rings,
-    /// The bytes of both tables when they were last measured.
+    /// The bytes of both tables, and of `refunded`, when they were last measured.
     tables_bytes: usize,
     /// The bytes of this shard that were last reported to the budget.
     bytes_reported: usize,
@@ -132,13 +135,50 @@ impl Shard {
         (self.table.slot_mut(place), &mut self.rings)
     }
 
+    /// Returns whether refunded units of the bucket with this name are counted, so that it cannot be decided in its slot.
+    #[inline(always)]
+    pub(super) fn counts_refunds_of(&self, name: CounterHash) -> bool {
+        self.refunded.as_ref().is_some_and(|refunded| refunded.contains(name.in_table()))
+    }
+
+    /// Returns whether a refund on the bucket with this name can be counted: it is counted already, or there is memory.
+    pub(super) fn may_count_refunds_of(&self, name: CounterHash, budget: &Budget) -> bool {
+        let bytes = self.refunded.as_ref().map_or(0, |refunded| refunded.bytes_to_grow());
+        self.counts_refunds_of(name) || budget.allows_growth(bytes.max(RefundedUnits::FIRST_BYTES))
+    }
+
+    /// Returns `state` with the count of refunded units of the counter with this name, if it is a bucket.
+    #[inline]
+    fn with_refunds(&self, name: CounterHash, mut state: State) -> State {
+        if let (State::Bucket(bucket), Some(refunded)) = (&mut state, &self.refunded) {
+            bucket.refunded = refunded.units(name.in_table());
+        }
+        state
+    }
+
+    /// Stores the count of refunded units of a bucket, whose state is about to be stored in a slot.
+    #[inline]
+    fn keep_refunds(&mut self, name: CounterHash, limit: &Limit, state: &State) {
+        if let (State::Bucket(bucket), Machine::Bucket(shape)) = (state, limit.machine())
+            && (bucket.refunded > 0 || self.counts_refunds_of(name))
+        {
+            let refunded = self.refunded.get_or_insert_default();
+            match bucket.refunded {
+                0 => refunded.reset(name.in_table()),
+                units => refunded.set(name.in_table(), units, bucket.forgets_refunds_at_us(shape)),
+            }
+            self.measure_tables();
+        }
+    }
+
     /// Takes the state of the counter with this name out of its slot; `None` if it has no slot of its own.
     ///
     /// The counter may have expired. [`Shard::put`] or [`Shard::put_back`] must follow.
     #[inline]
     pub(super) fn take_known(&mut self, name: CounterHash) -> Option<(SlotLocation, State)> {
         let place = self.table.find(name)?;
-        Some((SlotLocation::Table(place), self.table.slot_mut(place).unpack(&mut self.rings)))
+        let state = self.table.slot_mut(place).unpack(&mut self.rings);
+        Some((SlotLocation::Table(place), self.with_refunds(name, state)))
     }
 
     /// Returns the state to use for a counter without a slot of its own, with its location and its name there.
@@ -192,8 +232,11 @@ impl Shard {
     fn take_overflow(&mut self, name: CounterHash) -> Option<(usize, State)> {
         let place = self.overflow.find(name)?;
         let slot = self.overflow.slot_mut(place);
-        let is_live = slot.expires_at_us() > self.latest.as_micros();
-        is_live.then(|| (place, slot.unpack(&mut self.rings)))
+        if is_expired(slot, self.refunded.as_deref(), self.latest) {
+            return None;
+        }
+        let state = slot.unpack(&mut self.rings);
+        Some((place, self.with_refunds(name, state)))
     }
 
     /// Puts back a state that was taken from `place` and not changed. Its lifetime stays as it is.
@@ -225,6 +268,9 @@ impl Shard {
     /// Panics if the state belongs to another state machine.
     #[inline]
     pub(super) fn put(&mut self, place: SlotLocation, name: CounterHash, limit: &Limit, state: State) {
+        if place != SlotLocation::Nowhere {
+            self.keep_refunds(name, limit, &state);
+        }
         let is_own = matches!(place, SlotLocation::Table(_) | SlotLocation::NewInTable | SlotLocation::Promoted);
         let table = if is_own { &mut self.table } else { &mut self.overflow };
         match place {
@@ -277,6 +323,12 @@ impl Shard {
         self.ops_to_sweep = SWEEP_EVERY_OPS - 1;
         self.sweep(SWEEP_SLOTS);
         self.sweep_overflow(SWEEP_SLOTS);
+        if let Some(refunded) = &mut self.refunded {
+            refunded.drop_expired(self.latest);
+            if refunded.is_empty() {
+                self.refunded = None;
+            }
+        }
         if self.rings.is_sparse(RINGS_WORTH_BYTES.max(self.tables_bytes / 8)) {
             self.gather_rings();
         }
@@ -286,8 +338,11 @@ impl Shard {
 
     /// Removes the counter with this name if it has a slot of its own, and reports the freed memory to the budget.
     ///
-    /// Other slots may move. Overflow counters are not removed.
+    /// Other slots may move. Overflow counters are not removed. The count of refunded units becomes 0.
     pub(super) fn remove(&mut self, name: CounterHash, budget: &Budget) {
+        if let Some(refunded) = &mut self.refunded {
+            refunded.reset(name.in_table());
+        }
         if let Some(place) = self.table.find(name) {
             remove(&mut self.table, place, &mut self.rings);
             self.report(budget);
@@ -301,6 +356,12 @@ impl Shard {
     /// Returns the number of overflow counters, including expired ones that were not reclaimed yet.
     pub(super) fn overflow_len(&self) -> usize {
         self.overflow.len()
+    }
+
+    /// Returns whether refunded units of any bucket are counted.
+    #[cfg(test)]
+    pub(super) fn counts_refunds(&self) -> bool {
+        self.refunded.is_some()
     }
 
     #[cfg(test)]
@@ -356,7 +417,8 @@ impl Shard {
     /// Other slots may move. Stops at the end of the table. The next call then begins at its start, and a table of more
     /// than 32 lines of which less than an eighth is in use shrinks.
     fn sweep(&mut self, places: usize) {
-        self.cursor = drop_expired(&mut self.table, self.cursor, places, self.latest, &mut self.rings);
+        let (table, refunded) = (&mut self.table, self.refunded.as_deref());
+        self.cursor = drop_expired(table, self.cursor, places, self.latest, (&mut self.rings, refunded));
         if self.cursor >= self.table.places() {
             self.cursor = 0;
             if self.table.lines() > 32 && self.table.len() < self.table.capacity() / 8 {
@@ -372,7 +434,8 @@ impl Shard {
     /// Frees the overflow table if it is empty, so the caller must call [`Shard::measure_tables`] afterwards.
     fn sweep_overflow(&mut self, places: usize) {
         let (overflow, cursor) = (&mut self.overflow, self.overflow_cursor);
-        self.overflow_cursor = drop_expired(overflow, cursor, places, self.latest, &mut self.rings);
+        let others = (&mut self.rings, self.refunded.as_deref());
+        self.overflow_cursor = drop_expired(overflow, cursor, places, self.latest, others);
         if self.overflow_cursor >= overflow.places() {
             self.overflow_cursor = 0;
         }
@@ -392,12 +455,14 @@ impl Shard {
 
     /// Returns whether the budget allows `log` to allocate memory for another entry.
     pub(super) fn log_may_grow(&self, log: &Log, budget: &Budget) -> bool {
-        budget.allows_log(log.moved_bytes() + self.rings.moving_bytes())
+        budget.allows_growth(log.moved_bytes() + self.rings.moving_bytes())
     }
 
-    /// Updates `tables_bytes` to the sizes of both tables. Must be called after a table was replaced or resized.
+    /// Updates `tables_bytes` to the sizes of both tables and of the counts of refunded units. Must be called after one
+    /// of them was replaced or resized.
     fn measure_tables(&mut self) {
-        self.tables_bytes = self.table.heap_bytes() + self.overflow.heap_bytes();
+        let refunded = self.refunded.as_ref().map_or(0, |refunded| refunded.heap_bytes());
+        self.tables_bytes = self.table.heap_bytes() + self.overflow.heap_bytes() + refunded;
     }
 
     /// Reports this shard's memory to the budget if it has changed since the last report.
@@ -422,11 +487,23 @@ fn remove(table: &mut Table, place: usize, rings: &mut Rings) {
     }
 }
 
+/// Returns whether the counter in a slot affects no decision and no refund at `now`.
+fn is_expired(slot: &Slot, refunded: Option<&RefundedUnits>, now: Timestamp) -> bool {
+    let is_counted = |refunded: &RefundedUnits| refunded.expires_at_us(slot.name_in_table()) > now.as_micros();
+    slot.expires_at_us() <= now.as_micros() && !refunded.is_some_and(is_counted)
+}
+
 /// Drops the counters expired at `now` in the next `places` slots from index `cursor`.
 ///
 /// Returns the index to continue from. A dropped log's ring is freed in `rings`. The result is at least
 /// `table.places()` at the end of the table.
-fn drop_expired(table: &mut Table, cursor: usize, places: usize, now: Timestamp, rings: &mut Rings) -> usize {
+fn drop_expired(
+    table: &mut Table,
+    cursor: usize,
+    places: usize,
+    now: Timestamp,
+    (rings, refunded): (&mut Rings, Option<&RefundedUnits>),
+) -> usize {
     let (mut place, end) = (cursor, (cursor + places).min(table.places()));
     // A slot that moves into a gap is inspected, too. The bound keeps the loop finite.
     for _ in 0..2 * places {
@@ -434,7 +511,7 @@ fn drop_expired(table: &mut Table, cursor: usize, places: usize, now: Timestamp,
             break;
         }
         match table.get(place) {
-            Some(slot) if slot.expires_at_us() <= now.as_micros() => remove(table, place, rings),
+            Some(slot) if is_expired(slot, refunded, now) => remove(table, place, rings),
             _ => place += 1,
         }
     }

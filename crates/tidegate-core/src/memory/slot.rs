@@ -15,6 +15,8 @@
 //! | pair | start | window | current, previous |
 //! | bucket | time | scale | level |
 //!
+//! A bucket's count of refunded units does not fit; `refunded.rs` keeps it.
+//!
 //! Two more bits hold the kind, and eight hold a small float (`lifetime.rs`). It lets a sweep drop expired states
 //! without knowing their limits, and never early. For a log or a pair it is the **lifetime**: how long the state
 //! matters after its time, rounded up by at most a quarter. For a bucket it is the **rate** at which it leaks, rounded
@@ -124,6 +126,12 @@ impl Slot {
         self.hash == 0
     }
 
+    /// Returns the name of the counter without its shard: [`CounterHash::in_table`]. Not for an empty slot.
+    #[inline]
+    pub(super) fn name_in_table(&self) -> (u64, u32) {
+        (self.hash, self.rest)
+    }
+
     /// Returns the part of the name that determines the position in the table; 0 for an empty slot.
     #[inline]
     pub(super) fn table_hash(&self) -> u64 {
@@ -147,6 +155,7 @@ impl Slot {
 
     /// Decides a check of this bucket alone, in the slot, in the frequent case.
     ///
+    /// No refunded units of the bucket must be counted ([`Shard::counts_refunds_of`](super::shard::Shard)).
     /// Returns `None` without changing anything if the limit is not [plain](BucketShape::is_plain), if the slot does
     /// not have the header of its buckets, or if [`Bucket::decide_in_place`] returns `None`. Then
     /// [`Slot::decide_bucket`] must decide.
@@ -171,6 +180,7 @@ impl Slot {
 
     /// Decides a check of this bucket alone, in the slot: charges the cost if it fits, else denies.
     ///
+    /// No refunded units of the bucket must be counted ([`Shard::counts_refunds_of`](super::shard::Shard)).
     /// A cost of 0 is not charged. A denial charges a limit with `count_denied`. Any decision may extend the lifetime
     /// of the slot. Returns `None` without changing anything if the slot holds another kind of state. Only a hash
     /// collision causes this.
@@ -297,7 +307,7 @@ impl Slot {
             self.put_back(log, rings);
             return Some(status);
         }
-        let may_grow = log.has_room_for(cost) || budget.allows_log(log.moved_bytes() + rings.moving_bytes());
+        let may_grow = log.has_room_for(cost) || budget.allows_growth(log.moved_bytes() + rings.moving_bytes());
         let status = log.decide_alone(limit, shape, now, cost, may_grow);
         self.put_log(log, limit, rings);
         Some(status)
@@ -323,7 +333,8 @@ impl Slot {
         }
     }
 
-    /// Returns the state in the slot. The entries of a longer log are moved out of `rings`.
+    /// Returns the state in the slot. The entries of a longer log are moved out of `rings`. The count of refunded units
+    /// of a bucket is 0.
     ///
     /// For a log, [`Slot::pack`] or [`Slot::put_back`] must follow before the slot is used again.
     #[inline]
@@ -366,14 +377,16 @@ impl Slot {
         }
     }
 
-    /// Returns the bucket in the slot, which must hold one.
+    /// Returns the bucket in the slot, which must hold one. Its count of refunded units is 0.
     #[inline]
     fn bucket(&self) -> Bucket {
-        Bucket { time_us: self.time_us(), level: self.small(), scale: self.wide() }
+        Bucket { time_us: self.time_us(), level: self.small(), scale: self.wide(), refunded: 0 }
     }
 
-    /// Stores a bucket in the slot. If the level and its time are unchanged, the lifetime is not shortened.
+    /// Stores a bucket in the slot, without its count of refunded units. If the level and its time are unchanged, the
+    /// lifetime is not shortened.
     fn set_bucket(&mut self, bucket: Bucket, shape: &BucketShape) {
+        let bucket = Bucket { refunded: 0, ..bucket };
         if self.is_bucket() && bucket == self.bucket() {
             return self.extend_bucket_lifetime(bucket, shape);
         }
@@ -688,7 +701,10 @@ mod tests {
                     previous: 9_999_999,
                 }),
             ),
-            ("7/s token-bucket", State::Bucket(Bucket { time_us: last, level: SMALL_MASK, scale: WINDOW_US_MAX })),
+            (
+                "7/s token-bucket",
+                State::Bucket(Bucket { time_us: last, level: SMALL_MASK, scale: WINDOW_US_MAX, refunded: 0 }),
+            ),
         ];
         let name = CounterHash::new(1, 2, 3);
         for (limit, state) in states {

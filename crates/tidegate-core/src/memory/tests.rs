@@ -551,3 +551,79 @@ fn log_keeps_its_entries_while_the_newest_are_refunded_or_the_clock_steps_back()
         assert_eq!(used, 6 + step as u32, "after {step} steps back");
     }
 }
+
+fn refund(store: &MemoryStore, limit: Limit, subject: &str, decision: &Decision) {
+    let demand = Demand::new(limit, crate::Key::new(subject).unwrap()).cost(decision.limits[0].cost);
+    store.refund(&Check::one(&demand), decision);
+}
+
+/// Makes a charge whose refund depends on an earlier refund: of 40 units, the first 20 are refunded at once.
+fn charge_after_a_refund(store: &MemoryStore, limit: Limit, subject: &str) -> Decision {
+    let first = check(store, limit, subject, 20);
+    let second = check(store, limit, subject, 20);
+    assert!(first.allowed() && second.allowed());
+    refund(store, limit, subject, &first);
+    second
+}
+
+#[test]
+fn count_of_refunds_outlives_the_level_of_its_bucket_and_is_then_dropped() {
+    let (store, clock) = store(1 << 24);
+    let bucket = limit("20/s token-bucket burst=40");
+    let second = charge_after_a_refund(&store, bucket, "client");
+    // The bucket is empty after a second, but the charge seems to last for two.
+    clock.advance(Duration::from_millis(1_500));
+    churn(&store, limit("1/s"));
+    let admitted = check(&store, bucket, "client", 40);
+    assert!(admitted.allowed() && admitted.limits[0].refunded_before == 20, "{admitted:?}");
+    refund(&store, bucket, "client", &second);
+    assert!(!check(&store, bucket, "client", 1).allowed());
+    clock.advance(Duration::from_secs(2));
+    for _ in 0..4 {
+        churn(&store, limit("1/s"));
+    }
+    assert!(store.shards.iter().all(|Padded(shard)| !shard.lock().counts_refunds()), "no shard has a count left");
+    assert_eq!(check(&store, bucket, "client", 1).limits[0].refunded_before, 0);
+}
+
+#[test]
+fn refund_of_a_bucket_gives_back_nothing_while_there_is_no_memory_to_count_it() {
+    let (store, _clock) = store(1 << 24);
+    let (bucket, window) = (limit("20/min token-bucket"), limit("20/min fixed-window"));
+    let [counted, other, pair] =
+        [(bucket, "counted"), (bucket, "other"), (window, "other")].map(|(limit, key)| check(&store, limit, key, 5));
+    let more = check(&store, bucket, "counted", 5);
+    refund(&store, bucket, "counted", &counted);
+    store.budget.change(0, store.max_bytes());
+    refund(&store, bucket, "counted", &more);
+    refund(&store, bucket, "other", &other);
+    refund(&store, window, "other", &pair);
+    let remaining = |limit, key| check(&store, limit, key, 0).limits[0].remaining;
+    assert_eq!((remaining(bucket, "counted"), remaining(bucket, "other"), remaining(window, "other")), (20, 15, 20));
+    store.budget.change(store.max_bytes(), 0);
+    refund(&store, bucket, "other", &other);
+    assert_eq!(remaining(bucket, "other"), 20);
+}
+
+#[test]
+fn key_promoted_from_an_overflow_counter_keeps_its_count_of_refunds() {
+    let (store, clock) = store(1 << 16);
+    let bucket = limit("20/s token-bucket burst=40");
+    for n in 0..50_000 {
+        check(&store, limit("1/s"), &format!("flood {n}"), 1);
+    }
+    let (first, second) = (check(&store, bucket, "new key", 20), check(&store, bucket, "new key", 20));
+    assert!(first.allowed() && second.allowed() && store.overflow_len() > 0);
+    // A full store has no memory for the count, unless some was freed.
+    store.budget.change(store.max_bytes() / 2, 0);
+    refund(&store, bucket, "new key", &first);
+    store.budget.change(0, store.max_bytes() / 2);
+    clock.advance(Duration::from_millis(1_500));
+    for n in 0..50_000 {
+        check(&store, limit("1/s"), &format!("recurring {}", n % 10), 1);
+    }
+    let admitted = check(&store, bucket, "new key", 40);
+    assert!(admitted.allowed() && admitted.limits[0].refunded_before == 20, "{admitted:?}");
+    refund(&store, bucket, "new key", &second);
+    assert!(!check(&store, bucket, "new key", 1).allowed());
+}

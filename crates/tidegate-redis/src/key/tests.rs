@@ -6,7 +6,8 @@ fn key_of(prefix: &str, subject: &[u8], scope: Scope<'_>, limit: &str) -> String
     Prefix::new(prefix).unwrap().counter(&Demand::new(limit, Key::scoped(subject, scope).unwrap()))
 }
 
-/// The columns: prefix, subject (hex), scope, rule or receipt id (hex), limit name, limit, key.
+/// The columns: prefix, subject (hex), scope, rule or receipt id (hex), limit name, limit or number of the receipt in its
+/// block, key.
 #[test]
 fn key_vectors_match() {
     let vectors = include_str!("../../tests/key-vectors.tsv");
@@ -24,7 +25,9 @@ fn key_vectors_match() {
             "ban" => Prefix::new(prefix).unwrap().ban(&subject),
             "receipt" => {
                 let id = ReceiptId::from_bytes(bytes(rule).try_into().unwrap());
-                Prefix::new(prefix).unwrap().receipt(&subject, id)
+                let (key, number) = Prefix::new(prefix).unwrap().receipt(&subject, id);
+                assert_eq!(number.to_string(), limit, "{line}");
+                key
             }
             "explicit" => key_of(prefix, &subject, Scope::Explicit, limit),
             "probe" => key_of(prefix, &subject, Scope::Named(ScopeName::new("probe")), limit),

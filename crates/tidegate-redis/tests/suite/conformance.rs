@@ -2,7 +2,7 @@
 
 use tidegate_core::Algorithm;
 use tidegate_testkit::conformance::{
-    Redeeming, cases, long_traces, random_redemptions, random_traces_of, traces_from_env,
+    Redeeming, cases, long_traces, net_use, random_redemptions, random_traces_of, traces_from_env,
 };
 use tidegate_testkit::server::Brand;
 
@@ -107,6 +107,29 @@ fn redis_redeems_as_the_oracle() {
 #[test]
 fn valkey_redeems_as_the_oracle() {
     redeems_as_the_oracle(Brand::Valkey);
+}
+
+/// What is charged and not refunded keeps the limit, whatever is refunded and in whichever order.
+fn refunds_keep_the_limit(brand: Brand) {
+    let redis = OnServer::new(brand);
+    for algorithm in Algorithm::ALL {
+        net_use::keeps_the_limit(algorithm, traces_from_env(20), SEED, || redis.verified().emptied())
+            .unwrap_or_else(|violation| panic!("{violation}"));
+    }
+    for algorithm in [Algorithm::TokenBucket, Algorithm::LeakyBucket] {
+        net_use::keeps_the_limit(algorithm, traces_from_env(5), SEED, || Redeeming::new(redis.emptied()))
+            .unwrap_or_else(|violation| panic!("by redemptions: {violation}"));
+    }
+}
+
+#[test]
+fn refunds_on_redis_keep_the_limit() {
+    refunds_keep_the_limit(Brand::Redis);
+}
+
+#[test]
+fn refunds_on_valkey_keep_the_limit() {
+    refunds_keep_the_limit(Brand::Valkey);
 }
 
 /// A short form: the script is the same as on a single server.

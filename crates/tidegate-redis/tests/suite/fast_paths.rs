@@ -114,13 +114,17 @@ fn trace(number: u64) -> Vec<Call> {
                 let is_redemption = number >= REDEEMING_FROM && random.below(2) == 0;
                 let charges = is_redemption && limits.len() > 1 && random.below(4) == 0;
                 let head = match is_redemption {
-                    true => format!("refund {} {}", 1 + u8::from(charges), now_us + WINDOW_US * random.below(9)),
+                    true => {
+                        let (count, ends_us) = (1 + u8::from(charges), now_us + WINDOW_US * random.below(9));
+                        format!("refund {count} {ends_us} {}", random.below(200))
+                    }
                     false => "refund 1".into(),
                 };
                 if is_redemption {
-                    call.keys.insert(call.keys.len() - 1, format!("receipt{}", random.below(400)));
+                    call.keys.insert(call.keys.len() - 1, format!("receipts{}", random.below(2)));
                 }
-                call.arguments.extend([head, limit_line, format!("{at_us} {WINDOW_US}")]);
+                let refunded = ["", " 0", " 2", " 25"][at_us as usize % 4];
+                call.arguments.extend([head, limit_line, format!("{at_us} {WINDOW_US}{refunded}")]);
                 if charges {
                     let other = 1 - key;
                     let limit = limits[other].replace('W', &WINDOW_US.to_string());
@@ -299,9 +303,9 @@ fn fast_paths_agree_with_the_general_path_on_valkey() {
 /// A fast path, a part of it, and the same part with a mistake.
 const BROKEN: &[(&str, &str, &str)] = &[
     ("quick, admitted", "= 1, 1, room - 1, 0\n", "= 1, 1, room, 0\n"),
-    ("quick, admitted, reset", "= next_after, limit.window\n", "= next_after, limit.window - 1\n"),
+    ("quick, admitted, reset", "= next_after, limit.window, 0\n", "= next_after, limit.window - 1, 0\n"),
     ("quick, denied", "= 1, 0, 0, next_after\n", "= 1, 0, 0, next_after + 1\n"),
-    ("quick, denied, reset", "= next_after, time - left_until\n", "= next_after, oldest - left_until\n"),
+    ("quick, denied, reset", "= next_after, time - left_until, 0\n", "= next_after, oldest - left_until, 0\n"),
     ("quick, quota exceeded", "elseif room == 0 then", "elseif room <= 0 then"),
     ("quick, of now", "not (time < now and time", "not (time <= now and time"),
     ("quick, ticks", "limit.tick == 1 and limit.cost == 1 and", "limit.cost == 1 and"),
@@ -330,7 +334,7 @@ const BROKEN: &[(&str, &str, &str)] = &[
         "until not may_change or results >= repeats\n    reply[head], reply_count = results, at",
         "until true\n    reply[head], reply_count = results, at",
     ),
-    ("check_one, count_denied", "            may_change = limit.count_denied\n", "            may_change = false\n"),
+    ("check_one, count_denied", "may_change = 0, limit.count_denied\n", "may_change = 0, false\n"),
     (
         "check_one, ban",
         "local ban = head.bans > 0 and banned_for(head.bans)",

@@ -208,7 +208,7 @@ async fn replica_is_not_used_until_it_is_promoted() {
 #[tokio::test]
 async fn calls_in_flight_when_the_server_becomes_a_replica_get_their_own_replies() {
     const READONLY: &[u8] = b"-READONLY You can't write against a read only replica.\r\n";
-    const ADMITTED: &[u8] = b"*7\r\n:9\r\n:1\r\n:1\r\n:9\r\n:0\r\n:5\r\n:5\r\n";
+    const ADMITTED: &[u8] = b"*8\r\n:9\r\n:1\r\n:1\r\n:9\r\n:0\r\n:5\r\n:5\r\n:0\r\n";
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let store = RedisStore::builder(format!("redis://{addr}")).call_timeout(Duration::from_secs(30)).build().unwrap();
@@ -360,9 +360,10 @@ async fn server_that_does_not_cache_the_script_gets_its_source_once() {
 #[tokio::test]
 async fn reply_without_a_request_is_not_taken_for_the_next_reply() {
     // Allowed with 9 left; and once more, with 7.
-    let addr =
-        answering(b"*7\r\n:9\r\n:1\r\n:1\r\n:9\r\n:0\r\n:5\r\n:5\r\n*7\r\n:9\r\n:1\r\n:1\r\n:7\r\n:0\r\n:5\r\n:5\r\n")
-            .await;
+    let addr = answering(
+        b"*8\r\n:9\r\n:1\r\n:1\r\n:9\r\n:0\r\n:5\r\n:5\r\n:0\r\n*8\r\n:9\r\n:1\r\n:1\r\n:7\r\n:0\r\n:5\r\n:5\r\n:0\r\n",
+    )
+    .await;
     let store = RedisStore::builder(format!("redis://{addr}")).call_timeout(Duration::from_secs(10)).build().unwrap();
     for _ in 0..3 {
         assert_eq!(decide_sliding(&store).await.unwrap(), 9);

@@ -10,7 +10,7 @@ use tidegate_core::{
 };
 use tidegate_redis::RedisStore;
 use tidegate_testkit::fault::Fault;
-use tidegate_testkit::server::{Brand, Config};
+use tidegate_testkit::server::{Brand, Config, Server};
 use tidegate_testkit::simulated::{SimulatedRedis, VirtualClock};
 
 use crate::on_server::OnServer;
@@ -42,9 +42,14 @@ async fn remaining(store: &RedisStore, demand: &Demand<'_>) -> u32 {
     store.inspect(demand).await.unwrap().remaining
 }
 
-/// Returns the key of a receipt of the subject `k`.
-fn receipt_key(id: ReceiptId) -> String {
-    format!("tidegate:tg2:{{k}}:receipt:{id}")
+/// Returns the key of the block with a receipt of this subject.
+fn receipt_key(subject: &str, id: ReceiptId) -> String {
+    format!("tidegate:tg2:{{{subject}}}:receipts:{:016x}:{}", id.stream(), id.sequence() / 1_024)
+}
+
+/// Returns the sum of the bits under a key.
+fn bit_count(server: &Server, key: &str) -> i64 {
+    server.command(&["BITCOUNT", key]).integer()
 }
 
 #[tokio::test]
@@ -64,7 +69,7 @@ async fn used_receipt_lives_until_it_expires_and_every_key_has_a_ttl() {
             let until = decision.at.plus_micros(2 * MINUTE_US);
             let redemption = both(id(1), until);
             assert_eq!(store.redeem(&redemption).await.unwrap(), Redeemed::Done);
-            let ends_ms = server.command(&["PEXPIRETIME", &receipt_key(id(1))]).integer();
+            let ends_ms = server.command(&["PEXPIRETIME", &receipt_key("k", id(1))]).integer();
             let too_long_us = ends_ms * 1_000 - i64::try_from(until.as_micros()).unwrap();
             assert!((0..=2_000).contains(&too_long_us), "{brand} {limit}: {too_long_us} µs");
             let keys = server.command(&["KEYS", "*"]);
@@ -205,7 +210,7 @@ fn foreign_data_under_one_counter_leaves_the_receipt_unused() {
             let (error, other) = redis.wait(both);
             assert_eq!(error.unwrap_err().kind(), Kind::Foreign, "{limit}");
             assert_eq!(other.unwrap(), Redeemed::Done, "a neighbour in the batch is not harmed");
-            redis.server().command(&["DEL", &format!("tidegate:tg2:{{other}}:receipt:{}", id(2))]);
+            redis.server().command(&["DEL", &receipt_key("other", id(2))]);
             assert_eq!(keys_and_values(redis.server()), before, "{limit}");
             redis.server().command(&["DEL", &foreign]);
             assert_eq!(redis.wait(redis.store.redeem(&redemption)).unwrap(), Redeemed::Done);
@@ -224,7 +229,7 @@ fn damaged_log_leaves_the_receipt_unused_or_the_error_says_that_it_may_be_used()
     let mut errors = 0;
     for damage in [&["LSET", "0", "hello"][..], &["LSET", "1", "C"], &["LSET", "2", ""], &["LPOP"]] {
         for entry_us in [1, 100, 250, 400, 690] {
-            redis.server().command(&["DEL", &receipt_key(id(1))]);
+            redis.server().command(&["DEL", &receipt_key("k", id(1))]);
             redis.server().command(&["COPY", "intact", key, "REPLACE"]);
             redis.server().command(&[&damage[..1], &[key], &damage[1..]].concat());
             let before = keys_and_values(redis.server());
@@ -236,7 +241,7 @@ fn damaged_log_leaves_the_receipt_unused_or_the_error_says_that_it_may_be_used()
             match redis.wait(redis.store.redeem(&redemption)) {
                 Ok(redeemed) => {
                     assert_eq!(redeemed, Redeemed::Done);
-                    assert_eq!(redis.server().command(&["EXISTS", &receipt_key(id(1))]).integer(), 1);
+                    assert_eq!(bit_count(redis.server(), &receipt_key("k", id(1))), 1);
                 }
                 Err(error) => {
                     errors += 1;
@@ -335,4 +340,80 @@ async fn redemption_that_timed_out_is_repeated_and_takes_effect_once() {
         assert_eq!(store.redeem(&redemption).await.unwrap(), Redeemed::AlreadyUsed);
         assert_eq!(remaining(&store, &demand).await, 70, "{fault:?}");
     }
+}
+
+/// Returns a redemption that marks a receipt of a stream that the subject `k` has for itself.
+fn nth(sequence: u64, until: Timestamp) -> Redemption<'static> {
+    Redemption::new(ReceiptId::new(7, sequence), b"k", until)
+}
+
+/// The receipts of one caller have consecutive sequence numbers.
+#[test]
+fn used_receipts_of_one_caller_share_keys() {
+    for brand in Brand::ALL {
+        let redis = OnServer::new(brand);
+        redis.clock.set(START);
+        for expected in [Redeemed::Done, Redeemed::AlreadyUsed] {
+            let redemptions: Vec<Redemption<'_>> = (0..4_000).map(|number| nth(number, Timestamp::MAX)).collect();
+            let redeem = join_all(redemptions.iter().map(|redemption| redis.store.redeem(redemption)));
+            assert!(redis.wait(redeem).into_iter().all(|redeemed| redeemed.unwrap() == expected), "{brand}");
+        }
+        let keys = redis.server().command(&["KEYS", "*"]);
+        assert_eq!(keys.items().len(), 4, "{brand}");
+        let bits = keys.items().iter().map(|key| bit_count(redis.server(), &key.text())).sum::<i64>();
+        assert_eq!(bits, 4_000, "{brand}");
+    }
+}
+
+#[test]
+fn every_receipt_of_a_block_is_used_alone_and_the_block_lives_as_long_as_the_last() {
+    for brand in Brand::ALL {
+        let redis = OnServer::new(brand);
+        redis.clock.set(START);
+        let redeem = |number, minutes| {
+            let until = START.plus_micros(minutes * MINUTE_US);
+            redis.wait(redis.store.redeem(&nth(number, until))).unwrap()
+        };
+        let key = receipt_key("k", ReceiptId::new(7, 0));
+        let minutes_left = || redis.server().command(&["PTTL", &key]).integer() / 60_000;
+        // In an order in which the string grows, and not.
+        let order = [5, 1_023, 0, 7, 8, 511, 512];
+        for (index, number) in (0..).zip(order) {
+            let minutes = [30, 20, 40, 15, 50, 12, 60][index];
+            assert_eq!(redeem(number, minutes), Redeemed::Done, "{brand} {number}");
+            let longest = [30, 30, 40, 40, 50, 50, 60][index];
+            assert!((longest - 1..=longest).contains(&minutes_left()), "{brand} {number}: {}", minutes_left());
+        }
+        assert_eq!(redis.server().command(&["STRLEN", &key]).integer(), 128, "{brand}");
+        for number in 0..1_024 {
+            let expected = if order.contains(&number) { Redeemed::AlreadyUsed } else { Redeemed::Done };
+            assert_eq!(redeem(number, 60), expected, "{brand} {number}");
+        }
+        assert_eq!(bit_count(redis.server(), &key), 1_024, "{brand}");
+        assert_eq!(redis.server().command(&["DBSIZE"]).integer(), 1, "{brand}");
+    }
+}
+
+#[test]
+fn foreign_data_under_the_key_of_a_block_is_an_error_that_changes_nothing() {
+    let redis = OnServer::new(Brand::Redis);
+    redis.clock.set(START);
+    let key = receipt_key("k", ReceiptId::new(7, 0));
+    let unused = demand("100/h", "k").cost(4);
+    let refund = Check::one(&unused);
+    let decision = redis.wait(decided(&redis.store, refund));
+    let long = "x".repeat(129);
+    for foreign in [&["SADD", &key, "member"][..], &["RPUSH", &key, "1"], &["SET", &key, &long]] {
+        redis.server().command(foreign);
+        let before = keys_and_values(redis.server());
+        let redemption = nth(0, Timestamp::MAX).refund(refund, &decision);
+        let error = redis.wait(redis.store.redeem(&redemption)).unwrap_err();
+        assert_eq!((error.kind(), error.is_unexecuted()), (Kind::Foreign, true), "{foreign:?}");
+        assert_eq!(keys_and_values(redis.server()), before, "{foreign:?}");
+        redis.server().command(&["DEL", &key]);
+    }
+    assert_eq!(
+        redis.wait(redis.store.redeem(&nth(0, Timestamp::MAX).refund(refund, &decision))).unwrap(),
+        Redeemed::Done
+    );
 }

@@ -38,7 +38,7 @@ fn key_that_occurs_twice_in_one_step_is_rejected_and_nothing_is_charged() {
         }
         // In two steps it is two checks, and a ban key may stand in each.
         let reply = run(&server, &["ban", "a", "b", "ban", "a", "b"], &["check 2 1", log, log, "check 2 1", log, log]);
-        assert_eq!(reply.items().len(), 1 + 2 * (1 + 2 * 5));
+        assert_eq!(reply.items().len(), 1 + 2 * (1 + 2 * 6));
     }
 }
 
@@ -66,12 +66,12 @@ fn call_with_checks_and_refunds_is_rejected() {
 fn malformed_redemption_is_rejected_and_nothing_is_written() {
     let (line, charged, receipt) =
         ("sliding 3 60000000 1", "sliding 3 60000000 1 count_denied=1", "1760000000000000 60000000");
-    let (until, later) = ("refund 1 1760000060000000", "refund 2 1760000060000000");
+    let (until, later) = ("refund 1 1760000060000000 5", "refund 2 1760000060000000 5");
     for brand in Brand::ALL {
         let server = Config::new(brand).start();
         for (keys, arguments) in [
             // No key, or only that of the receipt.
-            (&[][..], &["refund 0 1760000060000000"][..]),
+            (&[][..], &["refund 0 1760000060000000 5"][..]),
             (&["r"], &[until, line, receipt]),
             (&["r", "a"], &[later, line, receipt, line, receipt]),
             // The receipt key is also that of a counter.
@@ -90,14 +90,18 @@ fn malformed_redemption_is_rejected_and_nothing_is_written() {
             // The head.
             (&["r"], &["refund 0"]),
             (&["r"], &["refund 0 "]),
-            (&["r"], &["refund 0 99999999999999999999"]),
-            (&["r"], &["refund 0 -1"]),
-            (&["r"], &["refund 0 1760000060000000 1"]),
-            (&["r"], &["redeem 0 1760000060000000"]),
+            (&["r"], &["refund 0 99999999999999999999 5"]),
+            (&["r"], &["refund 0 -1 5"]),
+            (&["r"], &["refund 0 1760000060000000"]),
+            (&["r"], &["refund 0 1760000060000000 1024"]),
+            (&["r"], &["refund 0 1760000060000000 -1"]),
+            (&["r"], &["refund 0 1760000060000000 5 1"]),
+            (&["a"], &["refund 1  5", line, receipt]),
+            (&["r"], &["redeem 0 1760000060000000 5"]),
             // A check in the same call, also if the receipt is expired.
-            (&["r", "a"], &["refund 0 1760000060000000", line]),
-            (&["r", "a"], &["refund 0 5", line]),
-            (&["r", "a"], &["refund 0 1760000060000000", "check 1", line]),
+            (&["r", "a"], &["refund 0 1760000060000000 5", line]),
+            (&["r", "a"], &["refund 0 5 5", line]),
+            (&["r", "a"], &["refund 0 1760000060000000 5", "check 1", line]),
         ] {
             match run(&server, keys, arguments) {
                 Reply::Error(text) => assert!(text.starts_with("TIDEGATE_ARGUMENT"), "{arguments:?}: {text}"),
@@ -107,12 +111,21 @@ fn malformed_redemption_is_rejected_and_nothing_is_written() {
         }
         let reply = run(
             &server,
-            &["r", "a", "b", "r", "s"],
-            &[later, line, receipt, charged, "charge", "refund 0 1760000060000000", "refund 0 5"],
+            &["r", "a", "b", "r", "r", "s"],
+            &[
+                later,
+                line,
+                receipt,
+                charged,
+                "charge",
+                "refund 0 1760000060000000 5",
+                "refund 0 1760000060000000 6",
+                "refund 0 5 5",
+            ],
         );
         let numbers: Vec<i64> = reply.items().iter().skip(1).map(Reply::integer).collect();
-        assert_eq!(numbers, [1, 0, -1], "{brand}: done, used before, expired");
-        assert_eq!(server.command(&["DBSIZE"]).integer(), 2, "the receipt and the counter that was charged");
+        assert_eq!(numbers, [1, 0, 1, -1], "{brand}: done, used before, another of the block, expired");
+        assert_eq!(server.command(&["DBSIZE"]).integer(), 2, "the block and the counter that was charged");
     }
 }
 
@@ -121,10 +134,10 @@ fn malformed_redemption_is_rejected_and_nothing_is_written() {
 fn error_after_a_redemption_says_that_something_was_written() {
     let server = Server::redis();
     let charged = "fixed-window 3 60000000 1 count_denied=1";
-    let reply = run(&server, &["r", "a", "s"], &["refund 1 1760000060000000", charged, "charge", "refund 0 x"]);
+    let reply = run(&server, &["r", "a", "s"], &["refund 1 1760000060000000 5", charged, "charge", "refund 0 x"]);
     assert!(matches!(&reply, Reply::Error(text) if text.starts_with("TIDEGATE_PARTLY TIDEGATE_ARGUMENT")), "{reply:?}");
     assert_eq!(server.command(&["GET", "a"]).text(), "1759999980000000 60000000 1 0");
-    let reply = run(&server, &["r", "a"], &["refund 1 1760000060000000", charged, "charge"]);
+    let reply = run(&server, &["r", "a"], &["refund 1 1760000060000000 5", charged, "charge"]);
     assert_eq!(reply.items()[1].integer(), 0);
     assert_eq!(server.command(&["GET", "a"]).text(), "1759999980000000 60000000 1 0", "charged once");
 }

@@ -19,6 +19,7 @@
 //!          connector.rs  TCP and TLS
 //!          headers.rs    which headers are forwarded, in both directions
 //!          body.rs       streams with timeouts, in both directions
+//!          deadlines.rs ends responses whose time is over, whether or not the client accepts data
 //!          tunnel.rs     upgraded connections (WebSocket)
 //!     access_log.rs  one line per request, if enabled
 //! ```
@@ -38,6 +39,7 @@ mod access_log;
 mod body;
 mod connection;
 mod connector;
+mod deadlines;
 mod headers;
 mod pool;
 mod proxy;
@@ -65,6 +67,7 @@ use tower_service::Service;
 use self::access_log::{AccessLog, LogEntry};
 use self::body::GatewayBody;
 use self::connection::{Client, InFlight};
+use self::deadlines::Deadlines;
 use self::proxy::Proxy;
 use self::upstream::Upstreams;
 pub use self::upstream::{UpstreamError, check_upstream};
@@ -126,18 +129,22 @@ pub(crate) struct GatewayListener {
     bounds: GatewayBounds,
     proxy_protocol: bool,
     idle: Duration,
+    deadlines: Arc<Deadlines>,
     stats: Arc<ListenerStats>,
     log: Option<Arc<AccessLog>>,
 }
 
 impl GatewayListener {
     /// Creates the listener with the rules of `shared`. Without rules, all requests are admitted.
+    ///
+    /// Must be called in a tokio runtime with timers.
     pub(crate) fn build(shared: &ServerState, gateway: Gateway) -> GatewayListener {
         let engine = shared.decider.engine().cloned();
         let engine = engine.unwrap_or_else(|| unlimited(shared.options.limiter.clone()));
         let upstreams = gateway.upstreams.clone();
         shared.metrics.set_upstreams(move || upstreams.stats());
-        let proxy = Proxy::new(gateway.upstreams, engine.clone(), gateway.bounds);
+        let deadlines = Deadlines::start();
+        let proxy = Proxy::new(gateway.upstreams, engine.clone(), gateway.bounds, deadlines.clone());
         let log = gateway.access_log.map(|format| AccessLog::new(format, engine.clone()));
         GatewayListener {
             service: layer(engine.clone(), shared.decider.clone()).layer(proxy),
@@ -145,6 +152,7 @@ impl GatewayListener {
             bounds: gateway.bounds,
             proxy_protocol: gateway.proxy_protocol,
             idle: shared.options.bounds.http_idle,
+            deadlines,
             stats: ListenerStats::new(NAME, ERRORS, &[], false),
             log,
         }
@@ -212,7 +220,11 @@ impl Future for RequestFuture {
         if let Some(log) = &log {
             log.responded(response.status());
         }
-        Poll::Ready(Ok(response.map(|body| body.until_end(in_flight, log))))
+        let mut response = response.map(|body| body.until_end(in_flight, log));
+        if !this.is_http1 {
+            response.body_mut().end_within(&this.listener.deadlines, this.listener.idle);
+        }
+        Poll::Ready(Ok(response))
     }
 }
 

@@ -19,15 +19,21 @@ pub(crate) enum UpstreamFailure {
     Timeout,
     /// The upstream has as many requests as it may have.
     Overloaded,
+    /// The client address has as many requests at the upstream as it may have.
+    AddressLimit,
+    /// The client did not accept the response in time, which was cut off.
+    SlowClient,
 }
 
 impl UpstreamFailure {
-    const ALL: [(UpstreamFailure, &'static str); 5] = [
+    const ALL: [(UpstreamFailure, &'static str); 7] = [
         (UpstreamFailure::Unreachable, "unreachable"),
         (UpstreamFailure::Closed, "closed"),
         (UpstreamFailure::BadResponse, "bad_response"),
         (UpstreamFailure::Timeout, "timeout"),
         (UpstreamFailure::Overloaded, "overloaded"),
+        (UpstreamFailure::AddressLimit, "address_limit"),
+        (UpstreamFailure::SlowClient, "slow_client"),
     ];
 }
 

@@ -72,6 +72,7 @@ fn limit_status(entry: &Value, demand: &Demand<'_>) -> LimitStatus {
         next_after: wait("next_after_ms"),
         reset_after: wait("reset_after_ms"),
         late_us: 0,
+        refunded_before: 0,
     }
 }
 

@@ -82,6 +82,7 @@ impl Subject for OverResp<'_> {
                 next_after: Wait::ZERO,
                 reset_after: wait(reset_after, 1_000),
                 late_us: 0,
+                refunded_before: 0,
             },
         )
     }
@@ -138,6 +139,7 @@ impl Subject for OverThrottle<'_> {
                 next_after: Wait::ZERO,
                 reset_after: wait(reset_after, 1_000_000),
                 late_us: 0,
+                refunded_before: 0,
             },
         )
     }

@@ -3,38 +3,43 @@
 //! Answers are processed in the order of their time, with three sliding windows: the units that must have counted, the
 //! units that counted if all ties came first, and the units that may have counted (ties, and entries kept longer by
 //! their tick). Each charge enters and leaves each window once.
+//!
+//! **Several clocks.** The clocks of the servers may differ by up to `skew_us`. A server whose clock is behind may have moved
+//! the entry of a charge at `at` to a time as early as `at − skew_us`, and one whose clock is ahead drops it that much
+//! earlier. So the charge must count from `at + skew_us` until `at + window − 2 × skew_us`, and may count from
+//! `at − skew_us` until `at + window + skew_us`. Units in a window that is shorter by `2 × skew_us` have all counted in the
+//! last decision among them, whatever the order, so they are at most the quota.
 
 use tidegate_core::Source;
 
-use super::{Answer, Counter, Refund, Report, Violation, tick_us};
+use super::{Answer, Bounds, Counter, Refund, Report, Violation, tick_us};
 
 /// Verifies all decisions of the store for this counter, and adds violations to `report`, as well as the numbers of
 /// limit statuses of admitted checks and of denials.
 ///
-/// `number` is the index of the counter in the history, for violations. The store may have lost `lost` units, or
-/// charged them without an answer. Sorts all its answers by `at_us`; those of other sources are not verified.
-pub(super) fn verify(number: usize, counter: &mut Counter, lost: u64, report: &mut Report) {
+/// `number` is the index of the counter in the history, for violations. Of the bounds, `lost` and `skew_us` are used. Sorts
+/// all its answers by `at_us`; those of other sources are not verified.
+pub(super) fn verify(number: usize, counter: &mut Counter, bounds: Bounds, report: &mut Report) {
     counter.answers.sort_unstable_by_key(|answer| answer.at_us);
     let by_store = counter.answers.iter().filter(|answer| answer.source == Source::Store);
     let charges: Vec<Charge> =
         by_store.clone().filter(|answer| answer.admitted && answer.cost > 0).map(Charge::of).collect();
     let window_us = counter.limit.window_us();
     let held_us = tick_us(&counter.limit) - 1;
-    let refunds = &counter.refunds;
+    let (lost, skew_us) = (bounds.lost.unwrap_or(0), bounds.skew_us);
+    let earliest = || Refunds::new(&counter.refunds, |refund| refund.earliest_us.saturating_sub(skew_us));
+    let latest = Refunds::new(&counter.refunds, |refund| refund.latest_us + 1 + skew_us);
+    let shorter_us = window_us.saturating_sub(2 * skew_us);
     let mut view = View {
         number,
         quota: counter.limit.quota().into(),
         lost,
         window_us,
         held_us,
-        least: Window::new(&charges, window_us, Ties::Out, Refunds::new(refunds, |refund| refund.earliest_us)),
-        exact: Window::new(&charges, window_us, Ties::In, Refunds::new(refunds, |refund| refund.earliest_us)),
-        most: Window::new(
-            &charges,
-            window_us + held_us,
-            Ties::In,
-            Refunds::new(refunds, |refund| refund.latest_us + 1),
-        ),
+        skew_us,
+        least: Window { late_us: skew_us, ..Window::new(&charges, shorter_us, Ties::Out, earliest()) },
+        exact: Window::new(&charges, shorter_us, Ties::In, earliest()),
+        most: Window { early_us: skew_us, ..Window::new(&charges, window_us + held_us + skew_us, Ties::In, latest) },
     };
     for answer in by_store {
         if answer.admitted {
@@ -71,6 +76,8 @@ struct View {
     lost: u64,
     /// How much longer than the window an entry may be kept: one tick minus one microsecond.
     held_us: u64,
+    /// The most by which the times of two servers differ.
+    skew_us: u64,
     /// The units that must have counted.
     least: Window,
     /// The units that counted if all ties came first.
@@ -120,7 +127,8 @@ impl View {
                 let expires_us = |charged_us: u64| charged_us + self.window_us;
                 let earliest_us = self.least.must_expire(room).map_or(at_us + 1, expires_us).max(at_us + 1);
                 let latest_us = self.most.must_expire(room).map_or(at_us + 1, expires_us) + self.held_us;
-                (earliest_us - at_us, latest_us.saturating_sub(at_us))
+                let least_us = (earliest_us - at_us).saturating_sub(self.skew_us).max(1);
+                (least_us, latest_us.saturating_sub(at_us) + self.skew_us)
             }
         };
         let reported_us = answer.retry_after_us;
@@ -143,6 +151,9 @@ struct Window {
     charges: Vec<Charge>,
     window_us: u64,
     ties: Ties,
+    /// A charge enters the window that much later than its time, or earlier.
+    late_us: u64,
+    early_us: u64,
     /// The refunds that are not applied yet.
     refunds: Refunds,
     /// The charges from `first` up to, but not including, `next` are inside the window.
@@ -153,7 +164,8 @@ struct Window {
 
 impl Window {
     fn new(charges: &[Charge], window_us: u64, ties: Ties, refunds: Refunds) -> Window {
-        Window { charges: charges.to_vec(), window_us, ties, refunds, first: 0, next: 0, total: 0 }
+        let (late_us, early_us) = (0, 0);
+        Window { charges: charges.to_vec(), window_us, ties, late_us, early_us, refunds, first: 0, next: 0, total: 0 }
     }
 
     fn move_to(&mut self, now_us: u64) {
@@ -171,7 +183,8 @@ impl Window {
     }
 
     fn has_started(&self, charge: &Charge, now_us: u64) -> bool {
-        charge.at_us < now_us || (charge.at_us == now_us && self.ties == Ties::In)
+        let (starts_us, now_us) = (charge.at_us + self.late_us, now_us + self.early_us);
+        starts_us < now_us || (starts_us == now_us && self.ties == Ties::In)
     }
 
     /// Removes the refunded units from the charges made at the time of the refunded decision, as far as they have

@@ -10,7 +10,8 @@ use super::{Answer, Bounds, Counter, Report, Violation};
 /// `number` is the index of the counter, whose answers must be sorted by `at_us`.
 pub(super) fn verify(number: usize, counter: &Counter, bounds: Bounds, report: &mut Report) {
     let quota = u64::from(counter.limit.quota()) + bounds.lost.unwrap_or(0);
-    let window_us = counter.limit.window_us();
+    // Clocks that differ shorten a window; see `counter.rs`.
+    let window_us = counter.limit.window_us().saturating_sub(2 * bounds.skew_us);
     let refunded = !counter.refunds.is_empty();
     let charged = |answer: &&Answer| answer.admitted && answer.cost > 0;
     let by_store: Vec<&Answer> = counter.answers.iter().filter(charged).filter(|a| a.source == Source::Store).collect();

@@ -11,6 +11,8 @@ pub(super) struct Bucket {
     level: i128,
     /// The number of parts of one unit under the limit with which this was written.
     parts_per_unit: i128,
+    /// The units that each refund gave back, rounded up, oldest first.
+    refunds: Vec<i128>,
 }
 
 /// The parameters of a bucket, derived from its limit: in each grain of time, `quota` parts leak.
@@ -23,11 +25,11 @@ struct Shape {
 
 impl Bucket {
     pub(super) fn empty(limit: &Limit) -> Bucket {
-        Bucket { time: 0, level: 0, parts_per_unit: Shape::of(limit).parts_per_unit }
+        Bucket { time: 0, level: 0, parts_per_unit: Shape::of(limit).parts_per_unit, refunds: Vec::new() }
     }
 
     /// Returns the bucket at `now` under `limit`: converted to the limit's parts, cut to its capacity, and leaked until
-    /// then.
+    /// then. The refunds are forgotten once a full bucket would have leaked.
     pub(super) fn settled(&self, limit: &Limit, now: i128) -> Bucket {
         let shape = Shape::of(limit);
         let mut level = self.level;
@@ -37,7 +39,14 @@ impl Bucket {
         level = level.min(shape.capacity * shape.parts_per_unit);
         let since = self.time.min(now);
         let leaked = shape.grains(since, now) * shape.quota;
-        Bucket { time: now, level: (level - leaked).max(0), parts_per_unit: shape.parts_per_unit }
+        let has_drained = leaked >= shape.capacity * shape.parts_per_unit;
+        let refunds = if has_drained { Vec::new() } else { self.refunds.clone() };
+        Bucket { time: now, level: (level - leaked).max(0), parts_per_unit: shape.parts_per_unit, refunds }
+    }
+
+    /// Returns the sum of all refunds, in units.
+    pub(super) fn refunded(&self) -> i128 {
+        self.refunds.iter().sum()
     }
 
     pub(super) fn is_from_the_future(&self, now: i128) -> bool {
@@ -64,17 +73,36 @@ impl Bucket {
         self.level = (self.level + cost * self.parts_per_unit).min(brim);
     }
 
-    /// Refunds the units of an admission that have not leaked yet.
+    /// Refunds the units of an admission that are certainly still in the bucket, which must be settled at `now`.
     ///
-    /// Units leak oldest first. The level after the admission has leaked completely after `reset_us`. Until then, at
-    /// most what leaks in the rest of that time belongs to the admission. The bucket must be settled at `now`.
+    /// Units leak oldest first. Those refunded since the admission are taken for older ones, except that the admission
+    /// itself was above all older ones.
     pub(super) fn refund(&mut self, limit: &Limit, now: i128, receipt: &Receipt) {
         let shape = Shape::of(limit);
-        let grains_until_gone = shape.grains(receipt.at, receipt.at + receipt.reset_us);
-        let grains_passed = shape.grains(receipt.at, now.max(receipt.at));
-        let still_there = (grains_until_gone - grains_passed).max(0) * shape.quota;
-        let give = still_there.min(receipt.units * shape.parts_per_unit);
-        self.level = (self.level - give).max(0);
+        let refunded_since = self.refunded() - receipt.refunded_before;
+        if receipt.at > now || refunded_since < 0 {
+            return;
+        }
+        let full = shape.capacity * shape.parts_per_unit;
+        let leaked = shape.grains(receipt.at, now) * shape.quota;
+        let leaks_until_gone = (shape.grains(receipt.at, receipt.at + receipt.reset_us) * shape.quota)
+            .min(div_ceil(full, shape.quota) * shape.quota);
+        if leaked >= leaks_until_gone {
+            return;
+        }
+        let charged = receipt.units.min(shape.capacity) * shape.parts_per_unit;
+        // With one part less, the level after the admission would have leaked a grain earlier.
+        let least_level_then = leaks_until_gone - shape.quota + 1;
+        let top_of_the_charge = charged.max(least_level_then - refunded_since * shape.parts_per_unit);
+        let give = (top_of_the_charge - leaked).clamp(0, charged).min(self.level);
+        let units = div_ceil(give, shape.parts_per_unit);
+        if self.refunded() + units >= 1 << 53 {
+            return;
+        }
+        self.level -= give;
+        if units > 0 {
+            self.refunds.push(units);
+        }
     }
 }
 

@@ -104,6 +104,62 @@ fn one_unit_too_many_is_found() {
     assert!(report.violations.iter().any(|v| matches!(v, Violation::Over { counter: 0, .. })), "{report}");
 }
 
+/// A slot moves to a master whose clock is 0.3 ms behind: the units of the first count although they are in its future.
+#[test]
+fn decisions_of_two_masters_have_no_known_order_within_the_skew_of_their_clocks() {
+    let mut scene = Scene { limits: vec!["10/s".parse().unwrap(); 2], records: Vec::new() };
+    let (mut store, behind) = (InMemory::new(), Timestamp::from_micros(1_700_000_000_000_000));
+    scene.check(&mut store, behind.plus_micros(300), &[0], 2);
+    let after = scene.check(&mut store, behind, &[0], 0);
+    assert_eq!(scene.records[after].decision.limits[0].remaining, 8, "the store counts them");
+    for skew_us in [0, 299] {
+        let report = scene.report_within(Bounds { skew_us, ..Bounds::default() });
+        let expected = Violation::Remaining { counter: 0, at_us: behind.as_micros(), reported: 8, least: 10, most: 10 };
+        assert_eq!(report.violations, [expected], "{skew_us}");
+    }
+    scene.report_within(Bounds { skew_us: 300, ..Bounds::default() }).expect_clean();
+}
+
+#[test]
+fn history_of_masters_whose_clocks_differ_is_clean_within_their_skew_and_violations_are_still_found() {
+    let skewed = Bounds { skew_us: 300, ..Bounds::default() };
+    for (first, second) in [(EXACT, "80/20ms sliding-log"), ("2000/100ms", "3000/200ms")] {
+        let limits = vec![first.parse().unwrap(), second.parse().unwrap()];
+        let mut scene = Scene { limits, records: Vec::new() };
+        let (mut store, mut random) = (InMemory::new(), Random::new(11));
+        let mut now = Timestamp::from_micros(1_700_000_000_000_000);
+        for _ in 0..20_000 {
+            now = now.plus_micros(random.below(100));
+            // Either of two masters, the second of which is behind.
+            let at = Timestamp::from_micros(now.as_micros() - 300 * random.below(2));
+            let counters = [vec![0], vec![1], vec![0, 1]][random.below(3) as usize].clone();
+            scene.check(&mut store, at, &counters, 1 + random.below(3) as u32);
+        }
+        scene.report_within(skewed).expect_clean();
+        assert!(scene.report().violations_total > 0, "one clock does not explain it");
+    }
+    let mut scene = Scene::new("50/10s", "50/10s");
+    scene.report_within(skewed).expect_clean();
+    let denied = scene.find(is_lone_denial);
+    let line = &mut scene.records[denied].decision.limits[0];
+    *line = LimitStatus { allowed: true, retry_after: Wait::ZERO, ..*line };
+    let report = scene.report_within(skewed);
+    assert!(report.violations.iter().any(|v| matches!(v, Violation::Over { counter: 0, .. })), "{report}");
+}
+
+/// Each master decides its part of a check by its own clock.
+#[test]
+fn part_that_another_master_decided_later_has_its_own_time() {
+    let mut scene = Scene { limits: vec!["10/s".parse().unwrap(); 2], records: Vec::new() };
+    let (mut store, start) = (InMemory::new(), Timestamp::from_micros(1_700_000_000_000_000));
+    scene.check(&mut store, start.plus_micros(200), &[1], 2);
+    let both = scene.check(&mut store, start.plus_micros(300), &[0, 1], 1);
+    // The first part was decided at the start, the second 300 µs later, when two units counted.
+    let decision = &mut scene.records[both].decision;
+    (decision.at, decision.limits[1].late_us) = (start, 300);
+    scene.report().expect_clean();
+}
+
 #[test]
 fn an_admission_one_microsecond_early_is_found() {
     let mut scene = Scene { limits: vec!["10/ms".parse().unwrap(); 2], records: Vec::new() };

@@ -2,7 +2,7 @@
 
 use tidegate_core::Algorithm;
 use tidegate_testkit::conformance::accuracy::Population;
-use tidegate_testkit::conformance::{InMemory, properties, traces_from_env};
+use tidegate_testkit::conformance::{InMemory, Redeeming, net_use, properties, traces_from_env};
 use tidegate_testkit::oracle::Oracle;
 
 const SEED: u64 = 0x9106;
@@ -43,6 +43,47 @@ fn token_bucket_keeps_its_guarantees() {
 #[test]
 fn leaky_bucket_keeps_its_guarantees() {
     guarantees_hold(Algorithm::LeakyBucket);
+}
+
+/// With the oracle, which shows that the guarantee follows from the definitions, and with the memory store.
+fn refunds_keep_the_limit(algorithm: Algorithm) {
+    let count = traces_from_env(2_000);
+    net_use::keeps_the_limit(algorithm, count.div_ceil(20), SEED, Oracle::new)
+        .unwrap_or_else(|violation| panic!("oracle: {violation}"));
+    net_use::keeps_the_limit(algorithm, count, SEED, InMemory::new)
+        .unwrap_or_else(|violation| panic!("memory: {violation}"));
+    net_use::keeps_the_limit(algorithm, count.div_ceil(10), SEED, || Redeeming::new(InMemory::new()))
+        .unwrap_or_else(|violation| panic!("memory, by redemptions: {violation}"));
+}
+
+#[test]
+fn refunds_keep_the_limit_of_sliding() {
+    refunds_keep_the_limit(Algorithm::Sliding);
+}
+
+#[test]
+fn refunds_keep_the_limit_of_sliding_log() {
+    refunds_keep_the_limit(Algorithm::SlidingLog);
+}
+
+#[test]
+fn refunds_keep_the_limit_of_sliding_counter() {
+    refunds_keep_the_limit(Algorithm::SlidingCounter);
+}
+
+#[test]
+fn refunds_keep_the_limit_of_fixed_window() {
+    refunds_keep_the_limit(Algorithm::FixedWindow);
+}
+
+#[test]
+fn refunds_keep_the_limit_of_token_bucket() {
+    refunds_keep_the_limit(Algorithm::TokenBucket);
+}
+
+#[test]
+fn refunds_keep_the_limit_of_leaky_bucket() {
+    refunds_keep_the_limit(Algorithm::LeakyBucket);
 }
 
 /// Ten thousand clients; the busiest sends a fifth more than its quota, all others less. The `accuracy` example prints

@@ -44,6 +44,7 @@ mod tests {
             next_after: wait,
             reset_after: wait,
             late_us: 0,
+            refunded_before: 0,
         }
     }
 

@@ -39,6 +39,7 @@ fn admitted(quota: u32, remaining: u32, next_after: Wait) -> LimitStatus {
         next_after,
         reset_after: next_after,
         late_us: 0,
+        refunded_before: 0,
     }
 }
 
@@ -53,6 +54,7 @@ fn refused(quota: u32, remaining: u32, retry_after: Wait) -> LimitStatus {
         next_after,
         reset_after: next_after,
         late_us: 0,
+        refunded_before: 0,
     }
 }
 

@@ -281,6 +281,8 @@ impl Changes {
             streams_max,
             connections_per_address,
             body_timeout,
+            body_rate_min,
+            underscores_in_headers,
         } = before;
         self.note(option(listen, &after.listen), "gateway.listen", "");
         self.note(option(proxy_protocol, &after.proxy_protocol), "gateway.proxy_protocol", "");
@@ -292,6 +294,9 @@ impl Changes {
         let connections = option(connections_per_address, &after.connections_per_address);
         self.note(connections, "gateway.connections_per_address", "");
         self.note(option(body_timeout, &after.body_timeout), "gateway.body_timeout", "");
+        self.note(option(body_rate_min, &after.body_rate_min), "gateway.body_rate_min", "");
+        let underscores = value(underscores_in_headers, &after.underscores_in_headers);
+        self.note(underscores, "gateway.underscores_in_headers", "");
     }
 
     fn upstreams(&mut self, before: &[Spanned<UpstreamTable>], after: &[Spanned<UpstreamTable>]) {

@@ -218,6 +218,12 @@ pub(crate) struct GatewayTable {
     pub(crate) connections_per_address: Option<Spanned<u32>>,
     /// How long a client may take for the next bytes of a request body. Defaults to `30s`.
     pub(crate) body_timeout: Option<Spanned<TimeText>>,
+    /// The fewest bytes per second that a client must send of a request body or accept of a response body. Defaults to
+    /// 240; 0 means no minimum.
+    pub(crate) body_rate_min: Option<Spanned<u32>>,
+    /// Whether headers whose names contain underscores are forwarded. Many servers cannot tell `X_Api_Key` from
+    /// `X-Api-Key`, and the rules see only the latter. Defaults to false.
+    pub(crate) underscores_in_headers: Option<bool>,
 }
 
 /// An upstream: a service behind the gateway.
@@ -233,6 +239,9 @@ pub(crate) struct UpstreamTable {
     pub(crate) matches: Spanned<UpstreamMatch>,
     /// The most requests that it handles at the same time. Defaults to 1000.
     pub(crate) max_concurrent: Option<Spanned<u32>>,
+    /// The most requests of one client address among `max_concurrent`, except those of trusted proxies. Defaults to a
+    /// quarter of `max_concurrent`.
+    pub(crate) max_concurrent_per_address: Option<Spanned<u32>>,
     /// The most requests that wait while it handles `max_concurrent`. Defaults to 100.
     pub(crate) queue: Option<Spanned<u32>>,
     /// The most idle connections that are kept open to each server. Defaults to 64.
@@ -264,9 +273,9 @@ pub(crate) struct TimeoutsTable {
     pub(crate) connect: Option<Spanned<TimeText>>,
     /// The time from the end of a request to the head of its response. Defaults to `60s`.
     pub(crate) header: Option<Spanned<TimeText>>,
-    /// The time without a byte of a response body, or of a tunnel. Defaults to `60s`.
+    /// The time without a byte of a response body that is sent or accepted, or of a tunnel. Defaults to `60s`.
     pub(crate) idle: Option<Spanned<TimeText>>,
-    /// The time for a whole request and its response. Defaults to none.
+    /// The time for a whole request and its response. Defaults to `1h`.
     pub(crate) total: Option<Spanned<TimeText>>,
     /// The time in the queue. Defaults to `1s`.
     pub(crate) queue: Option<Spanned<TimeText>>,
@@ -546,10 +555,10 @@ tables! {
     Expect { rules, keys }
     GatewayTable {
         listen, proxy_protocol, access_log, header_bytes_max, headers_max, uri_bytes_max, streams_max,
-        connections_per_address, body_timeout,
+        connections_per_address, body_timeout, body_rate_min, underscores_in_headers,
     }
     UpstreamTable {
-        name, servers: required, matches as "match", max_concurrent, queue, idle_connections, preserve_host, ca_file,
+        name, servers: required, matches as "match", max_concurrent, max_concurrent_per_address, queue, idle_connections, preserve_host, ca_file,
         timeouts,
     }
     UpstreamMatch { host, path }

@@ -37,6 +37,8 @@ pub(super) struct LimitGroup {
     pub(super) policies: Arc<Policies>,
     /// The failure policies of `limits`, in the same order. All are `allow` in a shadow rule.
     pub(super) on_failure: Box<[OnFailure]>,
+    /// Whether each of `limits`, in the same order, counts something that identifies the caller.
+    pub(super) own: Box<[bool]>,
     /// The number of limits of each rule, in their order, and its counts.
     rules: SmallVec<[(usize, RuleCount); 1]>,
     /// Whether the counters are in the shield's memory store.
@@ -155,10 +157,13 @@ impl LimitGroup {
         let has_distinct_counters = has_distinct_counters(&limits, limits.last()?.subject);
         let policies = Policies::new(limits.iter().map(|limit| limit.policy.clone()));
         let of_rule = |rule: &PlannedRule<'_>| std::iter::repeat_n(rule.rule.on_failure(), rule.limits().len());
+        let is_own =
+            |rule: &PlannedRule<'_>| std::iter::repeat_n(rule.rule.by().identify_caller(), rule.limits().len());
         let counted = |rule: &PlannedRule<'_>| (rule.limits().len(), rule.count.clone());
         Some(LimitGroup {
             policies: Arc::new(policies.with_exposed_headers(set.exposes_headers())),
             on_failure: rules.iter().flat_map(of_rule).collect(),
+            own: rules.iter().flat_map(is_own).collect(),
             rules: rules.iter().map(counted).filter(|(limits, _)| *limits > 0).collect(),
             is_shield,
             is_refundable: limits.iter().any(|limit| limit.charge.is_refundable()),
@@ -265,18 +270,19 @@ impl LimitGroup {
     /// Counts the decision of each rule. Must not be called for a ban.
     ///
     /// A rule has denied if one of its limits has, or delays the request beyond `max_wait`. A rule that was left out
-    /// because the store did not answer has allowed, with [`Source::None`].
+    /// because the store did not answer has allowed, with [`Source::None`]. A rule that was left out of a cached denial,
+    /// because none of its limits has a cached status, has not decided, and is not counted.
     pub(super) fn count(&self, decided: &EachDecision, options: &RequestOptions) {
         // A request that is admitted but will not wait so long is refused.
         let passes = |status: &LimitStatus| status.allowed && !(self.may_delay && options.exclude(delay(status)));
-        let (mut statuses, mut index) = (decided.decision().limits.iter(), 0);
+        let (mut statuses, source, mut index) = (decided.decision().limits.iter(), decided.decision().source, 0);
         for (limits, count) in &self.rules {
-            match decided.covers(index) {
-                true => {
-                    let allowed = statuses.by_ref().take(*limits).fold(true, |all, status| all & passes(status));
-                    count.count(DecisionOutcome::of(allowed), decided.decision().source);
-                }
-                false => count.count(DecisionOutcome::Allow, Source::None),
+            let known = (index..index + limits).filter(|&index| decided.covers(index)).count();
+            let allowed = statuses.by_ref().take(known).fold(true, |all, status| all & passes(status));
+            match (known, source) {
+                (1.., _) => count.count(DecisionOutcome::of(allowed), source),
+                (0, Source::DenyCache) => {}
+                (0, _) => count.count(DecisionOutcome::Allow, Source::None),
             }
             index += limits;
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, Response, StatusCode};
-use tidegate_core::{Check, Decision, Demand, LimitStatus, ReceiptId};
+use tidegate_core::{Check, Decision, Demand, LimitStatus};
 
 use super::Engine;
 use super::check_plan::{CheckPlan, Demands, LimitGroup, PlannedLimit};
@@ -152,13 +152,13 @@ impl Permit {
     }
 
     /// Returns a receipt of the charges that depend on how the request ends, for a caller that learns the outcome
-    /// elsewhere. `id` must be random and used for nothing else.
+    /// elsewhere. Each call creates a receipt with an id of its own, so call it once.
     ///
     /// It has the units of rules with a `charge` other than `always`. `None` if no such rule has charged the request.
     /// Then [keep](Permit::keep) the permit: units must be refunded by the permit or by its receipt, not by both.
-    pub fn receipt(&self, id: ReceiptId) -> Option<Receipt> {
+    pub fn receipt(&self) -> Option<Receipt> {
         let charges = self.0.as_ref()?.charges.as_ref()?;
-        Receipt::new(id, charges.receipt_parts(), charges.engine.limiter())
+        Receipt::new(charges.receipt_parts(), charges.engine.limiter())
     }
 
     /// Keeps every charge, as dropping the permit does. For callers that will not learn how the request ends.

@@ -189,6 +189,16 @@ impl Subjects {
     pub fn is_chosen_by_client(&self) -> bool {
         self.0.iter().all(Subject::is_chosen_by_client)
     }
+
+    /// Returns whether the values identify a caller, alone or together with others: one of the kinds is the caller, its
+    /// address, API key or user.
+    pub(crate) fn identify_caller(&self) -> bool {
+        let identifies = |kind: &Subject| match kind {
+            Subject::Caller | Subject::Ip | Subject::ApiKey | Subject::User => true,
+            Subject::Header(_) | Subject::Cookie(_) | Subject::Path | Subject::Global => false,
+        };
+        self.0.iter().any(identifies)
+    }
 }
 
 impl Default for Subjects {
@@ -260,5 +270,8 @@ mod tests {
         let is_chosen = |texts: &[&str]| Subjects::parse(texts.iter().copied()).unwrap().is_chosen_by_client();
         assert!(is_chosen(&["header:x-tenant"]) && is_chosen(&["cookie:device", "path"]));
         assert!(!is_chosen(&["cookie:device", "ip"]) && !is_chosen(&["caller"]) && !is_chosen(&["global"]));
+        let identify = |texts: &[&str]| Subjects::parse(texts.iter().copied()).unwrap().identify_caller();
+        assert!(identify(&["cookie:device", "ip"]) && identify(&["caller"]) && identify(&["user"]));
+        assert!(!identify(&["global"]) && !identify(&["header:x-tenant", "path"]) && !identify(&["cookie:device"]));
     }
 }

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! If this future is dropped, its permit is dropped with it, and every charge is kept. The head of the response
-//! determines the refunds; an error from the inner service is a failure.
+//! determines the refunds; an error from the inner service is a failure. [`KeepCharge`] in the response's extensions keeps
+//! every charge.
 
 use std::future::{Future, poll_fn};
 use std::net::IpAddr;
@@ -23,6 +24,28 @@ use super::body::MakeBody;
 use super::{LayerSettings, refuse};
 use crate::engine::{Ending, Outcome, RequestOptions};
 use crate::rules::RequestView;
+
+/// A marker in the extensions of a response: the layer refunds nothing, whatever the status and the `charge` of the
+/// rules.
+///
+/// For a response that the client has caused by aborting its request, such as 400 because the body ended early, or 408
+/// because it was too slow. If such a response earned a refund, a client could use the service for nothing by
+/// disconnecting in the middle of its body.
+///
+/// ```
+/// use http::{Response, StatusCode};
+/// use tidegate::layer::KeepCharge;
+///
+/// # fn too_slow() -> Response<String> {
+/// let mut response = Response::new("the body did not arrive in time".to_owned());
+/// *response.status_mut() = StatusCode::REQUEST_TIMEOUT;
+/// response.extensions_mut().insert(KeepCharge);
+/// # response
+/// # }
+/// # drop(too_slow());
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KeepCharge;
 
 /// The future of a [`RateLimit`](super::RateLimit) service. Resolves to a refusal, or to the result of the inner
 /// service.
@@ -99,6 +122,11 @@ where
             }
         }
         match inner.call(request).await {
+            Ok(mut response) if response.extensions().get::<KeepCharge>().is_some() => {
+                permit.write_headers(response.headers_mut());
+                permit.keep();
+                Ok(response)
+            }
             Ok(mut response) => {
                 permit.write_headers_of(&mut response);
                 permit.finish(Ending::of_response(&response)).await;

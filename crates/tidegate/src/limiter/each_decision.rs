@@ -2,15 +2,16 @@
 
 use tidegate_core::{Decision, Timestamp};
 
-/// The result of [`Limiter::check_each`](super::Limiter::check_each): a decision on all limits of a check, or, if the
-/// store did not answer, only on those whose failure policy is not [`OnFailure::Allow`](crate::OnFailure::Allow).
+/// The result of [`Limiter::check_each`](super::Limiter::check_each): a decision on all limits of a check, or only on some
+/// of them. If the store did not answer, limits with [`OnFailure::Allow`](crate::OnFailure::Allow) are left out. If the
+/// deny cache denied the check, limits whose status it does not have are left out.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum EachDecision {
     /// All limits were decided: the decision has one status per limit of the check, in its order.
     Complete(Decision),
-    /// The store did not answer, and the limits whose policy is [`OnFailure::Allow`](crate::OnFailure::Allow) were left
-    /// out.
+    /// Some limits were left out: the store did not answer, and their policy is
+    /// [`OnFailure::Allow`](crate::OnFailure::Allow); or the deny cache denied the check, and has no status for them.
     Partial(Box<PartialDecision>),
 }
 

@@ -11,9 +11,10 @@
 //!           └──▶ part on server B ──▶ denied ────┘    otherwise: the charges of the admitted parts are refunded
 //! ```
 //!
-//! All parts are decided at the same time. So no quota is ever exceeded, and a denied check keeps no charge. But until
-//! its units are refunded, other checks may be denied because of them. Such a denial holds only briefly, so it must not
-//! be cached: neither a denial nor an exhausted limit of a split check enters the deny cache.
+//! The parts are charged at the same time, unless one of them will probably be denied: `denied_parts.rs` describes when
+//! it is asked first. So no quota is ever exceeded, and a denied check keeps no charge. But until its units are refunded,
+//! other checks may be denied because of them. Such a denial holds only briefly. So neither a denial nor an exhausted limit
+//! of a split check enters the deny cache, except those of the caller's own limits (`DenyCache::learn_own`).
 //!
 //! If a server does not answer, the check fails as a whole, and the other parts are refunded too. If a refund fails,
 //! the units stay charged until they expire.
@@ -22,9 +23,15 @@
 //! has [`LimitStatus::late_us`], by which the time of its own server is later. A refund uses it to find its charge.
 
 use smallvec::SmallVec;
-use tidegate_core::{Check, Decision, Demand, Limit, LimitStatus, LimitStatuses, Location, Source, Store, Wait};
+use tidegate_core::{
+    Check, Cost, DEMANDS_MAX, Decision, Demand, Key, Limit, LimitStatus, LimitStatuses, Location, Scope, ScopeName,
+    Source, Store, Wait,
+};
 
 use crate::failure::Unavailable;
+
+/// The scope of the demand of a veto, which no other demand uses.
+const VETO: ScopeName = ScopeName::new("veto");
 
 /// The answer of the store to a check.
 #[derive(Debug)]
@@ -34,6 +41,34 @@ pub(super) enum Answer {
     /// Several servers each decided a part. A denial may be due to units that are refunded soon, so it must not be
     /// cached.
     Combined(Decision),
+}
+
+/// The answer to a part of a check.
+#[derive(Debug)]
+pub(super) struct PartAnswer {
+    pub(super) asked: Asked,
+    pub(super) result: Result<Decision, Unavailable>,
+}
+
+/// How a part of a check was asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Asked {
+    /// It was charged if its limits allowed it.
+    Charged,
+    /// It reported its statuses, and charged nothing.
+    Vetoed,
+}
+
+impl PartAnswer {
+    /// Returns whether the limits of the part allow the check.
+    pub(super) fn allows(&self) -> bool {
+        self.result.as_ref().is_ok_and(Decision::allowed)
+    }
+
+    /// Returns the decision if it has charged the part.
+    fn charge(&self) -> Option<&Decision> {
+        self.result.as_ref().ok().filter(|decision| self.asked == Asked::Charged && decision.allowed())
+    }
 }
 
 /// A charge to refund, because another part of the check was refused or failed: its demands, and the decision on them.
@@ -58,6 +93,41 @@ impl<'a> Part<'a> {
     /// Returns the demands as a check.
     pub(super) fn check(&self) -> Check<'_> {
         Check::of_distinct(&self.demands)
+    }
+
+    /// Returns whether the part has a cost.
+    pub(super) fn charges(&self) -> bool {
+        self.check().charges()
+    }
+
+    /// Returns the largest cost of its demands.
+    pub(super) fn cost_max(&self) -> u32 {
+        self.demands.iter().map(|demand| demand.cost.units()).max().unwrap_or(0)
+    }
+
+    /// Returns whether [`vetoed`](Part::vetoed) demands charge nothing and form a valid check: there is no limit with
+    /// `count_denied`, and room for one more demand.
+    pub(super) fn can_be_vetoed(&self) -> bool {
+        self.demands.len() < DEMANDS_MAX && !self.demands.iter().any(|demand| demand.limit.count_denied())
+    }
+
+    /// Returns the demands and, as the last, one that no quota admits. The store decides them without charging any.
+    ///
+    /// Empty if there are no demands. The last demand has a counter that is never charged, so it is never created.
+    pub(super) fn vetoed(&self) -> SmallVec<[Demand<'a>; 2]> {
+        let veto = |demand: &Demand<'a>| {
+            let limit = Limit::new(1, std::time::Duration::from_secs(1)).ok()?;
+            let key = Key::scoped(demand.key.subject(), Scope::Named(VETO)).ok()?;
+            Some(Demand::new(limit, key).cost(Cost::new(2)))
+        };
+        let veto = self.demands.first().and_then(veto);
+        self.demands.iter().copied().chain(veto).collect()
+    }
+
+    /// Returns the answer to its [`vetoed`](Part::vetoed) demands without the status of the last.
+    pub(super) fn without_veto(&self, decision: Decision) -> Decision {
+        let limits = decision.limits.iter().take(self.demands.len()).copied().collect();
+        Decision { limits, ..decision }
     }
 
     /// Returns the statuses of this part in a decision on the whole check.
@@ -106,37 +176,36 @@ pub(super) fn split<'a>(check: &Check<'a>, store: &dyn Store) -> SmallVec<[Part<
 pub(super) fn conclude<'a>(
     check: &Check<'_>,
     parts: &[Part<'a>],
-    mut answers: SmallVec<[Result<Decision, Unavailable>; 1]>,
+    mut answers: SmallVec<[PartAnswer; 1]>,
 ) -> (Result<Answer, Unavailable>, SmallVec<[PartRefund<'a>; 1]>) {
     if answers.len() == 1 {
-        return (answers.remove(0).map(Answer::Whole), SmallVec::new());
+        return (answers.remove(0).result.map(Answer::Whole), SmallVec::new());
     }
-    let is_admitted = |answer: &Result<Decision, Unavailable>| answer.as_ref().is_ok_and(Decision::allowed);
-    let refunds = match answers.iter().all(is_admitted) {
+    let refunds = match answers.iter().all(PartAnswer::allows) {
         true => SmallVec::new(),
         false => {
-            let charged = parts.iter().zip(&answers);
-            let charged = charged.filter_map(|(part, answer)| Some((part, answer.as_ref().ok()?)));
-            charged.filter(|(_, decision)| decision.allowed()).filter_map(|(part, it)| part.to_refund(it)).collect()
+            let charged = parts.iter().zip(&answers).filter_map(|(part, answer)| Some((part, answer.charge()?)));
+            charged.filter_map(|(part, decision)| part.to_refund(decision)).collect()
         }
     };
-    let decisions: Result<Vec<Decision>, Unavailable> = answers.into_iter().collect();
+    let decisions: Result<Vec<(Asked, Decision)>, Unavailable> =
+        answers.into_iter().map(|answer| answer.result.map(|decision| (answer.asked, decision))).collect();
     (decisions.map(|decisions| Answer::Combined(combine(check, parts, &decisions))), refunds)
 }
 
 /// Combines the decisions on all parts of a check into one. There must be as many decisions as parts, and at least one.
 ///
 /// If any part is refused, the statuses of the admitted ones are those after their units are refunded.
-fn combine(check: &Check<'_>, parts: &[Part<'_>], decisions: &[Decision]) -> Decision {
-    let at = decisions.iter().map(|decision| decision.at).min().unwrap_or_default();
-    if let Some(ban) = decisions.iter().filter_map(|decision| decision.ban).max() {
+fn combine(check: &Check<'_>, parts: &[Part<'_>], decisions: &[(Asked, Decision)]) -> Decision {
+    let at = decisions.iter().map(|(_, decision)| decision.at).min().unwrap_or_default();
+    if let Some(ban) = decisions.iter().filter_map(|(_, decision)| decision.ban).max() {
         return Decision::banned(at, Source::Store, ban, check);
     }
-    let is_admitted = decisions.iter().all(Decision::allowed);
+    let is_admitted = decisions.iter().all(|(_, decision)| decision.allowed());
     let mut limits: SmallVec<[_; 4]> = SmallVec::from_elem(None, check.demands().len());
-    for (part, decision) in parts.iter().zip(decisions) {
+    for (part, (asked, decision)) in parts.iter().zip(decisions) {
         let late_us = decision.at.as_micros().saturating_sub(at.as_micros());
-        let is_refunded = !is_admitted && decision.allowed();
+        let is_refunded = !is_admitted && *asked == Asked::Charged && decision.allowed();
         for ((&index, demand), status) in part.indices.iter().zip(&part.demands).zip(&decision.limits) {
             let mut status = *status;
             status.late_us = u32::try_from(late_us).unwrap_or(u32::MAX);
@@ -194,6 +263,11 @@ mod tests {
             .map(|(subject, limit)| Demand::new(limit.parse().unwrap(), Key::new(subject).unwrap()).cost(2))
     }
 
+    /// Returns answers that charged their parts.
+    fn charged(results: impl IntoIterator<Item = Result<Decision, Unavailable>>) -> SmallVec<[PartAnswer; 1]> {
+        results.into_iter().map(|result| PartAnswer { asked: Asked::Charged, result }).collect()
+    }
+
     /// Splits the demands and decides each part in memory. Part number n is decided n × 700 µs later.
     fn decided<'a>(demands: &'a [Demand<'a>], store: &ByFirstByte) -> (SmallVec<[Part<'a>; 1]>, Vec<Decision>) {
         let parts = split(&Check::new(demands).unwrap(), store);
@@ -211,7 +285,7 @@ mod tests {
         let (parts, decisions) = decided(&demands, &store);
         assert_eq!(parts.iter().map(|part| part.indices.to_vec()).collect::<Vec<_>>(), [[0, 2], [1, 3]]);
         let check = Check::new(&demands).unwrap();
-        let (answer, refunds) = conclude(&check, &parts, decisions.into_iter().map(Ok).collect());
+        let (answer, refunds) = conclude(&check, &parts, charged(decisions.into_iter().map(Ok)));
         let Ok(Answer::Combined(decision)) = answer else { panic!("{answer:?}") };
         assert!(decision.allowed() && refunds.is_empty());
         let statuses: Vec<_> = decision.limits.iter().map(|status| (status.remaining, status.late_us)).collect();
@@ -227,7 +301,7 @@ mod tests {
         assert!(store.0.check(&Check::one(&used_up)).allowed());
         let (parts, decisions) = decided(&demands, &store);
         let check = Check::new(&demands).unwrap();
-        let (answer, refunds) = conclude(&check, &parts, decisions.into_iter().map(Ok).collect());
+        let (answer, refunds) = conclude(&check, &parts, charged(decisions.into_iter().map(Ok)));
         let Ok(Answer::Combined(decision)) = answer else { panic!("{answer:?}") };
         let statuses: Vec<_> = decision.limits.iter().map(|status| (status.allowed, status.remaining)).collect();
         assert_eq!(statuses, [(false, 0), (true, 6), (true, 7), (true, 6)], "the fourth stays charged");
@@ -241,10 +315,38 @@ mod tests {
         let (store, demands) = (ByFirstByte(MemoryStore::new()), demands());
         let (parts, mut decisions) = decided(&demands, &store);
         let failure = Unavailable::new(StoreErrorKind::TimedOut, "no answer");
-        let answers = SmallVec::from_iter([Ok(decisions.remove(0)), Err(failure.clone())]);
+        let answers = charged([Ok(decisions.remove(0)), Err(failure.clone())]);
         let (answer, refunds) = conclude(&Check::new(&demands).unwrap(), &parts, answers);
         assert_eq!(answer.unwrap_err(), failure);
         assert_eq!(refunds.iter().map(|(demands, _)| demands.len()).collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn vetoed_part_reports_its_statuses_and_charges_nothing() {
+        let store = ByFirstByte(MemoryStore::new());
+        let demands = demands().map(|demand| Demand { limit: demand.limit.with_count_denied(false), ..demand });
+        let check = Check::new(&demands).unwrap();
+        let parts = split(&check, &store);
+        assert!(parts.iter().all(Part::can_be_vetoed));
+        let used_up = Demand { cost: tidegate_core::Cost::new(5), ..demands[0] };
+        assert!(store.0.check(&Check::one(&used_up)).allowed());
+        let vetoed = parts[1].vetoed();
+        let other = parts[1].without_veto(store.0.check(&Check::new(&vetoed).unwrap()));
+        let expected = [1, 3].map(|index| (true, demands[index].limit.quota()));
+        let statuses: Vec<_> = other.limits.iter().map(|status| (status.allowed, status.remaining)).collect();
+        assert_eq!(statuses, expected, "uncharged, and without the status of the veto");
+        let answers = SmallVec::from_iter([
+            PartAnswer { asked: Asked::Charged, result: Ok(store.0.check(&parts[0].check())) },
+            PartAnswer { asked: Asked::Vetoed, result: Ok(other) },
+        ]);
+        let (answer, refunds) = conclude(&check, &parts, answers);
+        let Ok(Answer::Combined(decision)) = answer else { panic!("{answer:?}") };
+        let statuses: Vec<_> = decision.limits.iter().map(|status| (status.allowed, status.remaining)).collect();
+        assert_eq!(statuses, [(false, 0), (true, 6), (true, 7), (true, 8)]);
+        assert!(refunds.is_empty(), "nothing was charged");
+        assert!(!parts[1].vetoed().is_empty());
+        let counting = [demands[1], Demand { limit: demands[3].limit.with_count_denied(true), ..demands[3] }];
+        assert!(!Part::whole(&Check::new(&counting).unwrap(), &store).can_be_vetoed());
     }
 
     #[test]
@@ -253,7 +355,7 @@ mod tests {
         let check = Check::new(&demands).unwrap();
         let (parts, mut decisions) = decided(&demands, &store);
         decisions[1] = Decision::banned(NOW, Source::Store, Wait::from_micros(9), &parts[1].check());
-        let (answer, refunds) = conclude(&check, &parts, decisions.into_iter().map(Ok).collect());
+        let (answer, refunds) = conclude(&check, &parts, charged(decisions.into_iter().map(Ok)));
         let Ok(Answer::Combined(decision)) = answer else { panic!("{answer:?}") };
         assert_eq!((decision.ban, decision.limits.len(), refunds.len()), (Some(Wait::from_micros(9)), 4, 1));
     }

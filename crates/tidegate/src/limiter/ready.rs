@@ -154,7 +154,7 @@ impl Limiter {
         options: CheckOptions,
     ) -> Result<Decision, NotReady> {
         if check.demands().iter().all(|demand| demand.cost == Cost::PEEK) {
-            return Ok(self.check_in(TimeBudget::Ready, check, options).await?);
+            return Ok(self.check_in(TimeBudget::READY, check, options).await?);
         }
         let deadline = Instant::now() + wait_max.min(WAIT_MAX);
         let position = self.0.queues.join(check);
@@ -167,7 +167,7 @@ impl Limiter {
         let options = CheckOptions { refundable, ..options };
         let mut is_contended = false;
         loop {
-            let decision = self.check_in(TimeBudget::Ready, check, options).await?;
+            let decision = self.check_in(TimeBudget::READY, check, options).await?;
             let is_local = decision.source == Source::Local;
             let wait = match decision.retry_after().as_duration() {
                 Some(wait) => wait,
@@ -215,9 +215,9 @@ impl Limiter {
             position.front_asks_at().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
         let peeks: SmallVec<[Demand<'_>; 2]> = check.demands().iter().map(|demand| demand.cost(Cost::PEEK)).collect();
         let Ok(peek) = Check::new(&peeks) else {
-            return Ok(self.check_in(TimeBudget::Ready, check, options).await?);
+            return Ok(self.check_in(TimeBudget::READY, check, options).await?);
         };
-        let mut decision = self.check_in(TimeBudget::Ready, &peek, options).await?;
+        let mut decision = self.check_in(TimeBudget::READY, &peek, options).await?;
         if decision.limits.is_empty() {
             // The request is admitted without counting, so the checks before it do not matter.
             return Ok(decision);

@@ -107,12 +107,14 @@ impl Limiter {
     /// [`Redeemed::Done`]. The others return [`Redeemed::AlreadyUsed`] and change nothing, even if their `actual`
     /// differs. After an error the caller may call again with the same id.
     ///
-    /// The id must belong to this decision alone, such as 128 random bits. It can be redeemed until 10 minutes after
-    /// the longest `reset_after` of the decision, so that a late overrun still counts. From then on the result is
-    /// [`Redeemed::Expired`], and nothing changes. The store remembers a used id until then.
+    /// The id must belong to this decision alone: one of [`receipt_id`](Limiter::receipt_id), or any other unique bytes. It
+    /// can be redeemed until 10 minutes after the longest `reset_after` of the decision, so that a late overrun still
+    /// counts. From then on the result is [`Redeemed::Expired`], and nothing changes. The store remembers a used id until
+    /// then. In process memory, it may be `Expired` earlier if the memory for used ids is full; see
+    /// [`MemoryStore::redeem`].
     ///
     /// ```
-    /// use tidegate::{Check, CheckOptions, Cost, Demand, Key, Limiter, ReceiptId, Redeemed};
+    /// use tidegate::{Check, CheckOptions, Cost, Demand, Key, Limiter, Redeemed};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -122,7 +124,7 @@ impl Limiter {
     /// let options = CheckOptions { refundable: true, ..CheckOptions::default() };
     /// let reserved = limiter.check_with(&check, options).await?;
     ///
-    /// let id = ReceiptId::from_bytes(*b"unique 16 bytes!");
+    /// let id = limiter.receipt_id(&check);
     /// assert_eq!(limiter.redeem(id, &check, &reserved, &[Cost::new(320)]).await?, Redeemed::Done);
     /// assert_eq!(limiter.redeem(id, &check, &reserved, &[Cost::new(320)]).await?, Redeemed::AlreadyUsed);
     /// assert_eq!(limiter.inspect(&tokens).await?.remaining, 680);
@@ -136,8 +138,7 @@ impl Limiter {
     /// same holds if the numbers of limits of `check` and `decision` differ.
     ///
     /// # Errors
-    /// If the store does not answer, or at once while the circuit breaker is open. In process memory, if the store
-    /// already remembers 1,000,000 used ids.
+    /// If the store does not answer, or at once while the circuit breaker is open.
     pub async fn redeem(
         &self,
         id: ReceiptId,
@@ -150,12 +151,27 @@ impl Limiter {
             Backend::Shared(shared) => Box::pin(shared.redeem(id, check, decision, actual)).await,
         }
     }
+
+    /// Returns a new id for the charge of this check, to be used with [`redeem`](Limiter::redeem). Allocates 512 KiB at the
+    /// first call.
+    ///
+    /// No other call returns the same id, on this or another limiter. The ids of checks whose first limits have the same
+    /// subject are consecutive numbers, of which a store keeps a used one in less than a byte. With random ids, it would
+    /// need more than a hundred bytes for each.
+    pub fn receipt_id(&self, check: &Check<'_>) -> ReceiptId {
+        self.receipt_id_of(check.demands().first().map_or(&[], |demand| demand.key.subject()))
+    }
+
+    /// Returns a new id for a charge of this subject.
+    pub(crate) fn receipt_id_of(&self, subject: &[u8]) -> ReceiptId {
+        self.0.receipt_ids.next(subject)
+    }
 }
 
 /// Corrects the charge of a decision of this store as [`Limiter::redeem`] does.
 ///
 /// # Errors
-/// Returns an error if the store has no room for another used id, or if it panics.
+/// Returns an error if the store panics.
 pub(crate) fn redeem_in_memory(
     store: &MemoryStore,
     id: ReceiptId,
@@ -164,7 +180,7 @@ pub(crate) fn redeem_in_memory(
     actual: &[Cost],
 ) -> Result<Redeemed, StoreError> {
     match Difference::between(check, decision, actual) {
-        Some(difference) => catch_panic(|| store.redeem(&difference.redemption(id))).ok_or_else(panicked)?,
+        Some(difference) => catch_panic(|| store.redeem(&difference.redemption(id))).ok_or_else(panicked),
         None => Ok(Redeemed::Done),
     }
 }

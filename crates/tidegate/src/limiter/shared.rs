@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -16,14 +16,15 @@ use tidegate_core::{
 use tokio::time::{Instant, timeout};
 
 use super::announcing::{self, Announcing};
+use super::denied_parts::{DeniedParts, Turn};
 use super::health::{Health, ShardHealth};
-use super::parts::{self, Answer, Part, PartRefund};
+use super::parts::{self, Answer, Asked, Part, PartAnswer, PartRefund};
 use super::settle::Difference;
 use super::stats::{Counters, add};
 use super::{EachDecision, catch_panic, has_status_per_limit, panicked, probing, redeem_in_memory};
 use crate::breaker::Phase;
 use crate::deadline::{LATENESS_MAX, answer_by, timer};
-use crate::deny_cache::{CallSpan, DenyCache};
+use crate::deny_cache::{CallSpan, DenyCache, has_several_subjects};
 use crate::failure::{FailurePolicy, OnFailure, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
 
@@ -37,6 +38,9 @@ pub(super) struct Shared {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) observers: Observers,
     deny_cache: Option<DenyCache>,
+    denied_parts: DeniedParts,
+    /// Whether a task is asking the store for the bans of the subjects of a check.
+    is_finding_ban: AtomicBool,
     health: Health,
     pub(super) deadlines: Deadlines,
     /// The configured number of instances, which overrides the counted one.
@@ -70,22 +74,49 @@ pub(super) struct Deadlines {
 pub(super) enum TimeBudget {
     /// The deadline of checks, less the time `spent` that the caller has already used.
     Check { spent: Duration },
-    /// The deadline of [`Limiter::until_ready`](super::Limiter::until_ready).
-    Ready,
+    /// The deadline of [`Limiter::until_ready`](super::Limiter::until_ready), less the time `spent`.
+    Ready { spent: Duration },
 }
 
 impl TimeBudget {
     /// The whole deadline of checks.
     pub(super) const CHECK: TimeBudget = TimeBudget::Check { spent: Duration::ZERO };
+    /// The whole deadline of [`Limiter::until_ready`](super::Limiter::until_ready).
+    pub(super) const READY: TimeBudget = TimeBudget::Ready { spent: Duration::ZERO };
 
     /// Returns the time that is left for the call to the store, or `None` if the caller has used all of it.
     fn left(self, deadlines: &Deadlines) -> Option<Duration> {
         match self {
             TimeBudget::Check { spent: Duration::ZERO } => Some(deadlines.check),
             TimeBudget::Check { spent } => deadlines.check.checked_sub(spent).filter(|left| !left.is_zero()),
-            TimeBudget::Ready => Some(deadlines.ready),
+            TimeBudget::Ready { spent: Duration::ZERO } => Some(deadlines.ready),
+            TimeBudget::Ready { spent } => deadlines.ready.checked_sub(spent).filter(|left| !left.is_zero()),
         }
     }
+
+    /// Returns what is left of the budget after the time `more`.
+    fn after(self, more: Duration) -> TimeBudget {
+        match self {
+            TimeBudget::Check { spent } => TimeBudget::Check { spent: spent + more },
+            TimeBudget::Ready { spent } => TimeBudget::Ready { spent: spent + more },
+        }
+    }
+}
+
+/// The settings of a decision.
+#[derive(Clone, Copy)]
+pub(super) struct CheckSettings<'a> {
+    /// Decides if the store does not answer.
+    pub(super) policy: FailurePolicy<'a>,
+    /// Whether units may be refunded later. Such a check does not use the deny cache.
+    pub(super) refundable: bool,
+    /// The time that calls to the store may take.
+    pub(super) budget: TimeBudget,
+    /// Whether a cached denial may leave out limits whose status is not cached.
+    pub(super) allows_partial: bool,
+    /// Which limits, in the order of the check, count something that identifies the caller. Limits beyond its end do
+    /// not.
+    pub(super) own: &'a [bool],
 }
 
 impl Shared {
@@ -93,8 +124,21 @@ impl Shared {
         let SharedParts { store, local, clock, observers, deadlines, instances, .. } = parts;
         let deny_cache = parts.has_deny_cache.then(DenyCache::default);
         let announcing = Announcing::new(parts.announces);
-        let health = Health::default();
-        Shared { store, local, clock, observers, deny_cache, health, deadlines, instances, announcing }
+        let (denied_parts, health) = (DeniedParts::default(), Health::default());
+        let is_finding_ban = AtomicBool::new(false);
+        Shared {
+            store,
+            local,
+            clock,
+            observers,
+            deny_cache,
+            denied_parts,
+            is_finding_ban,
+            health,
+            deadlines,
+            instances,
+            announcing,
+        }
     }
 
     /// Returns the number of instances among which a quota is divided while the store does not answer: the configured
@@ -119,24 +163,23 @@ impl Shared {
     /// Decides the checks by the deny cache, else by one call to the store, else by the failure policy. Returns one
     /// result per check, in order.
     ///
-    /// `refundable` checks, and those with `count_denied`, do not use the deny cache. `budget` is the time
-    /// that a call to the store may take. Calls to the store are counted in `counters`, decisions are not.
+    /// `refundable` checks, and those with `count_denied`, do not use the deny cache. Calls to the store are counted in
+    /// `counters`, decisions are not.
     pub(super) async fn check_batch(
         self: &Arc<Self>,
         checks: &[Check<'_>],
-        policy: FailurePolicy<'_>,
-        refundable: bool,
-        budget: TimeBudget,
+        settings: CheckSettings<'_>,
         counters: &Counters,
     ) -> Vec<Result<EachDecision, Unavailable>> {
+        let CheckSettings { policy, refundable, budget, allows_partial, own } = settings;
         announcing::start(self);
         let sent = self.clock.now();
         let cache_for = |check: &Check<'_>| {
             let lasts = !refundable && !check.demands().iter().any(|demand| demand.limit.count_denied());
             self.deny_cache.as_ref().filter(|_| lasts)
         };
-        let recall = |check: &Check<'_>| cache_for(check).and_then(|cache| cache.recall(check, sent));
-        let recalled = checks.iter().map(|check| recall(check).map(|decision| Ok(EachDecision::Complete(decision))));
+        let recall = |check: &Check<'_>| cache_for(check).and_then(|cache| cache.recall(check, sent, allows_partial));
+        let recalled = checks.iter().map(|check| recall(check).map(Ok));
         let mut answers: Vec<Option<Result<EachDecision, Unavailable>>> = recalled.collect();
         let unknown: SmallVec<[Check<'_>; 1]> =
             checks.iter().zip(&answers).filter(|(_, answer)| answer.is_none()).map(|(check, _)| *check).collect();
@@ -157,10 +200,18 @@ impl Shared {
             Ok(Answer::Whole(decision)) => {
                 if let Some(cache) = cache_for(check) {
                     cache.learn(check, &decision, call);
+                    if decision.ban.is_some() && has_several_subjects(check) {
+                        self.find_banned_subjects(check);
+                    }
                 }
                 Ok(EachDecision::Complete(decision))
             }
-            Ok(Answer::Combined(decision)) => Ok(EachDecision::Complete(decision)),
+            Ok(Answer::Combined(decision)) => {
+                if let Some(cache) = cache_for(check) {
+                    cache.learn_own(check, &decision, own, call);
+                }
+                Ok(EachDecision::Complete(decision))
+            }
             Err(failure) => self.degraded(check, policy, failure),
         });
         answers.iter_mut().filter(|answer| answer.is_none()).for_each(|answer| *answer = fresh.next());
@@ -185,10 +236,11 @@ impl Shared {
         asked.unwrap_or_else(|failure| checks.iter().map(|_| Err(failure.clone())).collect())
     }
 
-    /// Asks all servers that hold counters of the checks, at the same time. Returns one result per check, in order.
+    /// Asks all servers that hold counters of the checks. Returns one result per check, in order.
     ///
     /// A check with counters in several partitions is split, and is admitted only if all its parts are. Otherwise, the
-    /// charges of its admitted parts are refunded; see `parts.rs`. It is not sent at all if the breaker of one of its
+    /// charges of its admitted parts are refunded; see `parts.rs`. All parts are asked at the same time, unless one of
+    /// them will probably be denied; see `denied_parts.rs`. A check is not sent at all if the breaker of one of its
     /// servers is open.
     async fn ask_by_parts(
         self: &Arc<Self>,
@@ -207,35 +259,62 @@ impl Shared {
             several.map(health).find(|shard| shard.breaker.is_open()).map(|shard| shard.last_failure())
         };
         let blocked: Vec<Option<Unavailable>> = split.iter().map(blocked_by).collect();
+        let turns: Vec<Turn<'_>> = split.iter().map(|parts| self.denied_parts.turn(parts, sent)).collect();
+        let how = |check: usize, part: usize| match turns[check].first {
+            Some(first) if first != part => Asked::Vetoed,
+            _ => Asked::Charged,
+        };
 
-        // One call per server, with its parts of all checks, in order.
-        let mut calls: Vec<(Arc<ShardHealth>, Vec<Check<'_>>)> = Vec::new();
-        for part in split.iter().zip(&blocked).filter(|(_, blocked)| blocked.is_none()).flat_map(|(parts, _)| parts) {
-            match calls.iter_mut().find(|(shard, _)| shard.id == part.location.shard) {
-                Some((_, parts)) => parts.push(part.check()),
-                None => calls.push((health(part), vec![part.check()])),
-            }
+        let of_check =
+            |(check, parts): (usize, &SmallVec<[Part<'_>; 1]>)| (0..parts.len()).map(move |part| (check, part));
+        let all = split.iter().enumerate().filter(|(check, _)| blocked[*check].is_none()).flat_map(of_check);
+        let asked: Vec<(&Part<'_>, Asked)> =
+            all.clone().map(|(check, part)| (&split[check][part], how(check, part))).collect();
+        let mut answers: Vec<SmallVec<[PartAnswer; 1]>> = split.iter().map(|_| SmallVec::new()).collect();
+        for ((check, _), answer) in all.zip(self.ask_parts(&asked, sent, budget, counters).await) {
+            answers[check].push(answer);
         }
-        let asked = calls.iter().map(|(shard, parts)| self.ask_shard(shard, parts, sent, budget, counters));
-        let asked = join_all(asked).await;
-        let mut asked: Vec<_> = asked.into_iter().map(Vec::into_iter).collect();
 
+        // The parts that were vetoed so far, of checks that all parts allow.
+        let is_waiting =
+            |check: &usize| turns[*check].first.is_some() && answers[*check].iter().all(PartAnswer::allows);
+        let waiting: Vec<(usize, usize)> = (0..split.len())
+            .filter(is_waiting)
+            .flat_map(|check| of_check((check, &split[check])))
+            .filter(|&(check, part)| answers[check].get(part).is_some_and(|answer| answer.asked == Asked::Vetoed))
+            .collect();
+        if !waiting.is_empty() {
+            let asked: Vec<(&Part<'_>, Asked)> =
+                waiting.iter().map(|&(check, part)| (&split[check][part], Asked::Charged)).collect();
+            let (took, now) = (begun.elapsed(), self.clock.now());
+            let left = budget.after(took);
+            // Without the time for an answer, the units would be charged, and their charge not be known.
+            let second = match left.left(&self.deadlines).is_some_and(|left| left >= took) {
+                true => self.ask_parts(&asked, now, left, counters).await,
+                false => {
+                    let failure = Unavailable::new(Kind::TimedOut, "the deadline is too short for a second round trip");
+                    let failed = |_| PartAnswer { asked: Asked::Vetoed, result: Err(failure.clone()) };
+                    asked.iter().map(failed).collect()
+                }
+            };
+            waiting.iter().zip(second).for_each(|(&(check, part), answer)| answers[check][part] = answer);
+        }
+
+        let now = self.clock.now();
         let mut to_refund: Vec<PartRefund<'_>> = Vec::new();
-        let mut answers = Vec::with_capacity(checks.len());
-        for ((check, parts), blocked) in checks.iter().zip(&split).zip(blocked) {
+        let mut concluded = Vec::with_capacity(checks.len());
+        for (((check, parts), blocked), answers) in checks.iter().zip(&split).zip(blocked).zip(answers) {
             if let Some(failure) = blocked {
-                answers.push(Err(failure));
+                concluded.push(Err(failure));
                 continue;
             }
-            // Each call answers its parts in the order in which they were put into it.
-            let answer_to = |part: &Part<'_>| {
-                let call = calls.iter().position(|(shard, _)| shard.id == part.location.shard)?;
-                asked[call].next()
-            };
-            let (answer, refunds) = parts::conclude(check, parts, parts.iter().filter_map(answer_to).collect());
+            if parts.len() > 1 {
+                self.learn_parts(parts, &answers, CallSpan { sent, received: now.max(sent) });
+            }
+            let (answer, refunds) = parts::conclude(check, parts, answers);
             counters.split_checks_refunded.fetch_add(u64::from(!refunds.is_empty()), Ordering::Relaxed);
             to_refund.extend(refunds);
-            answers.push(answer);
+            concluded.push(answer);
         }
         if !to_refund.is_empty() {
             // Each refund is sent at its first poll. One that does not complete in time completes without this caller.
@@ -243,10 +322,65 @@ impl Shared {
             let refunds = to_refund.iter().map(|(demands, decision)| async move {
                 let check = Check::of_distinct(demands);
                 let _ = self.call(Call::Refund, 1, async { self.store.refund(&check, decision).await }).await;
+                // A denial that was cached in the meantime may be due to the refunded units.
+                self.forget(&check);
             });
             let _ = timeout(left, join_all(refunds)).await;
         }
-        answers
+        concluded
+    }
+
+    /// Asks all servers of these parts at the same time, with one call per server. Returns one answer per part, in order.
+    async fn ask_parts<'a>(
+        self: &Arc<Self>,
+        parts: &[(&Part<'a>, Asked)],
+        sent: Timestamp,
+        budget: TimeBudget,
+        counters: &Counters,
+    ) -> Vec<PartAnswer> {
+        // The demands of each part as they are sent; empty if these are its own.
+        let demands_of = |part: &Part<'a>, asked| match asked {
+            Asked::Charged => SmallVec::new(),
+            Asked::Vetoed => part.vetoed(),
+        };
+        let vetoed: Vec<SmallVec<[Demand<'a>; 2]>> =
+            parts.iter().map(|&(part, asked)| demands_of(part, asked)).collect();
+        let mut calls: Vec<(Arc<ShardHealth>, Vec<Check<'_>>)> = Vec::new();
+        for ((part, asked), vetoed) in parts.iter().zip(&vetoed) {
+            let check = match asked {
+                Asked::Charged => part.check(),
+                Asked::Vetoed => Check::of_distinct(vetoed),
+            };
+            match calls.iter_mut().find(|(shard, _)| shard.id == part.location.shard) {
+                Some((_, checks)) => checks.push(check),
+                None => calls.push((self.health.of(part.location.shard, &*self.store), vec![check])),
+            }
+        }
+        let answers = calls.iter().map(|(shard, checks)| self.ask_shard(shard, checks, sent, budget, counters));
+        let mut answers: Vec<_> = join_all(answers).await.into_iter().map(Vec::into_iter).collect();
+        // Each call answers its parts in the order in which they were put into it.
+        let answer_to = |&(part, asked): &(&Part<'a>, Asked)| {
+            let call = calls.iter().position(|(shard, _)| shard.id == part.location.shard);
+            let result =
+                call.and_then(|call| answers[call].next()).unwrap_or_else(|| Err(Unavailable::from(&panicked())));
+            let result = match asked {
+                Asked::Charged => result,
+                Asked::Vetoed => result.map(|decision| part.without_veto(decision)),
+            };
+            PartAnswer { asked, result }
+        };
+        parts.iter().map(answer_to).collect()
+    }
+
+    /// Records the answers to the parts of a check: which of them denied it, and bans.
+    fn learn_parts(&self, parts: &[Part<'_>], answers: &[PartAnswer], call: CallSpan) {
+        for (part, answer) in parts.iter().zip(answers) {
+            let Ok(decision) = &answer.result else { continue };
+            self.denied_parts.learn(part, decision, call.received);
+            if let Some(cache) = self.deny_cache.as_ref().filter(|_| decision.ban.is_some()) {
+                cache.learn(&part.check(), decision, call);
+            }
+        }
     }
 
     /// Makes a call for each part of a check, at the same time, except to servers whose breaker is open.
@@ -417,6 +551,29 @@ impl Shared {
             Some(call) => call.await,
             None => Err(StoreError::new(Kind::Unreachable, NO_TIMER)),
         }
+    }
+
+    /// Asks the store in the background which subjects of a refused check are banned, and caches their bans. Does
+    /// nothing while such a task is running.
+    fn find_banned_subjects(self: &Arc<Self>, check: &Check<'_>) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if self.is_finding_ban.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let mut subjects: Vec<Vec<u8>> = check.demands().iter().map(|demand| demand.key.subject().to_vec()).collect();
+        subjects.sort_unstable();
+        subjects.dedup();
+        let shared = self.clone();
+        runtime.spawn(async move {
+            for subject in subjects {
+                let sent = shared.clock.now();
+                let ban = shared.ban_of(&subject).await;
+                if let (Ok(Some(ban)), Some(cache)) = (ban, &shared.deny_cache) {
+                    cache.learn_ban_of(&subject, ban, CallSpan { sent, received: shared.clock.now().max(sent) });
+                }
+            }
+            shared.is_finding_ban.store(false, Ordering::Relaxed);
+        });
     }
 
     /// Removes the ban on a subject from the deny cache.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidegate_core::{Decision, MemoryStore, Source};
+use tidegate_core::{Decision, MemoryStore, Source, UsedReceiptStats};
 
 use super::health::Health;
 use super::shared::Shared;
@@ -55,6 +55,8 @@ pub struct LimiterStats {
     pub memory_bytes: u64,
     /// The maximum number of bytes for counters in process memory.
     pub memory_max_bytes: u64,
+    /// The used receipts in process memory. If there is a shared store, these are the receipts of the local shares.
+    pub used_receipts: UsedReceiptStats,
 }
 
 #[derive(Debug, Default)]
@@ -107,6 +109,7 @@ impl Counters {
             memory_overflow_keys: memory.overflow_len() as u64,
             memory_bytes: memory.bytes_used() as u64,
             memory_max_bytes: memory.max_bytes() as u64,
+            used_receipts: memory.used_receipts(),
         }
     }
 }

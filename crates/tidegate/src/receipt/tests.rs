@@ -14,17 +14,13 @@ fn limiter(clock: &Arc<ManualClock>) -> Limiter {
     Limiter::builder().clock(clock.clone()).build()
 }
 
-fn id(number: u8) -> ReceiptId {
-    ReceiptId::from_bytes([number; 16])
-}
-
 /// Charges `cost` units of `limit` to `key`, and returns the receipt after it was encoded and decoded.
-async fn charge(limiter: &Limiter, number: u8, key: &[u8], limit: &str, cost: u32) -> Receipt {
+async fn charge(limiter: &Limiter, key: &[u8], limit: &str, cost: u32) -> Receipt {
     let demand = Demand::new(limit.parse().unwrap(), Key::new(key).unwrap()).cost(cost);
     let check = Check::one(&demand);
     let options = CheckOptions { refundable: true, ..CheckOptions::default() };
     let decision = limiter.check_with(&check, options).await.unwrap();
-    let receipt = limiter.receipt(id(number), &check, &decision).expect("an admission");
+    let receipt = limiter.receipt(&check, &decision).expect("an admission");
     assert_eq!(Receipt::decode(&receipt.encode()), Ok(receipt.clone()));
     receipt
 }
@@ -54,7 +50,7 @@ async fn receipt_of_an_explicit_check_is_settled_once_on_every_algorithm() {
             let limiter = limiter(&Arc::new(ManualClock::new(START)));
             // Any bytes can be a key.
             let key = [b"user:42".as_slice(), &[0, 0xff, b'"', b'{', number as u8]].concat();
-            let receipt = charge(&limiter, number as u8, &key, &limit, 4).await;
+            let receipt = charge(&limiter, &key, &limit, 4).await;
             assert!(!receipt.is_refunded_on(Ending::Success) && !receipt.is_refunded_on(Ending::Failure));
             assert_eq!(limiter.redeem_receipt(&receipt, settlement).await.unwrap(), Redeemed::Done);
             for again in [settlement, Settlement::Refund] {
@@ -77,8 +73,8 @@ async fn denials_peeks_and_uncounted_admissions_have_no_receipt() {
         let demand = Demand::new("10/min".parse().unwrap(), Key::new("a").unwrap()).cost(cost);
         let check = Check::one(&demand);
         let decision = limiter.check(&check).await.unwrap();
-        assert_eq!(limiter.receipt(id(1), &check, &decision), None, "cost {cost}");
-        assert_eq!(limiter.receipt(id(1), &check, &Decision::uncounted(START)), None);
+        assert_eq!(limiter.receipt(&check, &decision), None, "cost {cost}");
+        assert_eq!(limiter.receipt(&check, &Decision::uncounted(START)), None);
     }
 }
 
@@ -86,7 +82,7 @@ async fn denials_peeks_and_uncounted_admissions_have_no_receipt() {
 async fn late_receipt_changes_nothing() {
     let clock = Arc::new(ManualClock::new(START));
     let limiter = limiter(&clock);
-    let receipt = charge(&limiter, 1, b"a", "10/s", 4).await;
+    let receipt = charge(&limiter, b"a", "10/s", 4).await;
     clock.set(START.plus_micros(1_000_000 + 600_000_000));
     assert_eq!(limiter.redeem_receipt(&receipt, Settlement::Used(Cost::new(9))).await.unwrap(), Redeemed::Expired);
     assert_eq!(remaining(&limiter, b"a", "10/s").await, 10);
@@ -95,7 +91,7 @@ async fn late_receipt_changes_nothing() {
 #[tokio::test]
 async fn receipt_of_counters_in_memory_is_rejected_by_other_processes() {
     let limiter = limiter(&Arc::new(ManualClock::new(START)));
-    let receipt = charge(&limiter, 1, b"a", "10/min", 4).await;
+    let receipt = charge(&limiter, b"a", "10/min", 4).await;
     let other = Receipt { issuer: receipt.issuer.map(|issuer| issuer ^ 1), ..receipt };
     let refused = limiter.redeem_receipt(&other, Settlement::Refund).await;
     assert!(matches!(refused, Err(RedeemError::OtherInstance)), "{refused:?}");
@@ -161,7 +157,7 @@ async fn receipt_by_rules_is_settled_by_the_charge_of_each_rule() {
         let peer = [203, 0, 113, 9].into();
         let outcome = engine.check(&RequestView::of(&request), peer, RequestOptions::default()).await;
         let Outcome::Admitted(permit) = outcome else { panic!("{outcome:?}") };
-        let receipt = permit.receipt(id(9)).unwrap();
+        let receipt = permit.receipt().unwrap();
         permit.keep();
         assert!(receipt.is_refunded_on(Ending::Success) && receipt.is_refunded_on(Ending::Failure));
         let receipt = Receipt::decode(&receipt.encode()).unwrap();
@@ -187,7 +183,7 @@ async fn request_that_is_charged_whatever_its_outcome_has_no_receipt() {
         let options = RequestOptions { max_wait, ..RequestOptions::default() };
         let outcome = engine.check(&RequestView::of(&request), [203, 0, 113, 9].into(), options).await;
         let Outcome::Admitted(permit) = outcome else { panic!("{outcome:?}") };
-        assert_eq!(permit.receipt(id(1)), None);
+        assert_eq!(permit.receipt(), None);
     }
 }
 
@@ -201,4 +197,17 @@ fn anything_else_is_not_a_receipt() {
     assert_eq!(ReceiptTooLarge::check(&[demand]), Err(ReceiptTooLarge { bytes: RECEIPT_SUBJECT_BYTES_MAX + 1 }));
     let demand = Demand::new(demand.limit, Key::new(&long[1..]).unwrap());
     assert_eq!(ReceiptTooLarge::check(&[demand]), Ok(()));
+}
+
+#[tokio::test]
+async fn receipts_of_a_caller_have_consecutive_numbers_and_their_parts_have_streams_of_their_own() {
+    let limiter = limiter(&Arc::new(ManualClock::new(START)));
+    let receipts = [b"a", b"b", b"a", b"a"].map(|key| charge(&limiter, key, "10/min", 1));
+    let receipts = futures_util::future::join_all(receipts).await;
+    let [a, b, next, last] = [0, 1, 2, 3].map(|nth: usize| ReceiptId::from_bytes(receipts[nth].id));
+    assert_eq!([next, last], [1, 2].map(|nth| ReceiptId::new(a.stream(), a.sequence() + nth)));
+    assert_ne!(b.stream(), a.stream());
+    let parts = [0, 1, 2].map(|index| receipts[2].part_id(index));
+    assert!(parts.iter().all(|part| part.sequence() == next.sequence()));
+    assert_eq!(parts.map(ReceiptId::stream), [0, 1, 2].map(|index| next.stream().wrapping_add(index)));
 }

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! **Refreshed early.** A request in the second half of the TTL starts a lookup in the background and does not wait for
-//! it. So an active caller waits for its first lookup only.
+//! it. So an active caller waits for its first lookup only. An option turns this off for names that the source does not
+//! have: a client that repeats invented keys would keep a lookup per second going for each of them.
 //!
 //! **Runs to completion.** A lookup that its request stops waiting for continues in the background, at most for five
 //! seconds, and its answer is cached.
@@ -92,6 +93,8 @@ pub(crate) struct CacheOptions {
     pub(crate) ttl: Duration,
     /// Maximum number of lookups at once.
     pub(crate) lookups_max: usize,
+    /// Whether a cached answer that there is no value is refreshed early, too.
+    pub(crate) refreshes_missing: bool,
     /// The warning that is logged on a failure, at most every ten seconds.
     pub(crate) failing: &'static str,
     /// The message that is logged at the first success after a warning.
@@ -219,11 +222,12 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
     /// cached or it has expired.
     ///
     /// In the second half of the TTL, starts a lookup (`load`) in the background, if there is a tokio runtime and a
-    /// permit, and none is under way or has just failed.
+    /// permit, and none is under way or has just failed. Without a value, only if the options say so.
     pub(crate) fn cached(&self, name: impl Hash, load: impl FnOnce() -> Loading<V>) -> Option<Option<V>> {
         let (ids, now) = (self.ids(name), self.0.options.clock.now());
         let cached = self.recall(ids).filter(|cached| !cached.is_expired(now))?;
-        let is_due = !cached.is_younger(cached.ttl_us / 2, now) && !self.is_paused(ids.found, now);
+        let is_refreshed = cached.value.is_some() || self.0.options.refreshes_missing;
+        let is_due = is_refreshed && !cached.is_younger(cached.ttl_us / 2, now) && !self.is_paused(ids.found, now);
         if is_due
             && self.running(ids.found).is_none()
             && Handle::try_current().is_ok()

@@ -19,7 +19,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::{Clock, SystemClock};
+use tidegate_core::{Clock, SystemClock, Timestamp};
 use tokio::time::Instant;
 
 #[cfg(feature = "redis")]
@@ -28,13 +28,20 @@ use super::key_lookup::KeyLookup;
 use super::lookup_cache::{CacheOptions, Loading, LookupCache, LookupError, LookupStats, TTL_DEFAULT, WaitOptions};
 use super::plan::{LimitSet, PlanLookup, PlanQuestion};
 use super::set::RuleSet;
-use crate::identity::{KeyDigest, KnownKey};
+use crate::identity::{AddressKey, KeyDigest, KnownKey};
 use crate::limiter::catch_panic;
+use crate::ttl_cache::{Expire, TtlCache};
 
 /// The default deadline of lookups without an engine: that of a limiter.
 const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
 /// The default maximum number of lookups of a source at once.
 const LOOKUPS_MAX: usize = 64;
+/// The maximum number of lookups per second and address that find no key.
+const UNKNOWN_KEYS_MAX: u32 = 10;
+/// The time in which [`UNKNOWN_KEYS_MAX`] lookups of an address may find no key, in microseconds.
+const UNKNOWN_KEYS_US: u64 = 1_000_000;
+/// The maximum number of addresses with unknown keys that are remembered. Further ones are not bounded.
+const UNKNOWN_KEY_ADDRESSES_MAX: usize = 65_536;
 /// The maximum number of plan lookups at once on the store's connection. They share it, and an instance that starts sees
 /// many callers at once.
 const STORE_LOOKUPS_MAX: usize = 1_024;
@@ -47,6 +54,10 @@ const STORE_LOOKUPS_MAX: usize = 1_024;
 /// **Keys** are looked up by their digest. Answers are cached for a second by default, for each source at most 10,000
 /// known and 10,000 unknown keys. Requests with the same key share one lookup, and by default at most 64 lookups of a
 /// source run at once. So a flood of invented keys neither grows the memory nor evicts known keys.
+///
+/// An engine looks up at most ten keys per second and address that turn out to be unknown, not counting lookups that are
+/// running at the same time. After that, it uses the last cached answer about a key from this address, however old.
+/// Without one, the key is unknown, until the second is over.
 ///
 /// **Plans** are looked up by the caller ([`PlanQuestion`]). Answers are cached for a second, with the same bounds.
 ///
@@ -89,6 +100,21 @@ pub struct Lookups {
     deadline: Option<Duration>,
     /// The settings of the caches of keys.
     key_cache: CacheOptions,
+    /// The keys that were not found, by address.
+    unknown_keys: Arc<TtlCache<UnknownKeys>>,
+}
+
+/// The number of lookups of one address that found no key, since a time.
+#[derive(Debug, Default)]
+struct UnknownKeys {
+    since: Timestamp,
+    count: u32,
+}
+
+impl Expire for UnknownKeys {
+    fn is_expired(&self, now: Timestamp) -> bool {
+        now < self.since || now >= self.since.plus_micros(UNKNOWN_KEYS_US)
+    }
 }
 
 /// A source of keys, with its cache.
@@ -123,10 +149,12 @@ impl Default for Lookups {
             clock: Arc::new(SystemClock::new()),
             ttl: TTL_DEFAULT,
             lookups_max: LOOKUPS_MAX,
+            refreshes_missing: false,
             failing: "cannot look up API keys; cached keys stay valid, and all others are treated as unknown",
             recovered: "API keys can be looked up again",
         };
-        Lookups { plans: Vec::new(), keys: Vec::new(), deadline: None, key_cache }
+        let unknown_keys = Arc::new(TtlCache::new(UNKNOWN_KEY_ADDRESSES_MAX));
+        Lookups { plans: Vec::new(), keys: Vec::new(), deadline: None, key_cache, unknown_keys }
     }
 }
 
@@ -265,6 +293,28 @@ impl Lookups {
         None
     }
 
+    /// Looks up an API key for a client with this address, like [`find_key`](Lookups::find_key).
+    ///
+    /// If ten lookups of the address have found no key within a second, no source is asked: the last cached answer is
+    /// used, however old. Otherwise a client that invents keys would cost a call for each of its requests.
+    pub(crate) async fn find_key_from(&self, address: AddressKey, digest: &KeyDigest) -> Option<KnownKey> {
+        let (id, now) = (self.unknown_keys.id(address), self.key_cache.clock.now());
+        let is_exhausted = |unknown: &UnknownKeys| !unknown.is_expired(now) && unknown.count >= UNKNOWN_KEYS_MAX;
+        if self.unknown_keys.get_with(id, is_exhausted).unwrap_or(false) {
+            return self.last_key(digest);
+        }
+        let known = self.find_key(digest).await;
+        if known.is_none() {
+            self.unknown_keys.update(id, now, |unknown| {
+                if unknown.is_expired(now) {
+                    *unknown = UnknownKeys { since: now, count: 0 };
+                }
+                unknown.count = unknown.count.saturating_add(1);
+            });
+        }
+        known
+    }
+
     /// Returns the cached answer about an API key: `Some(None)` if it is unknown to all sources, or `None` if
     /// [`find_key`](Lookups::find_key) has to ask one of them.
     pub(crate) fn cached_key(&self, digest: &KeyDigest) -> Option<Option<KnownKey>> {
@@ -347,6 +397,7 @@ impl CachedPlans {
             clock: clock.clone(),
             ttl: TTL_DEFAULT,
             lookups_max: if lookup.store().is_some() { STORE_LOOKUPS_MAX } else { LOOKUPS_MAX },
+            refreshes_missing: true,
             failing: "cannot look up plans; cached callers keep their last plan, and others get `default`",
             recovered: "plans can be looked up again",
         });

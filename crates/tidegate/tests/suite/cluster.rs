@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::{
-    Check, CheckOptions, Cost, Decision, Demand, Key, Limit, Limiter, ReceiptId, Redeemed, Source, Store, Wait,
-};
+use tidegate::{Check, CheckOptions, Cost, Decision, Demand, Key, Limit, Limiter, Redeemed, Source, Store, Wait};
 use tidegate_redis::RedisStore;
 use tidegate_testkit::conformance::Random;
 use tidegate_testkit::fault::{Fault, Proxy};
@@ -215,7 +213,7 @@ async fn charge_on_several_masters_is_refunded_and_redeemed_on_each() {
         let fixture = Fixture::new(&cluster, "refund").await;
         let limiter = &fixture.limiter;
         let limits = ["10/h", "5000/h", "10/h sliding-counter", "10/h token-bucket", "10/h fixed-window"];
-        for (round, limit) in limits.into_iter().enumerate() {
+        for limit in limits {
             let quota = limit.parse::<Limit>().unwrap().quota();
             let demands = [0, 1, 2].map(|subject| fixture.demand(limit, subject).cost(4));
             let check = Check::new(&demands).unwrap();
@@ -231,7 +229,7 @@ async fn charge_on_several_masters_is_refunded_and_redeemed_on_each() {
 
             // Two units of the first, all of the second, six of the third.
             let decision = limiter.check_with(&check, options).await.unwrap();
-            let (id, actual) = (ReceiptId::from_bytes([round as u8; 16]), [2, 4, 6].map(Cost::new));
+            let (id, actual) = (limiter.receipt_id(&check), [2, 4, 6].map(Cost::new));
             let expected = [quota - 2, quota - 4, quota - 6];
             for outcome in [Redeemed::Done, Redeemed::AlreadyUsed] {
                 assert_eq!(limiter.redeem(id, &check, &decision, &actual).await.unwrap(), outcome, "{brand} {limit}");
@@ -247,8 +245,7 @@ async fn charge_on_several_masters_is_refunded_and_redeemed_on_each() {
             // A receipt as text carries the times of all servers.
             let decision = limiter.check_with(&check, options).await.unwrap_or_else(|error| panic!("{error}"));
             if decision.allowed() {
-                let receipt =
-                    limiter.receipt(ReceiptId::from_bytes([100 + round as u8; 16]), &check, &decision).unwrap();
+                let receipt = limiter.receipt(&check, &decision).unwrap();
                 let receipt = tidegate::receipt::Receipt::decode(&receipt.encode()).unwrap();
                 let redeemed = limiter.redeem_receipt(&receipt, tidegate::receipt::Settlement::Refund).await.unwrap();
                 assert_eq!(redeemed, Redeemed::Done, "{brand} {limit}");

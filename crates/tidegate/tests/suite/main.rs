@@ -3,6 +3,7 @@
 
 mod calls;
 mod cluster;
+mod denials;
 mod distributed;
 mod exports;
 mod faults;
@@ -17,5 +18,6 @@ mod round_trips;
 mod sentinel;
 mod settings;
 mod settle;
+mod shared_limit;
 mod unusable_stores;
 mod vectors;

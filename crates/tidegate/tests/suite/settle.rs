@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate::receipt::Receipt;
 use tidegate::{
     Algorithm, Check, CheckOptions, Cost, Decision, Demand, Key, Limit, LimitStatus, Limiter, ManualClock, ReceiptId,
     Redeemed, Source, Timestamp,
@@ -181,4 +182,70 @@ async fn redemption_on_redis_equals_settlement() {
 #[tokio::test]
 async fn redemption_on_valkey_equals_settlement() {
     redemption_equals_settlement(Brand::Valkey).await;
+}
+
+/// Charges units and returns the encoded receipt, as the service sends it to its clients.
+async fn receipt_of(limiter: &Limiter, demand: Demand<'_>) -> Vec<u8> {
+    let options = CheckOptions { refundable: true, ..CheckOptions::default() };
+    let decision = limiter.check_with(&Check::one(&demand), options).await.unwrap();
+    assert!(decision.allowed(), "{decision:?}");
+    limiter.receipt(&Check::one(&demand), &decision).unwrap().encode()
+}
+
+async fn redeem_receipt(limiter: &Limiter, receipt: &[u8]) {
+    let receipt = Receipt::decode(receipt).unwrap();
+    assert_eq!(limiter.redeem_receipt(&receipt, tidegate::receipt::Settlement::Refund).await.unwrap(), Redeemed::Done);
+}
+
+/// A charge leaks sooner if an earlier one was refunded. Without that, 19 more units would pass in the first stage.
+#[tokio::test]
+async fn receipts_redeemed_in_stages_never_exceed_the_burst() {
+    let server = Server::redis();
+    for text in ["20/s token-bucket burst=40", "20/s leaky-bucket queue=39"] {
+        let nodes = Nodes::new(&server);
+        let demand = Demand::new(text.parse().unwrap(), Key::new(text).unwrap()).cost(20);
+        for stage in 0..4 {
+            let mut second = Vec::new();
+            for limiter in &nodes.limiters {
+                let first = receipt_of(limiter, demand).await;
+                second.push(receipt_of(limiter, demand).await);
+                redeem_receipt(limiter, &first).await;
+            }
+            nodes.clock.advance(Duration::from_secs(1));
+            for (limiter, second) in nodes.limiters.iter().zip(&second) {
+                for _ in 0..2 {
+                    receipt_of(limiter, demand).await;
+                }
+                redeem_receipt(limiter, second).await;
+                let more = limiter.check(&Check::one(&demand.cost(1))).await.unwrap();
+                assert!(!more.allowed(), "{text}, stage {stage}: {more:?}");
+            }
+            // Longer than the burst takes to leak, and not so long that the refunds are forgotten.
+            nodes.clock.advance(Duration::from_millis(1_999));
+            for limiter in &nodes.limiters {
+                let _ = limiter.check(&Check::one(&demand.cost(1))).await.unwrap();
+            }
+            nodes.clock.advance(Duration::from_millis(200));
+        }
+    }
+}
+
+/// Without the count of the receipt, all refunds before the charge would seem to be later than it.
+#[tokio::test]
+async fn receipt_of_a_bucket_tells_which_refunds_were_before_it() {
+    let server = Server::redis();
+    let nodes = Nodes::new(&server);
+    let demand = Demand::new("20/s token-bucket burst=40".parse().unwrap(), Key::new("ann").unwrap());
+    let mut last = Vec::new();
+    for limiter in &nodes.limiters {
+        let first = receipt_of(limiter, demand.cost(20)).await;
+        redeem_receipt(limiter, &first).await;
+        receipt_of(limiter, demand.cost(20)).await;
+        last.push(receipt_of(limiter, demand.cost(10)).await);
+    }
+    nodes.clock.advance(Duration::from_millis(500));
+    for (limiter, last) in nodes.limiters.iter().zip(&last) {
+        redeem_receipt(limiter, last).await;
+        assert_eq!(limiter.inspect(&demand).await.unwrap().remaining, 30);
+    }
 }

@@ -379,7 +379,17 @@ fn answers() -> Vec<Value> {
     let status = |allowed, cost, quota, remaining, waits_us: [u64; 3]| {
         let [retry_after, next_after, reset_after] =
             waits_us.map(|us| if us == u64::MAX { Wait::NEVER } else { Wait::from_micros(us) });
-        LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after, late_us: 0 }
+        LimitStatus {
+            allowed,
+            cost,
+            quota,
+            remaining,
+            retry_after,
+            next_after,
+            reset_after,
+            late_us: 0,
+            refunded_before: 0,
+        }
     };
     let rows = [
         vec![("10/min", status(true, 1, 10, 9, [0, 60_000_000, 60_000_000]))],

@@ -273,7 +273,7 @@ fn an_overloaded_upstream_gets_what_it_can_do_and_others_get_503() {
         }
     });
     let configuration = format!(
-        "[[upstreams]]\nname = 'web'\nservers = ['{}']\nmax_concurrent = 2\nqueue = 1\ntimeouts = {{ queue = '20s' }}\n",
+        "[[upstreams]]\nname = 'web'\nservers = ['{}']\nmax_concurrent = 2\nmax_concurrent_per_address = 10\nqueue = 1\ntimeouts = {{ queue = '20s' }}\n",
         upstream.url()
     );
     let gateway = GatewayProcess::configured(&configuration, &[]);

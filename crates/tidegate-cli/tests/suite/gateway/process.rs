@@ -1,6 +1,6 @@
 //! A running `tidegate gateway` on free ports.
 
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
@@ -68,6 +68,21 @@ impl GatewayProcess {
     /// Opens a connection to the gateway.
     pub(crate) fn client(&self) -> Client {
         Client::open(&self.address)
+    }
+
+    /// Opens a connection from this address of the machine, such as 127.0.0.2.
+    pub(crate) fn client_from(&self, address: &str) -> Client {
+        Client::on(self.connect_from(address))
+    }
+
+    /// Opens a connection from this address of the machine, for raw bytes.
+    pub(crate) fn connect_from(&self, address: &str) -> TcpStream {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::new(address.parse().unwrap(), 0).into()).unwrap();
+        socket.connect(&self.address.parse::<SocketAddr>().unwrap().into()).unwrap();
+        let stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
     }
 
     /// Sends a GET request on a new connection.

@@ -1,7 +1,8 @@
 //! Bodies of requests and responses: streams that are forwarded frame by frame, with a timeout for each frame.
 //!
-//! A timer runs only while a body waits for its sender. If the receiver is slow instead, the body is not polled, and
-//! the write timeout of the connection applies.
+//! The timer of a request body runs only while the body waits for the client. While the upstream accepts nothing, the
+//! body is not polled, and the `header` timeout applies. A response body has no timer, because hyper polls it only when
+//! the client accepts data: its deadline is in the table of `deadlines.rs`.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,31 +13,20 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::HeaderName;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
 use super::access_log::LogEntry;
 use super::connection::InFlight;
+use super::deadlines::{Allowance, Deadline, Deadlines, ResponseLimits};
 use super::headers;
 use super::pool::Lease;
+use super::upstream::Slot;
 use crate::listener::BoxError;
 use crate::metrics::InFlightGauge;
 
-/// A timer that runs while a stream has no data. It is created when the stream first has to wait.
-#[derive(Default)]
-struct WaitTimer(Option<Pin<Box<Sleep>>>);
-
-impl WaitTimer {
-    /// Polls the timer after the stream returned `Pending`. Ready if it has waited for `limit`.
-    fn poll_waiting(&mut self, cx: &mut Context<'_>, limit: Duration) -> Poll<()> {
-        self.0.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit))).as_mut().poll(cx)
-    }
-
-    /// Ends the wait.
-    fn reset(&mut self) {
-        self.0 = None;
-    }
-}
+/// The maximum size of a piece in which a response body is passed on. A client that accepts a piece within its
+/// [`Allowance`] is fast enough, so the size must not exceed what the minimum rate transfers in the idle time.
+const PIECE_BYTES: usize = 16 * 1024;
 
 /// The body of a request, as it is sent to the upstream.
 pub(super) enum RequestBody {
@@ -49,11 +39,14 @@ pub(super) enum RequestBody {
 /// A body that a client sends.
 pub(super) struct ClientBody {
     incoming: Incoming,
-    timeout: Duration,
-    timer: WaitTimer,
+    allowance: Allowance,
+    /// Runs while the client sends nothing.
+    timer: Option<Pin<Box<Sleep>>>,
     progress: Arc<Progress>,
     /// The header in which trusted proxies report the client's address.
     forwarding_header: HeaderName,
+    /// Whether trailers with underscores in their names are forwarded.
+    keeps_underscores: bool,
 }
 
 /// How far a request body has been sent. Shared with the task that waits for the response.
@@ -102,23 +95,27 @@ impl Progress {
 }
 
 impl RequestBody {
-    /// Wraps the body of a request. The client may take up to `timeout` for each piece.
+    /// Wraps the body of a request. The client may take as long as `allowance`.
     ///
-    /// `forwarding_header` is the header in which trusted proxies report the client's address. It is removed from trailers.
+    /// `forwarding_header` is the header in which trusted proxies report the client's address. It is removed from
+    /// trailers, and so are names with underscores, unless `keeps_underscores`.
     ///
     /// Also returns its progress, or `None` if there is no body.
     pub(super) fn new(
         incoming: Incoming,
-        timeout: Duration,
+        allowance: Allowance,
         forwarding_header: &HeaderName,
+        keeps_underscores: bool,
     ) -> (RequestBody, Option<Arc<Progress>>) {
         if incoming.is_end_stream() {
             return (RequestBody::Empty, None);
         }
         let state = AtomicU8::new(BodyState::Streaming as u8);
         let progress = Arc::new(Progress { began: Instant::now(), last_ms: AtomicU64::new(0), state });
-        let (timer, forwarding_header) = (WaitTimer::default(), forwarding_header.clone());
-        let body = ClientBody { incoming, timeout, timer, progress: progress.clone(), forwarding_header };
+        let (timer, forwarding_header) = (None, forwarding_header.clone());
+        let progress_of_body = progress.clone();
+        let body =
+            ClientBody { incoming, allowance, timer, progress: progress_of_body, forwarding_header, keeps_underscores };
         (RequestBody::Client(Box::new(body)), Some(progress))
     }
 }
@@ -126,17 +123,25 @@ impl RequestBody {
 impl ClientBody {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(cx) else {
-            ready!(self.timer.poll_waiting(cx, self.timeout));
+            let left = self.allowance.left();
+            ready!(self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(left))).as_mut().poll(cx));
             self.progress.set(BodyState::TimedOut);
             return Poll::Ready(Some(Err("the client did not send the body in time".into())));
         };
-        self.timer.reset();
+        if let Some(timer) = self.timer.take() {
+            self.allowance.set_left(timer.deadline().saturating_duration_since(Instant::now()));
+        }
         match frame {
             Some(Ok(frame)) => {
+                self.allowance.transferred(frame.data_ref().map_or(0, Bytes::len));
                 let is_last = frame.is_trailers() || self.incoming.is_end_stream();
                 self.progress.set(if is_last { BodyState::Complete } else { BodyState::Streaming });
                 let frame = match frame.into_trailers() {
-                    Ok(trailers) => Frame::trailers(headers::request_trailers(trailers, &self.forwarding_header)),
+                    Ok(trailers) => Frame::trailers(headers::request_trailers(
+                        trailers,
+                        &self.forwarding_header,
+                        self.keeps_underscores,
+                    )),
                     Err(frame) => frame,
                 };
                 Poll::Ready(Some(Ok(frame)))
@@ -183,8 +188,10 @@ impl Body for RequestBody {
 pub(super) struct GatewayBody {
     content: Content,
     /// Counts the request as under way until the response has ended.
-    _in_flight: Option<InFlight>,
+    in_flight: Option<InFlight>,
     log: Option<Arc<LogEntry>>,
+    /// The deadline of a response of the gateway itself, if it has one.
+    deadline: Option<Deadline>,
 }
 
 enum Content {
@@ -194,80 +201,101 @@ enum Content {
 
 /// The body of a response that an upstream sends.
 pub(super) struct UpstreamBody {
-    pub(super) incoming: Incoming,
+    incoming: Incoming,
+    /// The rest of the last frame, which is passed on in pieces.
+    rest: Bytes,
     /// The connection, which is returned to the pool after the whole body has been received.
-    pub(super) lease: Option<Lease>,
+    lease: Option<Lease>,
     /// The request's slot among the `max_concurrent` requests of the upstream.
-    pub(super) permit: Option<OwnedSemaphorePermit>,
-    pub(super) gauge: Option<InFlightGauge>,
-    pub(super) idle: Duration,
-    pub(super) total: Option<Pin<Box<Sleep>>>,
-    timer: WaitTimer,
+    slot: Option<Slot>,
+    gauge: Option<InFlightGauge>,
+    /// The time at which the response is ended. It applies until the client has accepted everything.
+    deadline: Deadline,
 }
 
 impl UpstreamBody {
-    /// Creates a body that is aborted if the upstream sends nothing for `idle`, or when `total` completes.
+    /// Creates a body that is ended when `deadline` passes.
     pub(super) fn new(
         incoming: Incoming,
         lease: Lease,
-        permit: OwnedSemaphorePermit,
+        slot: Slot,
         gauge: InFlightGauge,
-        idle: Duration,
-        total: Option<Pin<Box<Sleep>>>,
+        deadline: Deadline,
     ) -> UpstreamBody {
-        let mut body = UpstreamBody {
-            incoming,
-            lease: Some(lease),
-            permit: Some(permit),
-            gauge: Some(gauge),
-            idle,
-            total,
-            timer: WaitTimer::default(),
-        };
+        let (lease, slot, gauge) = (Some(lease), Some(slot), Some(gauge));
+        let mut body = UpstreamBody { incoming, rest: Bytes::new(), lease, slot, gauge, deadline };
         if body.incoming.is_end_stream() {
             body.finish();
         }
         body
     }
 
-    /// Returns the connection to the pool and ends the request at the upstream. Called when the body is complete.
+    /// Returns the connection to the pool and ends the request at the upstream. Called when the body was received.
     fn finish(&mut self) {
         if let Some(lease) = self.lease.take() {
             lease.give_back();
         }
-        (self.permit, self.gauge, self.total) = (None, None, None);
+        (self.slot, self.gauge) = (None, None);
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if let Some(total) = &mut self.total
-            && total.as_mut().poll(cx).is_ready()
-        {
-            self.lease = None;
-            return Poll::Ready(Some(Err("the response took longer than the total timeout".into())));
+        self.deadline.client_is_ready();
+        if self.rest.is_empty() {
+            let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(cx) else {
+                self.deadline.wait_for_upstream();
+                return Poll::Pending;
+            };
+            match &frame {
+                Some(Ok(_)) if !self.incoming.is_end_stream() => {}
+                Some(Ok(_)) | None => self.finish(),
+                Some(Err(_)) => self.lease = None,
+            }
+            match frame.map(|frame| frame.map(Frame::into_data)) {
+                Some(Ok(Ok(data))) => self.rest = data,
+                Some(Ok(Err(trailers))) => {
+                    self.deadline.wait_for_client(0);
+                    return Poll::Ready(Some(Ok(trailers)));
+                }
+                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                None => return Poll::Ready(None),
+            }
         }
-        let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(cx) else {
-            ready!(self.timer.poll_waiting(cx, self.idle));
-            self.lease = None;
-            return Poll::Ready(Some(Err("the upstream did not send the next bytes of its response in time".into())));
-        };
-        self.timer.reset();
-        match &frame {
-            Some(Ok(_)) if !self.incoming.is_end_stream() => {}
-            Some(Ok(_)) | None => self.finish(),
-            Some(Err(_)) => self.lease = None,
+        let piece = self.rest.split_to(self.rest.len().min(PIECE_BYTES));
+        self.deadline.wait_for_client(piece.len());
+        Poll::Ready(Some(Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (rest, mut hint) = (self.rest.len() as u64, self.incoming.size_hint());
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper.saturating_add(rest));
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(BoxError::from)))
+        hint.set_lower(hint.lower().saturating_add(rest));
+        hint
     }
 }
 
 impl GatewayBody {
     /// Attaches values that are dropped with the body: the guard of the request, and its entry in the access log.
     pub(super) fn until_end(self, in_flight: Option<InFlight>, log: Option<Arc<LogEntry>>) -> GatewayBody {
-        GatewayBody { _in_flight: in_flight, log, ..self }
+        GatewayBody { in_flight, log, ..self }
+    }
+
+    /// Ends a response of the gateway itself after `time` if the client has not accepted it by then. Does nothing if the
+    /// body is empty or comes from an upstream, which has its own deadline.
+    pub(super) fn end_within(&mut self, deadlines: &Arc<Deadlines>, time: Duration) {
+        if let (Content::Own(Some(_)), Some(in_flight)) = (&self.content, &self.in_flight) {
+            let limits = ResponseLimits { total: None, idle: time, rate_min: 0 };
+            self.deadline = Some(deadlines.add(limits, in_flight.client().end_response(), None));
+        }
     }
 
     fn new(content: Content) -> GatewayBody {
-        GatewayBody { content, _in_flight: None, log: None }
+        GatewayBody { content, in_flight: None, log: None, deadline: None }
     }
 }
 
@@ -301,14 +329,14 @@ impl Body for GatewayBody {
     fn is_end_stream(&self) -> bool {
         match &self.content {
             Content::Own(bytes) => bytes.is_none(),
-            Content::Upstream(body) => body.incoming.is_end_stream(),
+            Content::Upstream(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Content::Upstream(body) => body.incoming.size_hint(),
+            Content::Upstream(body) => body.size_hint(),
         }
     }
 }

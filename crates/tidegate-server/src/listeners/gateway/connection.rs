@@ -15,23 +15,24 @@
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use parking_lot::Mutex;
 use tidegate::gateway::GatewayBounds;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, Sleep};
 
 use super::body::GatewayBody;
+use super::deadlines::EndResponse;
 use super::tunnel::Tunnel;
 use super::{GatewayListener, RequestFuture};
 use crate::budget::Receiving;
@@ -62,6 +63,7 @@ pub(super) struct Client {
     /// The port on which the connection was accepted.
     port: HeaderValue,
     shutdown: Shutdown,
+    signals: mpsc::UnboundedSender<Signal>,
     in_flight: AtomicUsize,
     /// The number of requests so far.
     requests: AtomicU64,
@@ -74,7 +76,13 @@ pub(super) struct Client {
 }
 
 impl Client {
-    fn new(peer: SocketAddr, is_tls: bool, port: u16, shutdown: Shutdown) -> Client {
+    fn new(
+        peer: SocketAddr,
+        is_tls: bool,
+        port: u16,
+        shutdown: Shutdown,
+        signals: mpsc::UnboundedSender<Signal>,
+    ) -> Client {
         let address = peer.ip().to_canonical().to_string();
         Client {
             peer,
@@ -82,6 +90,7 @@ impl Client {
             is_tls,
             port: HeaderValue::from(port),
             shutdown,
+            signals,
             in_flight: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
             is_http2: AtomicBool::new(false),
@@ -94,7 +103,7 @@ impl Client {
     /// Creates a client that is connected to port 8000 without TLS.
     #[cfg(test)]
     pub(super) fn of_test(peer: SocketAddr) -> Client {
-        Client::new(peer, false, 8000, Shutdown::channel().1)
+        Client::new(peer, false, 8000, Shutdown::channel().1, mpsc::unbounded_channel().0)
     }
 
     /// Returns the address of the client, or of the proxy in front of the gateway.
@@ -127,6 +136,14 @@ impl Client {
         *self.tunnel.lock() = Some(tunnel);
     }
 
+    /// Returns how to end the response to the current request. Called while that request is handled.
+    pub(super) fn end_response(&self) -> EndResponse {
+        match STREAM.try_with(Arc::clone) {
+            Ok(task) => EndResponse::Stream(task),
+            Err(_) => EndResponse::Connection(self.signals.clone(), self.requests.load(Ordering::Relaxed)),
+        }
+    }
+
     /// Counts a request as under way until the returned guard is dropped.
     pub(super) fn begin(self: &Arc<Self>, is_http2: bool) -> InFlight {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -135,6 +152,11 @@ impl Client {
             self.is_http2.store(true, Ordering::Relaxed);
         }
         InFlight(self.clone())
+    }
+
+    /// Returns whether `request` is the number of the last request, and it has not ended. For HTTP/1.1.
+    fn is_current(&self, request: u64) -> bool {
+        self.requests.load(Ordering::Relaxed) == request && self.in_flight.load(Ordering::Relaxed) > 0
     }
 
     /// Returns how long the connection has been without a request, or zero if there is one.
@@ -162,6 +184,11 @@ impl Client {
 pub(super) struct InFlight(Arc<Client>);
 
 impl InFlight {
+    /// Returns the client of the request.
+    pub(super) fn client(&self) -> &Client {
+        &self.0
+    }
+
     /// Returns whether the instance is shutting down, so that the response should be the last of its connection.
     pub(super) fn is_draining(&self) -> bool {
         self.0.shutdown.is_draining()
@@ -204,7 +231,8 @@ pub(super) async fn serve(
 ) -> Result<(), BoxError> {
     let ConnectionContext { shutdown, receiving, stats, .. } = context;
     let is_tls = matches!(stream, ClientStream::Tls(_));
-    let client = Arc::new(Client::new(peer, is_tls, stream.local_port(), shutdown.clone()));
+    let (sender, mut signals) = mpsc::unbounded_channel();
+    let client = Arc::new(Client::new(peer, is_tls, stream.local_port(), shutdown.clone(), sender));
     let (idle, builder) = (listener.idle, builder(&listener.bounds, listener.idle));
     let head = HeadBudget {
         client: client.clone(),
@@ -217,8 +245,7 @@ pub(super) async fn serve(
     let io = TokioIo::new(ClientIo::new(stream, idle, head));
     {
         let mut connection = pin!(builder.serve_connection_with_upgrades(io, service));
-        let (sender, mut signals) = mpsc::unbounded_channel();
-        let _watch = AbortOnDrop(tokio::spawn(watch(client.clone(), shutdown, idle, sender)));
+        let _watch = AbortOnDrop(tokio::spawn(watch(client.clone(), shutdown, idle)));
         loop {
             tokio::select! {
                 biased;
@@ -235,6 +262,8 @@ pub(super) async fn serve(
                     Signal::Closing => {}
                     Signal::End => connection.as_mut().graceful_shutdown(),
                     Signal::Drop => return Ok(()),
+                    Signal::Expired(request) if client.is_current(request) => return Ok(()),
+                    Signal::Expired(_) => {}
                 },
             }
         }
@@ -246,20 +275,23 @@ pub(super) async fn serve(
     }
 }
 
-/// A message from [`watch`] to its connection.
-enum Signal {
+/// A message to the task of a connection.
+pub(super) enum Signal {
     /// The listener is closing.
     Closing,
     /// The connection must end after the requests in progress.
     End,
     /// The connection must be dropped: it was asked to end, and has been idle since.
     Drop,
+    /// The time of the response to the request with this number is over.
+    Expired(u64),
 }
 
 /// Watches a connection: signals when the instance shuts down, and when no request was in progress for `idle`.
 ///
 /// A task of its own, so that a request does not poll these timers.
-async fn watch(client: Arc<Client>, shutdown: Shutdown, idle: Duration, signals: mpsc::UnboundedSender<Signal>) {
+async fn watch(client: Arc<Client>, shutdown: Shutdown, idle: Duration) {
+    let signals = &client.signals;
     let closing = async {
         shutdown.clone().closing().await;
         let _ = signals.send(Signal::Closing);
@@ -293,8 +325,28 @@ fn count_malformed(stats: &ListenerStats, error: &(dyn std::error::Error + 'stat
     }
 }
 
-fn builder(bounds: &GatewayBounds, idle: Duration) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+tokio::task_local! {
+    /// The task of the HTTP/2 stream whose request is being handled.
+    static STREAM: Arc<OnceLock<AbortHandle>>;
+}
+
+/// Spawns the tasks of HTTP/2 streams, so that each of them can be aborted.
+#[derive(Clone)]
+struct StreamExecutor;
+
+impl<F> hyper::rt::Executor<F> for StreamExecutor
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    fn execute(&self, stream: F) {
+        let handle = Arc::new(OnceLock::new());
+        let task = tokio::spawn(STREAM.scope(handle.clone(), stream));
+        let _ = handle.set(task.abort_handle());
+    }
+}
+
+fn builder(bounds: &GatewayBounds, idle: Duration) -> auto::Builder<StreamExecutor> {
+    let mut builder = auto::Builder::new(StreamExecutor);
     builder
         .http1()
         // `watch` closes connections with incomplete heads, without a timer for each request.

@@ -2,11 +2,11 @@
 //!
 //! | headers | of a request | of a response |
 //! |---|---|---|
-//! | of one connection (`Connection` and those it names, `Keep-Alive`, `TE`, `Transfer-Encoding`, `Upgrade`, …) | dropped; `TE: trailers` and a supported upgrade are set again | dropped |
+//! | of one connection (`Connection` and those it names, which `validate.rs` restricts, `Keep-Alive`, `TE`, `Transfer-Encoding`, `Upgrade`, …) | dropped; `TE: trailers` and a supported upgrade are set again | dropped |
 //! | `X-Forwarded-*`, `Forwarded` | from a trusted proxy kept, and extended if a list; otherwise replaced | – |
 //! | `X-Real-IP` | replaced | – |
 //! | another `forwarding_header`, such as `CF-Connecting-IP` | kept if sent by a trusted proxy, otherwise dropped | – |
-//! | the same with underscores (`X_Forwarded_For`) | dropped: CGI and WSGI cannot tell them apart | – |
+//! | names with underscores (`X_Api_Key`) | dropped: CGI, WSGI and PHP cannot tell them apart from `X-Api-Key`, which the rules saw; with `underscores_in_headers` kept, except for the headers above | – |
 //! | rate limits (`RateLimit`, `X-RateLimit-…`) | dropped | kept, unless a rule writes its own |
 //! | `Expect` | dropped: the gateway answers it | – |
 //!
@@ -58,10 +58,25 @@ pub(super) fn upgrade_of(version: Version, headers: &HeaderMap) -> Option<Header
     (asks && !is_http2 && lines.next().is_none()).then(|| protocol.clone())
 }
 
+/// Returns whether the `Upgrade` header of a 101 response names exactly one of the protocols in `asked`.
+pub(super) fn names_protocol(asked: &HeaderValue, response: &HeaderMap) -> bool {
+    let mut lines = response.get_all(UPGRADE).iter();
+    let (Some(protocol), None) = (lines.next(), lines.next()) else { return false };
+    let protocol = protocol.as_bytes().trim_ascii();
+    let mut asked = asked.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+    !protocol.is_empty() && asked.any(|name| name.eq_ignore_ascii_case(protocol))
+}
+
 /// Changes the headers of a client's request into those of the request to the upstream.
 ///
-/// `upgrade` is the protocol of an upgrade that is forwarded.
-pub(super) fn to_upstream(head: &mut Parts, client: &Client, proxies: &TrustedProxies, upgrade: Option<HeaderValue>) {
+/// `upgrade` is the protocol of an upgrade that is forwarded. Names with underscores are kept if `keeps_underscores`.
+pub(super) fn to_upstream(
+    head: &mut Parts,
+    client: &Client,
+    proxies: &TrustedProxies,
+    keeps_underscores: bool,
+    upgrade: Option<HeaderValue>,
+) {
     let peer = client.peer().ip().to_canonical();
     let is_trusted = proxies.trusts(peer);
     let address = proxies.client_address(peer, &head.headers);
@@ -76,7 +91,7 @@ pub(super) fn to_upstream(head: &mut Parts, client: &Client, proxies: &TrustedPr
         is_hop_by_hop(name, &named)
             || *name == EXPECT
             || is_rate_limit(name)
-            || is_disguised(name)
+            || has_dropped_underscore(name, keeps_underscores, proxies.header().name())
             || !is_trusted && (is_forwarding(name) || name == proxies.header().name())
     });
     if wants_trailers {
@@ -183,11 +198,16 @@ pub(super) fn to_client(headers: &mut HeaderMap, replaces_limits: bool) {
 
 /// Returns the trailers of a request without the fields that a client must not set.
 ///
-/// `forwarding_header` is the header in which trusted proxies report the client's address.
-pub(super) fn request_trailers(mut trailers: HeaderMap, forwarding_header: &HeaderName) -> HeaderMap {
+/// `forwarding_header` is the header in which trusted proxies report the client's address. Names with underscores are
+/// kept if `keeps_underscores`.
+pub(super) fn request_trailers(
+    mut trailers: HeaderMap,
+    forwarding_header: &HeaderName,
+    keeps_underscores: bool,
+) -> HeaderMap {
     remove_where(&mut trailers, |name| {
         is_rate_limit(name)
-            || is_disguised(name)
+            || has_dropped_underscore(name, keeps_underscores, forwarding_header)
             || is_forwarding(name)
             || name == forwarding_header
             || is_hop_by_hop(name, &[])
@@ -227,6 +247,16 @@ fn is_hop_by_hop(name: &HeaderName, named: &[HeaderName]) -> bool {
     HOP_BY_HOP.contains(name) || named.contains(name)
 }
 
+/// Returns whether `Connection` names a header of the request that does not belong to the connection anyway.
+///
+/// Such a header would be removed after the rules have used it.
+pub(super) fn removes_headers(headers: &HeaderMap) -> bool {
+    connection_options(headers).any(|option| match HeaderName::from_bytes(option.as_bytes()) {
+        Ok(name) => !HOP_BY_HOP.contains(&name) && headers.contains_key(&name),
+        Err(_) => false,
+    })
+}
+
 /// Returns the headers that `Connection` names, except those for framing and host.
 fn named_by_connection(headers: &HeaderMap) -> SmallVec<[HeaderName; 4]> {
     connection_options(headers)
@@ -259,13 +289,20 @@ fn is_forwarding(name: &HeaderName) -> bool {
     name.starts_with("x-forwarded-") || FORWARDING.contains(&name)
 }
 
-/// Returns whether a header is a rate-limit or forwarding header that is spelled with underscores.
-fn is_disguised(name: &HeaderName) -> bool {
+/// Returns whether a header is dropped because its name has an underscore.
+///
+/// If `keeps_underscores`, these are only rate-limit headers, forwarding headers and those that determine where a
+/// request begins and ends.
+fn has_dropped_underscore(name: &HeaderName, keeps_underscores: bool, forwarding_header: &HeaderName) -> bool {
     if !name.as_str().contains('_') {
         return false;
     }
+    if !keeps_underscores {
+        return true;
+    }
     let Ok(name) = HeaderName::from_bytes(name.as_str().replace('_', "-").as_bytes()) else { return true };
-    is_forwarding(&name) || is_rate_limit(&name) || HOP_BY_HOP.contains(&name) || name == HOST || name == CONTENT_LENGTH
+    let is_framing = HOP_BY_HOP.contains(&name) || name == HOST || name == CONTENT_LENGTH;
+    is_framing || is_forwarding(&name) || is_rate_limit(&name) || name == forwarding_header
 }
 
 #[cfg(test)]
@@ -293,8 +330,47 @@ mod tests {
         head.headers = headers(lines);
         let proxies = TrustedProxies::new(trusted.parse().unwrap(), Default::default());
         let client = Client::of_test(format!("{peer}:4711").parse().unwrap());
-        to_upstream(&mut head, &client, &proxies, None);
+        to_upstream(&mut head, &client, &proxies, false, None);
         shown(&head.headers)
+    }
+
+    #[test]
+    fn names_with_underscores_are_dropped_unless_they_are_allowed() {
+        let sent = [("x_api_key", "a"), ("x-kept", "b"), ("_", "c"), ("cf_connecting_ip", "d"), ("x_real_ip", "e")];
+        let header: HeaderName = "cf-connecting-ip".parse().unwrap();
+        let names = |keeps_underscores| {
+            let kept = request_trailers(headers(&sent), &header, keeps_underscores);
+            let mut names: Vec<String> = kept.keys().map(HeaderName::to_string).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(false), ["x-kept"]);
+        assert_eq!(names(true), ["_", "x-kept", "x_api_key"]);
+        assert!(forwarded("203.0.113.9", "10.0.0.0/8", &sent).iter().all(|line| !line.contains('_')));
+    }
+
+    #[test]
+    fn a_101_response_must_name_a_protocol_that_was_asked_for() {
+        let names = |asked: &str, lines: &[(&str, &str)]| names_protocol(&asked.parse().unwrap(), &headers(lines));
+        assert!(names("websocket", &[("upgrade", "WebSocket")]));
+        assert!(names("a, b/2", &[("upgrade", "b/2 ")]));
+        for lines in [&[][..], &[("upgrade", "")], &[("upgrade", "c")], &[("upgrade", "a"), ("upgrade", "b/2")]] {
+            assert!(!names("a, b/2,", lines), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn connection_may_name_only_headers_of_the_connection() {
+        let removes = |connection: &str| {
+            removes_headers(&headers(&[("x-api-key", "a"), ("te", "trailers"), ("connection", connection)]))
+        };
+        for accepted in ["close", "keep-alive, TE", "upgrade, http2-settings", "x-absent", "", ",", "keep-alive,,te"] {
+            assert!(!removes(accepted), "{accepted}");
+        }
+        for rejected in ["x-api-key", "close, X-API-Key", "close,x-api-key ,te"] {
+            assert!(removes(rejected), "{rejected}");
+        }
+        assert!(removes_headers(&headers(&[("cookie", "a"), ("connection", "close"), ("connection", "cookie")])));
     }
 
     #[test]
@@ -447,6 +523,6 @@ mod tests {
             ("te", "x"),
         ]);
         let forwarding_header = HeaderName::from_static("cf-connecting-ip");
-        assert_eq!(shown(&request_trailers(trailers, &forwarding_header)), ["x-sum: 1"]);
+        assert_eq!(shown(&request_trailers(trailers, &forwarding_header, false)), ["x-sum: 1"]);
     }
 }

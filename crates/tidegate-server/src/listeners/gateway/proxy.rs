@@ -19,10 +19,12 @@
 //! | 408 | the client did not send its body in time |
 //! | 404 | no upstream has a route for the request |
 //! | 502 | no server can be reached, the connection ended without a response, or the response contradicts itself |
+//! | 429 | the client address has `max_concurrent_per_address` requests at the upstream |
 //! | 503 | the upstream has `max_concurrent` requests, and the queue is full or the wait in it was too long |
 //! | 504 | a timeout of the upstream expired |
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -35,19 +37,21 @@ use hyper::body::{Body, Incoming};
 use smallvec::SmallVec;
 use tidegate::engine::Engine;
 use tidegate::gateway::GatewayBounds;
+use tidegate::layer::KeepCharge;
 use tidegate::rules::RequestView;
 use tidegate::{Decision, Source};
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 use tower_service::Service;
 
 use super::access_log::LogEntry;
 use super::body::{BodyState, GatewayBody, Progress, RequestBody, UpstreamBody};
 use super::connection::Client;
 use super::connector::ConnectError;
+use super::deadlines::{Allowance, Deadlines, ResponseLimits};
 use super::headers;
 use super::pool::Lease;
 use super::tunnel::Tunnel;
-use super::upstream::{Server, Upstream, Upstreams};
+use super::upstream::{NoSlot, Server, Upstream, Upstreams};
 use crate::listeners::http::connection::problem;
 use crate::metrics::UpstreamFailure;
 
@@ -60,6 +64,7 @@ struct Inner {
     /// Its rules contain the trusted proxies.
     engine: Engine,
     bounds: GatewayBounds,
+    deadlines: Arc<Deadlines>,
 }
 
 /// The reason why a request got no response from an upstream.
@@ -67,6 +72,8 @@ struct Inner {
 pub(super) enum ProxyError {
     NoRoute,
     Overloaded,
+    /// The client address has its share of the slots.
+    AddressLimit,
     /// No server can be reached. Nothing was sent.
     Unreachable,
     /// The connection ended without a response.
@@ -85,6 +92,7 @@ impl ProxyError {
         match self {
             ProxyError::NoRoute => StatusCode::NOT_FOUND,
             ProxyError::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            ProxyError::AddressLimit => StatusCode::TOO_MANY_REQUESTS,
             ProxyError::Unreachable | ProxyError::Closed | ProxyError::BadResponse => StatusCode::BAD_GATEWAY,
             ProxyError::Timeout => StatusCode::GATEWAY_TIMEOUT,
             ProxyError::ClientTimeout => StatusCode::REQUEST_TIMEOUT,
@@ -97,6 +105,9 @@ impl ProxyError {
         match self {
             ProxyError::NoRoute => ("no_upstream", "no upstream has a route for this host and path"),
             ProxyError::Overloaded => ("overloaded", "the upstream has too many concurrent requests"),
+            ProxyError::AddressLimit => {
+                ("too_many_concurrent_requests", "this client address has too many concurrent requests")
+            }
             ProxyError::Unreachable => ("bad_gateway", "the upstream cannot be reached"),
             ProxyError::Closed => ("bad_gateway", "the upstream closed the connection without a response"),
             ProxyError::BadResponse => ("bad_gateway", "the response of the upstream is malformed"),
@@ -110,6 +121,7 @@ impl ProxyError {
     fn failure(&self) -> Option<UpstreamFailure> {
         match self {
             ProxyError::Overloaded => Some(UpstreamFailure::Overloaded),
+            ProxyError::AddressLimit => Some(UpstreamFailure::AddressLimit),
             ProxyError::Unreachable => Some(UpstreamFailure::Unreachable),
             ProxyError::Closed => Some(UpstreamFailure::Closed),
             ProxyError::BadResponse => Some(UpstreamFailure::BadResponse),
@@ -122,10 +134,11 @@ impl ProxyError {
         let (error, message) = self.texts();
         let mut response = problem(self.status(), error, message);
         match self {
-            ProxyError::Overloaded => {
+            ProxyError::Overloaded | ProxyError::AddressLimit => {
                 response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
             }
             ProxyError::ClientTimeout | ProxyError::ClientBody => {
+                response.extensions_mut().insert(KeepCharge);
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}
@@ -136,8 +149,13 @@ impl ProxyError {
 
 impl Proxy {
     /// Creates a service that forwards to `upstreams`. The rules of `engine` contain the trusted proxies.
-    pub(super) fn new(upstreams: Arc<Upstreams>, engine: Engine, bounds: GatewayBounds) -> Proxy {
-        Proxy(Arc::new(Inner { upstreams, engine, bounds }))
+    pub(super) fn new(
+        upstreams: Arc<Upstreams>,
+        engine: Engine,
+        bounds: GatewayBounds,
+        deadlines: Arc<Deadlines>,
+    ) -> Proxy {
+        Proxy(Arc::new(Inner { upstreams, engine, bounds, deadlines }))
     }
 }
 
@@ -181,22 +199,28 @@ impl Inner {
         mut request: Request<Incoming>,
     ) -> Result<Response<GatewayBody>, ProxyError> {
         let timeouts = upstream.settings.timeouts;
-        let mut total = timeouts.total.map(|total| Box::pin(tokio::time::sleep(total)));
-        let permit = upstream.admit().await.map_err(|_| ProxyError::Overloaded)?;
+        let total = Instant::now() + timeouts.total;
+        let client = request.extensions().get::<Arc<Client>>().cloned().expect("the listener sets the client");
+        let slot = upstream.admit(self.address_of(&client, &request)).await.map_err(|reason| match reason {
+            NoSlot::Overloaded => ProxyError::Overloaded,
+            NoSlot::Address => ProxyError::AddressLimit,
+        })?;
         let gauge = upstream.stats.begin();
 
         let upgrade = headers::upgrade_of(request.version(), request.headers());
+        let asked = upgrade.clone();
         let on_upgrade = upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
-        let client = request.extensions().get::<Arc<Client>>().cloned().expect("the listener sets the client");
         let replaces_limits = request.extensions().get::<Decision>().is_some_and(writes_headers);
         let (request, progress) = self.outgoing(request, &client, upgrade);
 
         let exchanged = pin!(exchange(upstream, request, progress.as_deref()));
-        let (mut response, lease) = or_timeout(total.as_mut(), exchanged).await?;
+        let exchanged = tokio::time::timeout_at(total, exchanged).await;
+        let (mut response, lease) = exchanged.unwrap_or(Err(ProxyError::Timeout))?;
 
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let on_upgrade = on_upgrade.ok_or(ProxyError::BadResponse)?;
-            // The permit is dropped: tunnels are long-lived and mostly idle, and the listener's connection limit bounds
+            let is_asked_for = asked.is_some_and(|asked| headers::names_protocol(&asked, response.headers()));
+            let on_upgrade = on_upgrade.filter(|_| is_asked_for).ok_or(ProxyError::BadResponse)?;
+            // The slot is dropped: tunnels are long-lived and mostly idle, and the listener's connection limit bounds
             // them.
             let tunnel =
                 Tunnel { client: on_upgrade, upstream: hyper::upgrade::on(&mut response), idle: timeouts.idle, gauge };
@@ -207,11 +231,23 @@ impl Inner {
             return Err(ProxyError::BadResponse);
         }
         let (head, incoming) = response.into_parts();
-        let mut response =
-            Response::new(UpstreamBody::new(incoming, lease, permit, gauge, timeouts.idle, total).into());
+        let limits = ResponseLimits { total: Some(total), idle: timeouts.idle, rate_min: self.bounds.body_rate_min };
+        let deadline = self.deadlines.add(limits, client.end_response(), Some(upstream.stats.clone()));
+        let mut response = Response::new(UpstreamBody::new(incoming, lease, slot, gauge, deadline).into());
         (*response.status_mut(), *response.headers_mut()) = (head.status, head.headers);
         headers::to_client(response.headers_mut(), replaces_limits);
+        if is_aborted(response.status(), progress.as_deref()) {
+            response.extensions_mut().insert(KeepCharge);
+        }
         Ok(response)
+    }
+
+    /// Returns the address whose share of the slots a request takes, or `None` if it is that of a trusted proxy.
+    fn address_of<B>(&self, client: &Client, request: &Request<B>) -> Option<IpAddr> {
+        let rules = self.engine.rules();
+        let proxies = rules.identifier().proxies();
+        let address = proxies.client_address(client.peer().ip(), request.headers());
+        (!proxies.trusts(address)).then_some(address)
     }
 
     /// Builds the request to the upstream. Its `Host` is that of the client.
@@ -225,7 +261,8 @@ impl Inner {
     ) -> (Request<RequestBody>, Option<Arc<Progress>>) {
         let (mut head, incoming) = request.into_parts();
         let rules = self.engine.rules();
-        headers::to_upstream(&mut head, client, rules.identifier().proxies(), upgrade);
+        let keeps_underscores = self.bounds.underscores_in_headers;
+        headers::to_upstream(&mut head, client, rules.identifier().proxies(), keeps_underscores, upgrade);
         if head.uri.authority().is_some() {
             head.uri = head.uri.path_and_query().cloned().map_or_else(Uri::default, Uri::from);
         }
@@ -233,7 +270,8 @@ impl Inner {
         head.extensions.clear();
         let length = incoming.size_hint().exact();
         let forwarding_header = rules.identifier().proxies().header().name();
-        let (body, progress) = RequestBody::new(incoming, self.bounds.body_timeout, forwarding_header);
+        let allowance = Allowance::new(self.bounds.body_timeout, self.bounds.body_rate_min);
+        let (body, progress) = RequestBody::new(incoming, allowance, forwarding_header, keeps_underscores);
         match (&body, length) {
             // Rewritten, because servers interpret a number such as `010` differently.
             (_, Some(length)) if head.headers.contains_key(CONTENT_LENGTH) => {
@@ -246,6 +284,15 @@ impl Inner {
             _ => {}
         }
         (Request::from_parts(head, body), progress)
+    }
+}
+
+/// Returns whether the client aborted its request, or the upstream answers that the client is too slow.
+fn is_aborted(status: StatusCode, progress: Option<&Progress>) -> bool {
+    match progress.map(Progress::state) {
+        Some(BodyState::TimedOut | BodyState::Broken) => true,
+        Some(BodyState::Streaming) => status == StatusCode::REQUEST_TIMEOUT,
+        Some(BodyState::Complete) | None => false,
     }
 }
 
@@ -266,19 +313,6 @@ fn switching(response: Response<Incoming>, replaces_limits: bool) -> Response<Ga
         response.headers_mut().insert(UPGRADE, protocol);
     }
     response
-}
-
-/// Returns the output of `exchange`, or a timeout error if `total` completes first.
-async fn or_timeout<T>(
-    total: Option<&mut Pin<Box<Sleep>>>,
-    exchange: Pin<&mut impl Future<Output = Result<T, ProxyError>>>,
-) -> Result<T, ProxyError> {
-    let Some(total) = total else { return exchange.await };
-    tokio::select! {
-        biased;
-        exchanged = exchange => exchanged,
-        () = total.as_mut() => Err(ProxyError::Timeout),
-    }
 }
 
 /// Sends a request to one of the servers and returns the head of the response, with its connection.

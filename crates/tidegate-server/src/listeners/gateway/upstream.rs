@@ -9,8 +9,12 @@
 //! **Overload.** An upstream gets at most `max_concurrent` requests at a time. Up to `queue` more wait briefly, first
 //! come, first served, and all others are answered with 503. So an overloaded upstream gets only as many requests as it
 //! can handle, and clients get an answer before they give up.
+//!
+//! **Shares.** A client address has at most `max_concurrent_per_address` of these slots, requests in the queue included.
+//! Its further requests are answered with 429. So one client, however slow its requests are, cannot take all slots.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -25,6 +29,7 @@ use tokio::time::Instant;
 
 use super::connector::{ClientTls, ConnectError, Connector};
 use super::pool::{Lease, Pool};
+use crate::address_slots::{AddressSlot, AddressSlots};
 use crate::metrics::UpstreamStats;
 
 /// The number of failures in a row after which a server is ejected.
@@ -128,14 +133,28 @@ pub(super) struct Upstream {
     servers: Vec<Server>,
     next: AtomicUsize,
     slots: Arc<Semaphore>,
+    /// The slots of each client address, including those for which a request waits.
+    addresses: Arc<AddressSlots>,
     queued: AtomicUsize,
     /// The counters, which survive a reload.
     pub(super) stats: Arc<UpstreamStats>,
 }
 
-/// The upstream has as many requests as it can handle, and its queue is full or too slow.
+/// The reason why a request gets no slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Overloaded;
+pub(super) enum NoSlot {
+    /// The upstream has as many requests as it can handle, and its queue is full or too slow.
+    Overloaded,
+    /// The client address has its share of the slots.
+    Address,
+}
+
+/// One of the slots of an upstream. It is free again when it is dropped.
+#[derive(Debug)]
+pub(super) struct Slot {
+    _permit: OwnedSemaphorePermit,
+    _share: Option<AddressSlot>,
+}
 
 impl Upstream {
     fn new(settings: &UpstreamSettings, stats: Option<Arc<UpstreamStats>>) -> Result<Upstream, UpstreamError> {
@@ -152,26 +171,34 @@ impl Upstream {
             servers: settings.servers.iter().map(server).collect::<Result<_, _>>()?,
             next: AtomicUsize::new(0),
             slots: Arc::new(Semaphore::new(settings.max_concurrent)),
+            addresses: Arc::default(),
             queued: AtomicUsize::new(0),
             stats,
             settings: settings.clone(),
         })
     }
 
-    /// Takes one of the `max_concurrent` slots, if necessary after a wait in the queue.
+    /// Takes one of the `max_concurrent` slots for a request of the client at `address`, if necessary after a wait in
+    /// the queue. Without an address, the request has no share.
     ///
     /// # Errors
-    /// If the queue is full, or the request has waited in it for its timeout.
-    pub(super) async fn admit(&self) -> Result<OwnedSemaphorePermit, Overloaded> {
+    /// If the address has its share of the slots, the queue is full, or the request has waited in it for its timeout.
+    pub(super) async fn admit(&self, address: Option<IpAddr>) -> Result<Slot, NoSlot> {
+        let share_max = self.settings.share_of_address();
+        let share = match address {
+            Some(address) => Some(self.addresses.take(address, share_max).ok_or(NoSlot::Address)?),
+            None => None,
+        };
         if let Ok(permit) = self.slots.clone().try_acquire_owned() {
-            return Ok(permit);
+            return Ok(Slot { _permit: permit, _share: share });
         }
-        let queued = Queued::enter(&self.queued, self.settings.queue).ok_or(Overloaded)?;
+        let queued = Queued::enter(&self.queued, self.settings.queue).ok_or(NoSlot::Overloaded)?;
         let slot = self.slots.clone().acquire_owned();
         // Boxed, so that the future of a request that need not wait stays small.
         let waited = Box::pin(tokio::time::timeout(self.settings.timeouts.queue, slot)).await;
         drop(queued);
-        waited.ok().and_then(Result::ok).ok_or(Overloaded)
+        let permit = waited.ok().and_then(Result::ok).ok_or(NoSlot::Overloaded)?;
+        Ok(Slot { _permit: permit, _share: share })
     }
 
     /// Returns the next server in turn that is neither in `tried` nor ejected; if all others are ejected, one of them.
@@ -344,17 +371,34 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn requests_over_the_bound_wait_in_a_short_queue_in_order() {
         let upstream = Arc::new(upstream(1, |settings| (settings.max_concurrent, settings.queue) = (1, 1)));
-        let held = upstream.admit().await.unwrap();
+        let held = upstream.admit(None).await.unwrap();
         let waiting = tokio::spawn({
             let upstream = upstream.clone();
-            async move { upstream.admit().await }
+            async move { upstream.admit(None).await }
         });
         tokio::task::yield_now().await;
-        assert_eq!(upstream.admit().await.err(), Some(Overloaded), "the queue is full");
+        assert_eq!(upstream.admit(None).await.err(), Some(NoSlot::Overloaded), "the queue is full");
         drop(held);
         let admitted = waiting.await.unwrap().unwrap();
-        assert_eq!(upstream.admit().await.err(), Some(Overloaded), "the wait is over after its timeout");
+        assert_eq!(upstream.admit(None).await.err(), Some(NoSlot::Overloaded), "the wait is over after its timeout");
         drop(admitted);
-        assert!(upstream.admit().await.is_ok());
+        assert!(upstream.admit(None).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_has_a_share_of_the_slots() {
+        let upstream = upstream(1, |settings| (settings.max_concurrent, settings.queue) = (6, 10));
+        let admit = |address: &str| upstream.admit(address.parse().ok());
+        let held = [admit("203.0.113.9").await, admit("203.0.113.9").await];
+        assert!(held.iter().all(Result::is_ok), "a quarter of six, rounded up");
+        assert_eq!(admit("203.0.113.9").await.err(), Some(NoSlot::Address));
+        let others = [admit("203.0.113.10").await, admit("2001:db8::1").await, admit("2001:db8::2").await];
+        assert!(others.iter().all(Result::is_ok));
+        assert_eq!(admit("2001:db8::3").await.err(), Some(NoSlot::Address), "an IPv6 client is a /64 network");
+        let last = upstream.admit(None).await;
+        assert_eq!(admit("203.0.113.10").await.err(), Some(NoSlot::Overloaded), "the wait in the queue was too long");
+        drop(held);
+        assert!(admit("203.0.113.10").await.is_ok() && admit("203.0.113.9").await.is_ok());
+        drop((others, last));
     }
 }

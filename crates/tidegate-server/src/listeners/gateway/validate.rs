@@ -15,6 +15,7 @@
 //! | `CONNECT` | it would open a tunnel to a target of the client's choice |
 //! | `TRACE` | it would return headers that proxies have added |
 //! | `Transfer-Encoding: gzip, chunked` | the body would be forwarded without its coding |
+//! | `Connection: x-api-key` and the header that it names | the header would be removed after the rules have used it |
 //! | `Expect` other than `100-continue` | the gateway does not support it |
 
 use http::header::{EXPECT, HOST, HeaderValue, TRANSFER_ENCODING};
@@ -22,6 +23,7 @@ use http::{Method, Request, Response, StatusCode, Uri, Version};
 use tidegate::gateway::GatewayBounds;
 
 use super::body::GatewayBody;
+use super::headers;
 use crate::listeners::http::connection::problem;
 
 /// The reason why a request is rejected before it is decided.
@@ -31,6 +33,7 @@ pub(super) enum Invalid {
     Target,
     Method,
     TransferEncoding,
+    Connection,
     Expectation,
     UriTooLong,
     TooManyHeaders,
@@ -39,7 +42,9 @@ pub(super) enum Invalid {
 impl Invalid {
     fn status(self) -> StatusCode {
         match self {
-            Invalid::Host | Invalid::Target | Invalid::TransferEncoding => StatusCode::BAD_REQUEST,
+            Invalid::Host | Invalid::Target | Invalid::TransferEncoding | Invalid::Connection => {
+                StatusCode::BAD_REQUEST
+            }
             Invalid::Method => StatusCode::METHOD_NOT_ALLOWED,
             Invalid::Expectation => StatusCode::EXPECTATION_FAILED,
             Invalid::UriTooLong => StatusCode::URI_TOO_LONG,
@@ -53,6 +58,7 @@ impl Invalid {
             Invalid::Target => "expected a path as the request target",
             Invalid::Method => "this method is not supported",
             Invalid::TransferEncoding => "the only supported transfer coding is chunked",
+            Invalid::Connection => "the Connection header names a header that must be forwarded",
             Invalid::Expectation => "the only supported expectation is 100-continue",
             Invalid::UriTooLong => "the URI of this request is too long",
             Invalid::TooManyHeaders => "this request has too many headers",
@@ -61,7 +67,7 @@ impl Invalid {
 
     fn error(self) -> &'static str {
         match self {
-            Invalid::Host | Invalid::Target | Invalid::TransferEncoding => "bad_request",
+            Invalid::Host | Invalid::Target | Invalid::TransferEncoding | Invalid::Connection => "bad_request",
             Invalid::Method => "method_not_allowed",
             Invalid::Expectation => "expectation_failed",
             Invalid::UriTooLong => "uri_too_long",
@@ -103,6 +109,9 @@ pub(super) fn validate<B>(request: &Request<B>, bounds: &GatewayBounds) -> Resul
     let is_chunked = |value: &HeaderValue| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
     if codings.next().is_some_and(|value| !is_chunked(value)) || codings.next().is_some() {
         return Err(Invalid::TransferEncoding);
+    }
+    if headers::removes_headers(headers) {
+        return Err(Invalid::Connection);
     }
     match headers.get_all(EXPECT).iter().all(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
         true => Ok(()),

@@ -1,5 +1,6 @@
 //! One HTTP/1.1 connection with its bounds, for every listener that speaks HTTP.
 
+use std::borrow::Cow;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -126,7 +127,22 @@ pub(crate) fn json(status: StatusCode, body: &impl serde::Serialize) -> Response
 
 /// Returns an error response whose body is JSON: `error` is a code for programs, `message` a sentence for people.
 pub(crate) fn problem(status: StatusCode, error: &str, message: &str) -> Response<Bytes> {
-    json(status, &serde_json::json!({ "error": error, "message": message }))
+    json(status, &serde_json::json!({ "error": error, "message": shorten(message) }))
+}
+
+/// The maximum length of an error message, and how much of the beginning and of the end of a longer one is kept, in
+/// characters.
+const MESSAGE_CHARS: [usize; 3] = [600, 120, 320];
+
+/// Cuts a long part out of the middle of an error message. Messages quote what the client sent, which may be large.
+fn shorten(message: &str) -> Cow<'_, str> {
+    let [max, start, end] = MESSAGE_CHARS;
+    let count = message.chars().count();
+    if count <= max {
+        return Cow::Borrowed(message);
+    }
+    let kept = message.chars().take(start).chain(['…']).chain(message.chars().skip(count - end));
+    Cow::Owned(kept.collect())
 }
 
 /// Returns a 405 response with `allowed`, such as `GET, HEAD`, in its `Allow` header.

@@ -63,7 +63,8 @@ pub(crate) struct RefusalBody {
     pub(crate) allowed: bool,
     #[schemars(schema_with = "source_schema")]
     pub(crate) source: String,
-    /// One entry per limit, in the order of the check. Empty if no limit denied the request.
+    /// One entry per limit, in the order of the check. A cached denial of a described request leaves out limits whose
+    /// status is not known. Empty if no limit denied the request.
     pub(crate) limits: Vec<LimitBody>,
     /// A code for programs: `rate_limited`, `banned`, `unavailable` or `path_too_long`.
     pub(crate) error: String,
@@ -182,7 +183,17 @@ mod tests {
     fn status(allowed: bool, remaining: u32, waits_us: [u64; 3]) -> LimitStatus {
         let [retry_after, next_after, reset_after] =
             waits_us.map(|us| if us == u64::MAX { Wait::NEVER } else { Wait::from_micros(us) });
-        LimitStatus { allowed, cost: 1, quota: 10_000_000, remaining, retry_after, next_after, reset_after, late_us: 0 }
+        LimitStatus {
+            allowed,
+            cost: 1,
+            quota: 10_000_000,
+            remaining,
+            retry_after,
+            next_after,
+            reset_after,
+            late_us: 0,
+            refunded_before: 0,
+        }
     }
 
     /// The body is written without serde.

@@ -14,6 +14,11 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(only_its_own_tick());
     cases.push(every_limit_of_the_check());
     cases.extend(of_a_larger_limit());
+    cases.extend(never_above_the_burst());
+    cases.extend(in_any_order());
+    cases.push(of_a_charge_that_leaked_sooner());
+    cases.push(before_the_charge());
+    cases.push(of_a_deleted_counter());
     cases
 }
 
@@ -93,4 +98,60 @@ fn of_a_larger_limit() -> Vec<Case> {
         // A leaky bucket of this limit holds two units, of which the refund returns one.
         if algorithm == LeakyBucket { case } else { case.reset(0) }
     })
+}
+
+/// Returns the limits with which [`never_above_the_burst`] and [`in_any_order`] hold 40 units and leak 20 a second.
+fn buckets_of_forty(name: &str, script: impl Fn(Case) -> Case) -> Vec<Case> {
+    let limits = ["20/s token-bucket burst=40", "20/s leaky-bucket queue=39"];
+    let case = |limit: &str| script(Case::new(format!("{name}: {limit}")).on(limit));
+    limits.into_iter().map(case).collect()
+}
+
+/// Returns cases with an attack in stages. A charge leaks sooner if an earlier one was refunded, so its own refund gives
+/// back nothing a second later. Otherwise 19 more units would pass in the first stage, and 152 in the fourth.
+fn never_above_the_burst() -> Vec<Case> {
+    buckets_of_forty("refunds in stages never exceed the burst", |mut case| {
+        for stage in 0..4 {
+            // Each stage makes five checks, of which the last is denied, and begins with an empty bucket.
+            let (first, second) = (5 * stage, 5 * stage + 1);
+            let start = 4 * SECOND * stage as u64;
+            case = case.at(start).take(20).admitted().take(20).admitted().refund(first);
+            case = case.at(start + SECOND).take(20).admitted().take(20).admitted();
+            case = case.refund(second).take(1).denied().retry(50 * MS);
+        }
+        case
+    })
+}
+
+/// Returns cases in which all of four charges are refunded at once: the bucket is empty again, in whichever order.
+fn in_any_order() -> Vec<Case> {
+    let orders = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]];
+    let cases = orders.map(|order| {
+        buckets_of_forty(&format!("refunds at once restore a bucket in the order {order:?}"), |case| {
+            let case = case.take(10).admitted().take(5).admitted().take(10).admitted().take(10).admitted();
+            order.into_iter().fold(case, Case::refund).peek().reset(0)
+        })
+    });
+    cases.into_iter().flatten().collect()
+}
+
+fn of_a_charge_that_leaked_sooner() -> Case {
+    let case = Case::new("a refund finds what earlier refunds have left of its charge").on("10/s token-bucket");
+    let case = case.take(4).admitted().take(6).admitted().refund(0).peek().remaining(4);
+    // Two of the six units have leaked. The refund of the first charge does not leak, but it was before the second.
+    let case = case.at(200 * MS).take(6).admitted().remaining(0).refund(1).peek().remaining(4).reset(600 * MS);
+    // The refunds are forgotten a second after the last write, when a full bucket would be empty.
+    case.at(1_200 * MS).take(10).admitted().refund(3).peek().remaining(0).refund(5).peek().remaining(10).reset(0)
+}
+
+fn before_the_charge() -> Case {
+    let case = Case::new("a refund before its charge, after the clock went back, changes nothing");
+    let case = case.on("10/s token-bucket").at(SECOND).take(6).admitted().at(SECOND - 1).refund(0);
+    case.peek().remaining(4).at(SECOND).refund(0).peek().remaining(10)
+}
+
+fn of_a_deleted_counter() -> Case {
+    let case = Case::new("a refund on a counter that was deleted after refunds changes nothing");
+    let case = case.on("10/s token-bucket").take(3).admitted().refund(0).take(5).admitted().reset_counter();
+    case.take(5).admitted().refund(1).peek().remaining(5)
 }

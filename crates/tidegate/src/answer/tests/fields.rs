@@ -64,6 +64,7 @@ fn any_limit() -> impl Strategy<Value = (Policy, LimitStatus)> {
             next_after,
             reset_after: next_after,
             late_us: 0,
+            refunded_before: 0,
         };
         (Policy::new(&name, limit).unwrap(), status)
     })

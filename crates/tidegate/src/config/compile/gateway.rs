@@ -18,6 +18,8 @@ const NAME_BYTES_MAX: usize = 64;
 const SERVERS_MAX: usize = 256;
 /// The largest value of `max_concurrent`, `queue` and `idle_connections`.
 const REQUESTS_MAX: u32 = 1_000_000;
+/// The largest value of `body_rate_min`, in bytes per second.
+const RATE_MAX: u32 = 1_000_000;
 /// The line that begins a certificate in a PEM file.
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
@@ -99,6 +101,8 @@ impl Compiler<'_> {
         number(&table.headers_max, (1, 10_000), &mut |count| bounds.headers_max = count as usize);
         number(&table.uri_bytes_max, (1, 65_534), &mut |bytes| bounds.uri_bytes_max = bytes as usize);
         number(&table.streams_max, (1, 10_000), &mut |count| bounds.streams_max = count);
+        bounds.underscores_in_headers = table.underscores_in_headers.unwrap_or(false);
+        number(&table.body_rate_min, (0, RATE_MAX), &mut |rate| bounds.body_rate_min = rate);
         number(&table.connections_per_address, (1, REQUESTS_MAX), &mut |count| {
             bounds.connections_per_address = count as usize;
         });
@@ -144,6 +148,9 @@ impl Compiler<'_> {
             }
         };
         number(&table.max_concurrent, 1, &mut settings.max_concurrent);
+        let mut share = settings.share_of_address();
+        number(&table.max_concurrent_per_address, 1, &mut share);
+        settings.max_concurrent_per_address = table.max_concurrent_per_address.as_ref().map(|_| share);
         number(&table.queue, 0, &mut settings.queue);
         number(&table.idle_connections, 0, &mut settings.idle_connections);
         settings.preserve_host = table.preserve_host.unwrap_or(settings.preserve_host);
@@ -170,8 +177,8 @@ impl Compiler<'_> {
         time(&table.timeouts.connect, &mut timeouts.connect);
         time(&table.timeouts.header, &mut timeouts.header);
         time(&table.timeouts.idle, &mut timeouts.idle);
+        time(&table.timeouts.total, &mut timeouts.total);
         time(&table.timeouts.queue, &mut timeouts.queue);
-        timeouts.total = table.timeouts.total.as_ref().and_then(|text| self.time(text));
         settings
     }
 

@@ -24,6 +24,7 @@ struct Bench {
 fn bench(lookups_max: usize) -> Bench {
     let clock = Arc::new(ManualClock::new(START));
     let options = CacheOptions {
+        refreshes_missing: true,
         clock: clock.clone(),
         ttl: TTL_DEFAULT,
         lookups_max,

@@ -56,6 +56,7 @@ impl Record {
                 next_after,
                 reset_after,
                 late_us: 0,
+                refunded_before: 0,
             });
         }
         Ok(Some(Record { counters, sent_us, received_us, decision }))

@@ -5,8 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use axum::body::Body;
 use sfv::{BareItem, ListEntry, Parser};
-use tidegate::rules::PlanQuestion;
+use tidegate::engine::Engine;
+use tidegate::layer::KeepCharge;
+use tidegate::rules::{Charge, PlanQuestion};
+use tidegate::{Limiter, RateLimitLayer, Rule, Rules, Subject};
+use tower::{Layer, Service, ServiceExt};
 
 use super::site::{PEER, PolicyStatus, Site, policies_of};
 
@@ -234,4 +239,28 @@ async fn refunded_units_are_counted_as_remaining_in_the_headers() {
         assert_eq!(response.headers()["x-ratelimit-remaining"], "1", "the next request is allowed at once");
     }
     assert_eq!(policies_of(&on_success.send("/", &[], PEER).await)[0].remaining, 0);
+}
+
+#[tokio::test]
+async fn response_with_keep_charge_refunds_nothing() {
+    let rule = Rule::new("r").by(Subject::Ip).limit("10/h").charge(Charge::OnSuccess);
+    let engine = Engine::new(Limiter::memory(), Rules::new().rule(rule).build().unwrap());
+    let layer = RateLimitLayer::new(engine, |_| Some(IpAddr::from(PEER)));
+    let mut service = layer.layer(tower::service_fn(|request: http::Request<Body>| async move {
+        let mut response = http::Response::new(Body::empty());
+        *response.status_mut() = http::StatusCode::BAD_REQUEST;
+        if request.uri().path() == "/aborted" {
+            response.extensions_mut().insert(KeepCharge);
+        }
+        Ok::<_, std::convert::Infallible>(response)
+    }));
+    for (path, remaining) in [("/", "10"), ("/aborted", "9"), ("/aborted", "8"), ("/", "8")] {
+        let request = http::Request::get(path).body(Body::empty()).unwrap();
+        let response = service.ready().await.unwrap().call(request).await.unwrap();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()["x-ratelimit-remaining"].to_str().unwrap()),
+            (400, &remaining),
+            "{path}"
+        );
+    }
 }

@@ -231,7 +231,7 @@ async fn check_abandoned_before_its_call_is_sent_is_not_charged() {
 
 #[tokio::test(start_paused = true)]
 async fn replies_are_read_while_the_server_reads_nothing() {
-    const REPLY: &[u8] = b"*7\r\n:9\r\n:1\r\n:1\r\n:9\r\n:0\r\n:5\r\n:5\r\n";
+    const REPLY: &[u8] = b"*8\r\n:9\r\n:1\r\n:1\r\n:9\r\n:0\r\n:5\r\n:5\r\n:0\r\n";
     let greeting = format!("-ERR unknown command\r\n+OK\r\n*0\r\n$40\r\n{}\r\n", "a".repeat(40));
     let (client, mut server) = duplex(1 << 10);
     let client = std::sync::Mutex::new(Some(client));

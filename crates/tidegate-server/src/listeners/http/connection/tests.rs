@@ -243,3 +243,16 @@ async fn a_client_that_does_not_read_stops_the_producer_of_a_body() {
     let produced = produced.load(std::sync::atomic::Ordering::Relaxed);
     assert!(produced < 512 * 1024, "{produced} bytes for a client that reads none");
 }
+
+#[test]
+fn a_message_that_quotes_a_large_input_is_cut() {
+    let name = "é".repeat(500_000);
+    let message = format!("unknown field `{name}`, expected one of `key`, `limit`, `cost`");
+    let response = super::problem(http::StatusCode::BAD_REQUEST, "bad_request", &message);
+    let body: serde_json::Value = serde_json::from_slice(response.body()).unwrap();
+    let shown = body["message"].as_str().unwrap();
+    assert!(shown.starts_with("unknown field `éé") && shown.ends_with("é`, expected one of `key`, `limit`, `cost`"));
+    assert!(shown.contains("é…é") && shown.chars().count() < 500, "{shown}");
+    let short = super::problem(http::StatusCode::BAD_REQUEST, "bad_request", "short");
+    assert_eq!(&short.body()[..], br#"{"error":"bad_request","message":"short"}"#);
+}

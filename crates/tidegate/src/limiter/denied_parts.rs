@@ -1,0 +1,199 @@
+//! The order in which the parts of a check on several servers are asked.
+//!
+//! The parts of a check are charged at the same time, and refunded if one of them refuses; see `parts.rs`. Between the
+//! two, its units are missing for others. A client that is over its own limit and keeps 128 requests in flight would
+//! hold 128 units of a limit that it shares with all others, all the time.
+//!
+//! So parts that were denied in the last ten seconds are remembered, each with the units that its last answer left and
+//! the number of checks in flight. A check that has more company on such a part than there are units will probably be
+//! denied there. That part is asked first:
+//!
+//! ```text
+//!   as usual       own ──▶ charge ─┐                            denied by own: refund shared
+//!                  shared ▶ charge ┴▶ decision
+//!
+//!   own first      own ──▶ charge ─┐ denied: decision, and shared was not charged
+//!                  shared ▶ veto ──┴▶ admitted: shared ──▶ charge ──▶ decision
+//! ```
+//!
+//! The other parts get a *veto* meanwhile: their demands, and one more that no quota admits. They report their statuses
+//! and charge nothing. So a denial takes one round trip, as usual, and has the statuses of all limits. An admission takes
+//! two, but only for a client that was denied in the last ten seconds and now has more requests in flight than units.
+//! Asking every part in turn for every check would take two round trips for all clients. With the default deadline, that
+//! is impossible above a round trip of 12 ms.
+//!
+//! If several parts qualify, the one with the fewest checks in flight is asked first: it is the one that the fewest
+//! clients share.
+//!
+//! **Bound.** A client still holds units of other limits with the requests that are in flight when it reaches its own
+//! limit, once in ten seconds, and later with as many requests as its own limit had units left, but at least one.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use smallvec::SmallVec;
+use tidegate_core::{Decision, Timestamp};
+
+use super::parts::Part;
+use crate::ttl_cache::{Expire, Id, TtlCache};
+
+/// Time for which a denied part is remembered, in microseconds.
+const REMEMBERED_US: u64 = 10_000_000;
+/// Maximum number of parts that are remembered.
+const PARTS_MAX: usize = 65_536;
+
+/// A bounded memory of the parts of checks that were denied in the last ten seconds.
+#[derive(Debug)]
+pub(super) struct DeniedParts(TtlCache<DeniedPart>);
+
+/// The memory of one part: its counters, under exactly these limits.
+#[derive(Debug, Default)]
+struct DeniedPart {
+    /// The time of its last denial.
+    denied: Timestamp,
+    /// The units that its last answer left.
+    units_left: AtomicU32,
+    /// The number of checks in flight that began after it was denied.
+    in_flight: AtomicU32,
+}
+
+impl Expire for DeniedPart {
+    fn is_expired(&self, now: Timestamp) -> bool {
+        now < self.denied || now >= self.denied.plus_micros(REMEMBERED_US)
+    }
+}
+
+/// The turn of a check: which of its parts is asked first. While it lives, the check counts as in flight.
+pub(super) struct Turn<'d> {
+    /// The index of the part that is asked before the others. `None` if all are asked at the same time.
+    pub(super) first: Option<usize>,
+    counted: SmallVec<[Id; 2]>,
+    denied_parts: &'d DeniedParts,
+}
+
+impl Default for DeniedParts {
+    fn default() -> Self {
+        DeniedParts(TtlCache::new(PARTS_MAX))
+    }
+}
+
+impl DeniedParts {
+    /// Decides which part of a check is asked first.
+    ///
+    /// None is if the check has one part, charges nothing, or has a limit with `count_denied`, which a veto would charge.
+    pub(super) fn turn(&self, parts: &[Part<'_>], now: Timestamp) -> Turn<'_> {
+        let mut turn = Turn { first: None, counted: SmallVec::new(), denied_parts: self };
+        if parts.len() < 2 || !parts.iter().all(Part::can_be_vetoed) || !parts.iter().any(Part::charges) {
+            return turn;
+        }
+        let mut fewest = u32::MAX;
+        for (index, part) in parts.iter().enumerate() {
+            let id = self.id(part);
+            let join = |denied: &DeniedPart| {
+                let others = || denied.in_flight.fetch_add(1, Ordering::Relaxed);
+                (!denied.is_expired(now)).then(|| (others(), denied.units_left.load(Ordering::Relaxed)))
+            };
+            let Some((others, units_left)) = self.0.get_with(id, join).flatten() else { continue };
+            turn.counted.push(id);
+            if others >= (units_left / part.cost_max().max(1)).max(1) && others < fewest {
+                (turn.first, fewest) = (Some(index), others);
+            }
+        }
+        turn
+    }
+
+    /// Records the answer to a part, charged or vetoed: a denial is remembered.
+    pub(super) fn learn(&self, part: &Part<'_>, decision: &Decision, now: Timestamp) {
+        let (id, units_left) = (self.id(part), decision.remaining().unwrap_or(0));
+        match decision.allowed() {
+            true => {
+                self.0.get_with(id, |denied| denied.units_left.store(units_left, Ordering::Relaxed));
+            }
+            false => self.0.update(id, now, |denied| {
+                denied.denied = now;
+                denied.units_left = AtomicU32::new(units_left);
+            }),
+        }
+    }
+
+    fn id(&self, part: &Part<'_>) -> Id {
+        let counters: SmallVec<[_; 2]> = part.demands.iter().map(|demand| (demand.key, demand.limit)).collect();
+        self.0.id(&counters[..])
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        for &id in &self.counted {
+            self.denied_parts.0.get_with(id, |denied| {
+                // Zero if the entry was removed and created again in the meantime.
+                let fewer = |in_flight: u32| in_flight.checked_sub(1);
+                let _ = denied.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_core::{Check, Demand, Key, Location, MemoryStore, ShardId};
+
+    const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+
+    /// Returns a part with one demand, on a server of its own.
+    fn part(limit: &str, subject: &'static str, shard: u32) -> Part<'static> {
+        let demand = Demand::new(limit.parse().unwrap(), Key::new(subject).unwrap());
+        let location = Location::new(shard, ShardId::new(shard));
+        Part { location, demands: SmallVec::from_iter([demand]), indices: SmallVec::from_iter([shard as usize]) }
+    }
+
+    fn decide(store: &MemoryStore, part: &Part<'_>) -> Decision {
+        store.check(&Check::new(&part.demands).unwrap())
+    }
+
+    #[test]
+    fn part_is_asked_first_after_a_denial_if_more_checks_are_in_flight_than_units() {
+        let (denied, store) = (DeniedParts::default(), MemoryStore::new());
+        let parts = [part("2/h", "own", 0), part("100/h", "shared", 1)];
+        assert_eq!(denied.turn(&parts, NOW).first, None, "nothing is known");
+        while decide(&store, &parts[0]).allowed() {}
+        denied.learn(&parts[0], &decide(&store, &parts[0]), NOW);
+        let alone = denied.turn(&parts, NOW);
+        assert_eq!(alone.first, None, "no other check is in flight");
+        let second = denied.turn(&parts, NOW);
+        assert_eq!(second.first, Some(0));
+        drop((alone, second));
+        assert_eq!(denied.turn(&parts, NOW).first, None, "both have ended");
+
+        // Two units have become available.
+        store.reset(&parts[0].demands[0]);
+        denied.learn(&parts[0], &store.check(&Check::one(&parts[0].demands[0].cost(0))), NOW);
+        let turns = [(); 3].map(|()| denied.turn(&parts, NOW));
+        assert_eq!(turns.each_ref().map(|turn| turn.first), [None, None, Some(0)]);
+        let later = NOW.plus_micros(REMEMBERED_US);
+        assert_eq!(denied.turn(&parts, later).first, None, "the denial is ten seconds old");
+    }
+
+    #[test]
+    fn part_with_the_fewest_checks_in_flight_is_asked_first() {
+        let (denied, store) = (DeniedParts::default(), MemoryStore::new());
+        let shared = || part("1/h", "shared", 1);
+        let [one, other] = ["one", "other"].map(|own| [shared(), part("1/h", own, 0)]);
+        for part in [&one[0], &one[1], &other[1]] {
+            decide(&store, part);
+            denied.learn(part, &decide(&store, part), NOW);
+        }
+        let _in_flight = [denied.turn(&one, NOW), denied.turn(&other, NOW)];
+        assert_eq!(denied.turn(&one, NOW).first, Some(1), "two checks use the shared part, one this client's own");
+    }
+
+    #[test]
+    fn check_that_a_veto_would_charge_is_asked_at_once() {
+        let (denied, store) = (DeniedParts::default(), MemoryStore::new());
+        let parts = [part("1/h", "own", 0), part("9/h count_denied=true", "shared", 1)];
+        decide(&store, &parts[0]);
+        denied.learn(&parts[0], &decide(&store, &parts[0]), NOW);
+        let turns = [(); 3].map(|()| denied.turn(&parts, NOW).first);
+        assert_eq!(turns, [None; 3]);
+    }
+}
