@@ -42,6 +42,13 @@ fn printed_rules(file: &str) -> String {
     rules.trim_end().to_owned()
 }
 
+#[test]
+fn page_shows_the_permissions_that_the_command_prints() {
+    let output = command().args(["script", "--acl"]).output().unwrap();
+    let page = include_str!("../../../../docs/running.md");
+    assert!(page.lines().any(|line| line == text(&output).trim_end()), "docs/running.md lacks: {}", text(&output));
+}
+
 /// Writes a configuration file with this table for the store, and a file with the password beside it.
 fn write(dir: &Path, table: &str) -> String {
     let file = dir.join("tidegate.toml");
