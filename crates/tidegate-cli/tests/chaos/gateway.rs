@@ -332,6 +332,7 @@ fn slots_held_by_one_address_do_not_refuse_another() {
                 held.retain_mut(|stream| attack.drip(stream));
             }
             attacked.push(latency(&mut neighbour, "/healthy"));
+            // Spreads the neighbour's requests over the attack. The short form sends them without a pause.
             std::thread::sleep(Duration::from_millis(if is_long() { 5 } else { 0 }));
         }
         let slots = gateway.until("/metrics", |answer| answer.status == 200).body;

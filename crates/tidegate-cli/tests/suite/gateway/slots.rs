@@ -165,6 +165,7 @@ fn slow_events_and_tunnels_are_not_cut_off() {
         let head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
         stream.write_all(head).unwrap();
         for _ in 0..30 {
+            // The pace of the events is what is tested: the response takes longer than a client may be slow.
             std::thread::sleep(Duration::from_millis(100));
             stream.write_all(b"9\r\ndata: x\n\n\r\n").unwrap();
         }
@@ -204,6 +205,7 @@ fn slow_events_and_tunnels_are_not_cut_off() {
     tunnel.write_all(b"GET /tunnel HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n").unwrap();
     assert!(receive_until(&mut tunnel, "\r\n\r\n").starts_with("HTTP/1.1 101 "));
     for _ in 0..20 {
+        // The tunnel must outlive the total time of a response, by the clock of the gateway's process.
         std::thread::sleep(Duration::from_millis(100));
         tunnel.write_all(b"x").unwrap();
         tunnel.read_exact(&mut [0]).unwrap();
