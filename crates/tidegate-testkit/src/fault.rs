@@ -77,7 +77,15 @@ impl Proxy {
     /// # Panics
     /// If no socket or thread can be created.
     pub fn start(upstream: SocketAddr) -> Proxy {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port on 127.0.0.1");
+        Proxy::start_on((Ipv4Addr::LOCALHOST, 0).into(), upstream)
+    }
+
+    /// Starts a proxy like [`Proxy::start`], on this address of the loopback network.
+    ///
+    /// # Panics
+    /// If the address is in use, or no thread can be created.
+    pub fn start_on(addr: SocketAddr, upstream: SocketAddr) -> Proxy {
+        let listener = TcpListener::bind(addr).expect("a free port of the loopback network");
         listener.set_nonblocking(true).expect("a non-blocking socket");
         let addr = listener.local_addr().expect("a bound socket");
         let (state, receiver) = watch::channel(FaultState { fault: Some(Fault::Pass), change: 0 });
@@ -98,7 +106,7 @@ impl Proxy {
         self.addr.port()
     }
 
-    /// Returns `redis://127.0.0.1:PORT` of the proxy.
+    /// Returns `redis://` with the address of the proxy.
     pub fn url(&self) -> String {
         format!("redis://{}", self.addr)
     }
