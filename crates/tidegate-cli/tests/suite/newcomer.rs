@@ -35,7 +35,7 @@ use crate::console::Step;
 type NotRun = (&'static str, fn(&str) -> bool, &'static str);
 
 const NOT_RUN: [NotRun; 1] = [(
-    "cargo install --path ",
+    "cargo install --locked --path ",
     installs_the_command,
     "compiles the binary under test once more, optimised, and installs it for the user; the path is its package",
 )];
