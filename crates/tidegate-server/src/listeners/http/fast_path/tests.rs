@@ -449,6 +449,23 @@ async fn serve_fast_path(
     serve(Some(listener), &|request| listener.answer(request), server, IDLE, context).await
 }
 
+/// A connection on which hyper answers takes four times the memory, for as long as the check waits.
+#[tokio::test]
+async fn a_plain_check_that_waits_is_not_left_to_hyper() {
+    let listener = HttpListener::new(Limiter::memory(), IDLE);
+    let (mut client, mut server) = tokio::io::duplex(1 << 20);
+    let (_stage, mut context) = ConnectionContext::unshared();
+    let waiting = post("", r#"{"key":"a","limit":"10/min","wait_ms":60000}"#);
+    client.write_all((waiting.repeat(2) + &post("", GOOD)).as_bytes()).await.unwrap();
+    client.shutdown().await.unwrap();
+    let by_hyper = |_: Request<RequestBody>| async { panic!("a check was left to hyper") };
+    assert_eq!(serve(Some(&listener), &by_hyper, &mut server, IDLE, &mut context).await.unwrap(), None);
+    drop(server);
+    let mut received = String::new();
+    client.read_to_string(&mut received).await.unwrap();
+    assert_eq!(received.matches("HTTP/1.1 200 OK").count(), 3, "{received}");
+}
+
 /// hyper gets a connection only if the end of a request cannot be found.
 #[tokio::test(start_paused = true)]
 async fn hyper_gets_a_single_request_if_its_end_can_be_found() {
