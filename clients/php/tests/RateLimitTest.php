@@ -6,9 +6,12 @@ namespace Tidegate\Tests;
 
 use Nyholm\Psr7\Response as Psr7Response;
 use Nyholm\Psr7\ServerRequest;
+use Nyholm\Psr7\Stream;
+use Nyholm\Psr7\UploadedFile;
 use PHPUnit\Framework\TestCase;
 use Psr\Http\Message\ResponseInterface;
 use Psr\Http\Message\ServerRequestInterface;
+use Psr\Http\Message\UploadedFileInterface;
 use Psr\Http\Server\RequestHandlerInterface;
 use Tidegate\Client;
 use Tidegate\Decision;
@@ -98,6 +101,97 @@ final class RateLimitTest extends TestCase
             }
             self::assertSame([$refunds, $ending !== null], [$limiter->refunds, $limiter->isRefundable]);
         }
+    }
+
+    public function testClientThatDisconnectsWithinItsBodyGetsNothingBack(): void
+    {
+        $upload = static fn (int $error): UploadedFileInterface => new UploadedFile('', 0, $error);
+        $json = ['Content-Type' => 'application/json'];
+        $multipart = ['Content-Type' => 'multipart/form-data; boundary=B', 'Content-Length' => '100'];
+        $cases = [
+            'complete' => ['body', $json + ['Content-Length' => '4'], [], 500, 1],
+            'ends early' => ['half', $json + ['Content-Length' => '8'], [], 500, 0],
+            'ends early, and is a 400' => ['half', $json + ['Content-Length' => '8'], [], 400, 0],
+            'never begins' => ['', $json + ['Content-Length' => '8'], [], 400, 0],
+            'complete, but too slow' => ['body', ['Content-Length' => '4'], [], 408, 1],
+            'unknown length' => ['part', ['Transfer-Encoding' => 'chunked'], [], 400, 1],
+            'unknown length, and too slow' => ['part', ['Transfer-Encoding' => 'chunked'], [], 408, 0],
+            'no body, and too slow' => ['', [], [], 408, 1],
+            // PHP does not keep the body of a form with files.
+            'complete upload' => ['', $multipart, ['files' => [$upload(UPLOAD_ERR_NO_FILE)]], 500, 1],
+            'upload ends early' => ['', $multipart, ['files' => ['a' => $upload(UPLOAD_ERR_NO_FILE), 'b' => [$upload(UPLOAD_ERR_PARTIAL)]]], 500, 0],
+        ];
+        foreach ($cases as $case => [$body, $headers, $files, $status, $refunds]) {
+            $limiter = new ScriptedLimiter([self::ADMITTED]);
+            $request = self::request(headers: $headers)->withMethod('POST')->withBody(Stream::create($body))->withUploadedFiles($files);
+            (new RateLimit($limiter, '10/min', refundOn: 'failure'))->process($request, self::handler($status));
+            self::assertSame($refunds, $limiter->refunds, $case);
+        }
+        // RoadRunner parses a form, and leaves its body empty.
+        $limiter = new ScriptedLimiter([self::ADMITTED]);
+        $request = self::request(headers: ['Content-Length' => '3'])->withParsedBody(['a' => '1']);
+        (new RateLimit($limiter, '10/min', refundOn: 'failure'))->process($request, self::handler(500));
+        self::assertSame(1, $limiter->refunds);
+
+        // A body that can be read only once.
+        foreach (['half' => 0, 'complete' => 1] as $text => $refunds) {
+            [$reader, $writer] = (array) stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
+            fwrite($writer, $text);
+            fclose($writer);
+            $limiter = new ScriptedLimiter([self::ADMITTED]);
+            $request = self::request(headers: ['Content-Length' => '8'])->withBody(Stream::create($reader));
+            self::assertFalse($request->getBody()->isSeekable());
+            $request->getBody()->getContents();
+            (new RateLimit($limiter, '10/min', refundOn: 'failure'))->process($request, self::handler(500));
+            self::assertSame($refunds, $limiter->refunds, $text);
+        }
+
+        // The same with a handler that throws, refunds after success, and a handler that has read or closed the body.
+        $request = self::request(headers: ['Content-Length' => '8'])->withBody(Stream::create('half'));
+        foreach ([['failure', 0, false, 0], ['success', 200, false, 0], ['failure', 500, true, 1]] as [$ending, $status, $closes, $refunds]) {
+            $limiter = new ScriptedLimiter([self::ADMITTED]);
+            try {
+                $request->getBody()->getContents();
+                if ($closes) {
+                    $request->getBody()->close();
+                }
+                (new RateLimit($limiter, '10/min', refundOn: $ending))->process($request, self::handler($status));
+            } catch (\LogicException) {
+                self::assertSame(0, $status);
+            }
+            self::assertSame($refunds, $limiter->refunds);
+        }
+    }
+
+    /** A web server that passes on a body as it arrives is not part of PHP; its own one does not run the script. */
+    public function testBuiltInServer(): void
+    {
+        $log = (string) tempnam(sys_get_temp_dir(), 'tidegate');
+        $command = ['sh', '-c', 'exec "$0" -S 127.0.0.1:0 "$1" 2>&1', PHP_BINARY, __DIR__ . '/refunding_app.php'];
+        $server = new Process($command, ['REFUNDING_APP_LOG' => $log]);
+        $address = $server->awaitOutput('/http:\/\/(127\.0\.0\.1:\d+)/');
+        $post = static function (string $path, string $body, int $length) use ($address) {
+            $client = stream_socket_client("tcp://$address");
+            self::assertNotFalse($client);
+            fwrite($client, "POST $path HTTP/1.1\r\nHost: localhost\r\nContent-Length: $length\r\n\r\n$body");
+            return $client;
+        };
+        $lines = static fn (): array => (array) file($log, FILE_IGNORE_NEW_LINES);
+
+        $client = $post('/half', 'half', 8);
+        stream_socket_shutdown($client, STREAM_SHUT_WR);
+        self::assertSame('', stream_get_contents($client), 'the built-in server closes the connection');
+        $client = $post('/whole', 'whole', 5);
+        Servers::eventually('the second request', static fn (): bool => $lines() !== []);
+        self::assertSame(['/whole 1'], $lines(), 'only this request runs the script');
+        fclose($client);
+
+        // The handler sends output until PHP notices that the client has disconnected.
+        fclose($post('/stream', 'whole', 5));
+        Servers::eventually('the last request', static fn (): bool => count($lines()) === 2);
+        self::assertSame('/stream 0', $lines()[1]);
+        $server->kill();
+        unlink($log);
     }
 
     public function testRequestWithoutAnAddressIsRefused(): void

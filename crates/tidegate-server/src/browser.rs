@@ -13,6 +13,11 @@
 //! requests to its own origin, so these headers are accepted. The name in `Host` reveals it. An address cannot be
 //! rebound, and neither can a name without a dot (`localhost`, a service in a container network), because it cannot be
 //! registered. Other names are rejected unless they are configured.
+//!
+//! The admin listener rejects them in all requests. The HTTP listener does so only if it has no token, which a page
+//! cannot know, and only in checks and refunds that a browser sends. Programs may reach it by any name, and a proxy may
+//! pass on the name that its client used. A browser reveals itself, because the Fetch standard requires `Origin` in
+//! every request other than GET and HEAD, and a page cannot remove it.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -53,7 +58,7 @@ impl FromStr for WebOrigin {
     }
 }
 
-/// The origins whose web pages may send requests, and the domain names that `Host` may have on the admin listener.
+/// The origins whose web pages may send requests, and the domain names that `Host` may have.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BrowserPolicy {
     pub(crate) origins: Vec<WebOrigin>,
@@ -72,26 +77,41 @@ impl BrowserPolicy {
             let after_scheme = origin.windows(3).position(|part| part == b"://").map(|at| &origin[at + 3..]);
             after_scheme.is_some_and(|origin| origin.eq_ignore_ascii_case(host))
         };
-        let is_allowed =
-            |origin: &[u8]| self.origins.iter().any(|WebOrigin(one)| one.as_bytes().eq_ignore_ascii_case(origin));
-        let mut origins = headers.get_all(ORIGIN).iter().map(HeaderValue::as_bytes).peekable();
-        let names_an_origin = origins.peek().is_some();
-        let (mut all_fit, mut all_allowed) = (true, names_an_origin);
-        for origin in origins {
-            all_allowed &= is_allowed(origin);
-            all_fit &= is_own(origin) || is_allowed(origin);
-        }
+        let has_other_origin = headers
+            .get_all(ORIGIN)
+            .iter()
+            .any(|origin| !is_own(origin.as_bytes()) && !self.is_allowed(origin.as_bytes()));
         let is_same_site = |site: &HeaderValue| ["same-origin", "none"].contains(&site.to_str().unwrap_or_default());
         let crosses_sites = !headers.get_all(SEC_FETCH_SITE).iter().all(is_same_site);
-        !all_fit || crosses_sites && !all_allowed
+        has_other_origin || crosses_sites && !self.has_allowed_origin(headers)
     }
 
-    /// Returns whether the admin listener accepts the `Host` header of a request.
+    /// Returns whether a browser sent the request for a web page that is [foreign](Self::is_foreign), or whose name may
+    /// have been pointed at this instance after the page was loaded.
     ///
-    /// Accepted are an IP address, a name without a dot, and the names in `admin_hosts`, each with or without a port.
+    /// A request with `Origin` or `Sec-Fetch-Site` comes from a browser. Its `Host` must then be one that
+    /// [`is_known_host`](Self::is_known_host) accepts, unless its origin is allowed.
+    pub(crate) fn is_foreign_or_rebound(&self, headers: &HeaderMap) -> bool {
+        let is_of_browser = headers.contains_key(ORIGIN) || headers.contains_key(SEC_FETCH_SITE);
+        let may_be_rebound = is_of_browser && !self.is_known_host(headers) && !self.has_allowed_origin(headers);
+        may_be_rebound || self.is_foreign(headers)
+    }
+
+    /// Returns whether there is an `Origin` header, and each one is allowed.
+    fn has_allowed_origin(&self, headers: &HeaderMap) -> bool {
+        headers.contains_key(ORIGIN) && headers.get_all(ORIGIN).iter().all(|origin| self.is_allowed(origin.as_bytes()))
+    }
+
+    fn is_allowed(&self, origin: &[u8]) -> bool {
+        self.origins.iter().any(|WebOrigin(one)| one.as_bytes().eq_ignore_ascii_case(origin))
+    }
+
+    /// Returns whether the `Host` header of a request cannot be the name of a foreign web page.
     ///
-    /// With several `Host` headers, each must be accepted. A request without one is accepted: browsers always send it.
-    pub(crate) fn is_admin_host(&self, headers: &HeaderMap) -> bool {
+    /// That is so for an IP address, a name without a dot, and the names in `admin_hosts`, each with or without a port.
+    ///
+    /// With several `Host` headers, each must be one of these. Also true without any: browsers always send it.
+    pub(crate) fn is_known_host(&self, headers: &HeaderMap) -> bool {
         headers.get_all(HOST).iter().all(|host| {
             let Ok(host) = host.to_str() else { return false };
             let name = without_port(host);
@@ -126,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_admin_listener_accepts_addresses_names_without_a_dot_and_configured_names() {
+    fn known_hosts_are_addresses_names_without_a_dot_and_configured_names() {
         let policy = BrowserPolicy { admin_hosts: vec!["ops.example".to_owned()], ..BrowserPolicy::default() };
         let hosts = |hosts: &[&str]| hosts.iter().map(|host| (HOST, host.parse().unwrap())).collect::<HeaderMap>();
         for good in [
@@ -143,7 +163,7 @@ mod tests {
             "OPS.example:9180",
             "",
         ] {
-            assert!(policy.is_admin_host(&hosts(&[good])), "{good}");
+            assert!(policy.is_known_host(&hosts(&[good])), "{good}");
         }
         for bad in [
             "attacker.example:9180",
@@ -158,9 +178,9 @@ mod tests {
             "1.2.3",
             "ops.example:80:80",
         ] {
-            assert!(!policy.is_admin_host(&hosts(&[bad])), "{bad}");
+            assert!(!policy.is_known_host(&hosts(&[bad])), "{bad}");
         }
-        assert!(policy.is_admin_host(&hosts(&[])));
-        assert!(!policy.is_admin_host(&hosts(&["localhost", "attacker.example"])), "every Host header is checked");
+        assert!(policy.is_known_host(&hosts(&[])));
+        assert!(!policy.is_known_host(&hosts(&["localhost", "attacker.example"])), "every Host header is checked");
     }
 }

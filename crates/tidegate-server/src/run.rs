@@ -197,7 +197,8 @@ impl ServerOptions {
     /// Sets the domain names that requests to the admin listener may have in `Host`. Defaults to none.
     ///
     /// IP addresses and names without a dot are always accepted. Any other name is rejected with 421, except for
-    /// `/healthz`.
+    /// `/healthz`. An HTTP listener without a token accepts the same names in checks and refunds that browsers send, and
+    /// rejects others with 403, unless the [origin is allowed](Self::allowed_origins).
     #[must_use]
     pub fn admin_hosts(mut self, hosts: Vec<String>) -> ServerOptions {
         self.browsers.admin_hosts = hosts;

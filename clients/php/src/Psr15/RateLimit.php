@@ -7,6 +7,7 @@ namespace Tidegate\Psr15;
 use Psr\Http\Message\ResponseFactoryInterface;
 use Psr\Http\Message\ResponseInterface;
 use Psr\Http\Message\ServerRequestInterface;
+use Psr\Http\Message\UploadedFileInterface;
 use Psr\Http\Server\MiddlewareInterface;
 use Psr\Http\Server\RequestHandlerInterface;
 use Tidegate\Client;
@@ -100,7 +101,7 @@ final class RateLimit implements MiddlewareInterface
             $response = $handler->handle($request->withAttribute(self::ATTRIBUTE, $decision));
             $status = $response->getStatusCode();
         } finally {
-            $this->refund($decision, $status);
+            $this->refund($decision, $request, $status);
         }
         return self::withHeaders($response, $decision->headers());
     }
@@ -120,16 +121,66 @@ final class RateLimit implements MiddlewareInterface
         return $this->limiter->check($key, $this->limits, refundable: $this->refundOn !== null);
     }
 
-    private function refund(Decision $decision, int $status): void
+    /** Refunds the units if this status does so, but not if the client disconnected: the work may have been done. */
+    private function refund(Decision $decision, ServerRequestInterface $request, int $status): void
     {
+        $isByRules = $this->limits === [] && $this->limiter instanceof Client;
+        $ending = $status < 400 ? 'success' : 'failure';
+        if (!($isByRules ? $decision->refundsOn($status) : $this->refundOn === $ending) || self::isAborted($request, $status)) {
+            return;
+        }
         try {
-            if ($this->limits === [] && $this->limiter instanceof Client) {
+            if ($isByRules) {
                 $this->limiter->refundByStatus($decision, $status);
-            } elseif ($this->refundOn === ($status < 400 ? 'success' : 'failure')) {
+            } else {
                 $this->limiter->refund($decision);
             }
         } catch (TidegateException $failure) {
             error_log('tidegate: units were not refunded: ' . $failure->getMessage());
+        }
+    }
+
+    /** Returns whether the client disconnected, or was too slow with its body (408), as far as PHP knows. */
+    private static function isAborted(ServerRequestInterface $request, int $status): bool
+    {
+        $isComplete = self::hasCompleteBody($request);
+        return connection_aborted() !== 0 || $isComplete === false || ($isComplete === null && $status === 408);
+    }
+
+    /**
+     * Returns whether the whole body of a request was received. False means that it ended early.
+     *
+     * Null means that this is unknown: the body has no `Content-Length`, was parsed by the server and not kept, is a
+     * form with files of which none is partial, or cannot be read again: the handler has closed it, or has not read it to
+     * its end. A body that can be read again is read to its end.
+     */
+    private static function hasCompleteBody(ServerRequestInterface $request): ?bool
+    {
+        $length = $request->getHeaderLine('Content-Length');
+        if (!ctype_digit($length)) {
+            return $request->hasHeader('Transfer-Encoding') ? null : true;
+        }
+        if (stripos($request->getHeaderLine('Content-Type'), 'multipart/form-data') === 0) {
+            // PHP parses such a body before the script runs, and does not keep it.
+            $isPartial = false;
+            $files = $request->getUploadedFiles();
+            array_walk_recursive($files, static function (UploadedFileInterface $file) use (&$isPartial): void {
+                $isPartial = $isPartial || $file->getError() === UPLOAD_ERR_PARTIAL;
+            });
+            return $isPartial ? false : null;
+        }
+        $body = $request->getBody();
+        try {
+            if (!$body->isSeekable()) {
+                return $body->eof() ? $body->tell() >= (int) $length : null;
+            }
+            $body->rewind();
+            for ($read = 0; $read < (int) $length && ($data = $body->read(65536)) !== '';) {
+                $read += strlen($data);
+            }
+            return $read === 0 && $request->getParsedBody() ? null : $read >= (int) $length;
+        } catch (\RuntimeException) {
+            return null; // the handler has closed the body
         }
     }
 

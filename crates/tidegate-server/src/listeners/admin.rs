@@ -185,7 +185,7 @@ impl AdminListener {
         if page_path(request.uri().path()) == "/healthz" {
             return None;
         }
-        if !self.browsers.is_admin_host(request.headers()) {
+        if !self.browsers.is_known_host(request.headers()) {
             let warning =
                 "rejected a request to the admin listener with an unknown Host; use --admin-host NAME to allow a name";
             self.stats.reject(Rejection::Host, warning);

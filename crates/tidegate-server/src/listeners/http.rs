@@ -164,7 +164,7 @@ impl HttpListener {
     /// Answers one request: a check (`POST /v1/check`), a refund (`POST /v1/refund`), or GET or HEAD of `/openapi.json`
     /// or `/docs`.
     ///
-    /// A check that a browser sends for a web page of another site gets 403, which is counted and logged. A body of
+    /// A check that a browser sends for a foreign web page gets 403, which is counted and logged. A body of
     /// more than 512 KiB gets 413, one that takes longer than 10 s 408, and one that ends early or is invalid 400. Any
     /// other check gets the response to its decision: 200, 429, 403 (banned), 414 (path too long) or 503 (no decision).
     ///
@@ -176,12 +176,12 @@ impl HttpListener {
     {
         let response = match (request.method(), page_path(request.uri().path())) {
             // A check charges counters, so a page of another site must not send one. The other routes change nothing.
-            (&Method::POST, "/v1/check") if self.browsers.is_foreign(request.headers()) => foreign_origin(&self.stats),
+            (&Method::POST, "/v1/check") if self.is_of_foreign_page(request.headers()) => foreign_origin(&self.stats),
             (&Method::POST, "/v1/check") => match read_body(request.into_body(), BODY_BYTES_MAX).await {
                 Ok(body) => self.check(&body).await,
                 Err(rejection) => rejection,
             },
-            (&Method::POST, "/v1/refund") if self.browsers.is_foreign(request.headers()) => foreign_origin(&self.stats),
+            (&Method::POST, "/v1/refund") if self.is_of_foreign_page(request.headers()) => foreign_origin(&self.stats),
             (&Method::POST, "/v1/refund") => match read_body(request.into_body(), BODY_BYTES_MAX).await {
                 Ok(body) => refund::answer(&self.decider, &body).await,
                 Err(rejection) => rejection,
@@ -197,6 +197,16 @@ impl HttpListener {
             }
         };
         response.map(full_body)
+    }
+
+    /// Returns whether a browser sent a check or a refund for a web page that may not send it.
+    ///
+    /// Without a token, that includes pages whose names may have been pointed at this instance (DNS rebinding).
+    fn is_of_foreign_page(&self, headers: &HeaderMap) -> bool {
+        match self.auth {
+            Some(_) => self.browsers.is_foreign(headers),
+            None => self.browsers.is_foreign_or_rebound(headers),
+        }
     }
 
     /// Answers `POST /v1/check` with this body. A check with `wait_ms` is answered when there is room, or it is too late.

@@ -1,9 +1,12 @@
 //! HTTP/2, TLS on both sides, upgrades, `Expect`, trailers, large bodies and trusted proxies.
 
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+
+use tidegate_testkit::poll::eventually;
 
 use super::upstream::ok;
 use super::{GatewayProcess, Upstream};
@@ -53,6 +56,40 @@ fn the_lists_of_a_trusted_proxy_are_extended_and_others_are_dropped() {
     let trusted =
         ["198.51.100.7, 127.0.0.1", "198.51.100.7", "https", "for=198.51.100.7, for=127.0.0.1;host=x;proto=http", ""];
     assert_eq!(of("trusted_proxies = ['127.0.0.0/8']").each_ref().map(String::as_str), trusted);
+}
+
+#[test]
+fn a_client_that_has_closed_its_sending_side_gets_a_response_that_comes_soon() {
+    let (gave_up, has_given_up) = mpsc::channel();
+    let upstream = Upstream::start(move |request, stream| {
+        if request.path() == "/slow" {
+            let _ = stream.read(&mut [0]);
+            let _ = gave_up.send(());
+            return false;
+        }
+        ok(stream, "", b"hello")
+    });
+    let gateway = GatewayProcess::start(&["--upstream", &upstream.url()]);
+    let ask = |request: &str| {
+        let mut stream = gateway.connect();
+        stream.write_all(request.as_bytes()).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut received = String::new();
+        stream.read_to_string(&mut received).unwrap();
+        received
+    };
+    for request in [
+        "GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+        "GET / HTTP/1.0\r\n\r\n",
+        "POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 4\r\n\r\nbody",
+        "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
+    ] {
+        // On a busy machine, a response may come too late.
+        let is_answered = |received: &String| received.contains(" 200 OK\r\n") && received.ends_with("hello");
+        eventually(request, || ask(request), is_answered);
+    }
+    assert_eq!(ask("GET /slow HTTP/1.1\r\nhost: x\r\n\r\n"), "");
+    has_given_up.recv_timeout(PATIENCE).expect("the request to the upstream is cancelled");
 }
 
 #[test]

@@ -11,6 +11,11 @@
 //! A refused request may have a body that is never read. A socket that is closed with unread bytes sends a reset, which
 //! can destroy the response before the client has read it. So the write side is closed first, and whatever the client
 //! still sends is read and discarded, for at most a second ([`ClientIo`]).
+//!
+//! A client that closes its write side may still want the response (`nc -N`), or may be gone: both look the same until
+//! something is written. So the end of an HTTP/1.1 connection is reported to hyper, which then drops the request, only
+//! when no byte of the response was written for a second ([`HalfClose`]). That answers the former, and frees what the
+//! latter occupy soon. nginx, Caddy and Traefik drop the request at once.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -43,6 +48,8 @@ use crate::stream::{ClientStream, WriteTimeout};
 
 /// How long a connection whose write side is closed waits for the client to close it too.
 const LINGER: Duration = Duration::from_secs(1);
+/// How long a request continues without a byte of its response after the client has closed its write side.
+const HALF_CLOSED_MAX: Duration = Duration::from_secs(1);
 /// The maximum number of bytes that are read and discarded at a time during [`LINGER`].
 const DISCARD_BYTES: usize = 16 * 1024;
 /// The maximum number of streams of an HTTP/2 connection that were reset by the client before they were accepted. With
@@ -396,24 +403,67 @@ impl HeadBudget {
     }
 }
 
-/// The stream of a client, with a write timeout. Its shutdown waits for the client to close the connection too.
-struct ClientIo {
-    stream: WriteTimeout<ClientStream>,
-    head: HeadBudget,
-    evicted: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    linger: Option<Pin<Box<Sleep>>>,
+/// The end of what the client sends, while the response to its request is awaited or written.
+#[derive(Default)]
+struct HalfClose {
+    /// Runs since the client has closed its write side, and starts again with every write. `None` before that.
+    timer: Option<Pin<Box<Sleep>>>,
+    /// Whether the client does not accept the bytes that are being written.
+    is_blocked: bool,
 }
 
-impl ClientIo {
-    fn new(stream: ClientStream, write_timeout: Duration, head: HeadBudget) -> ClientIo {
-        ClientIo { stream: WriteTimeout::new(stream, write_timeout), head, evicted: None, linger: None }
+impl HalfClose {
+    /// Begins when the client has closed its write side.
+    fn begin(&mut self) {
+        self.timer = Some(Box::pin(tokio::time::sleep(HALF_CLOSED_MAX)));
+    }
+
+    /// Ready when nothing was written for [`HALF_CLOSED_MAX`]. The time during which the client accepts no bytes does
+    /// not count, because it has a timeout of its own. Never ready before [`begin`](Self::begin).
+    fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(timer) = &mut self.timer else { return Poll::Pending };
+        ready!(timer.as_mut().poll(cx));
+        if !self.is_blocked {
+            return Poll::Ready(());
+        }
+        timer.as_mut().reset(Instant::now() + HALF_CLOSED_MAX);
+        timer.as_mut().poll(cx)
+    }
+
+    /// Records the result of a write.
+    fn wrote<T>(&mut self, written: &Poll<T>) {
+        self.is_blocked = written.is_pending();
+        if let Some(timer) = &mut self.timer {
+            timer.as_mut().reset(Instant::now() + HALF_CLOSED_MAX);
+        }
     }
 }
 
-impl AsyncRead for ClientIo {
+/// The stream of a client, with a write timeout. Its shutdown waits for the client to close the connection too.
+struct ClientIo<S> {
+    stream: WriteTimeout<S>,
+    head: HeadBudget,
+    evicted: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    half_close: HalfClose,
+    linger: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> ClientIo<S> {
+    fn new(stream: S, write_timeout: Duration, head: HeadBudget) -> ClientIo<S> {
+        let stream = WriteTimeout::new(stream, write_timeout);
+        ClientIo { stream, head, evicted: None, half_close: HalfClose::default(), linger: None }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for ClientIo<S> {
     /// Reads from the client. Fails with `QuotaExceeded` if the bytes of an incomplete head were evicted.
+    ///
+    /// While an HTTP/1.1 request is in progress, the end of the stream is reported only when [`HalfClose`] is over.
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
+        if this.half_close.timer.is_some() {
+            return this.poll_end(cx);
+        }
         let evicted = || Poll::Ready(Err(io::ErrorKind::QuotaExceeded.into()));
         if !ready!(this.head.poll_hold(cx)) {
             return evicted();
@@ -421,6 +471,10 @@ impl AsyncRead for ClientIo {
         let before = buf.filled().len();
         let read = Pin::new(&mut this.stream).poll_read(cx, buf);
         match read {
+            Poll::Ready(Ok(())) if buf.filled().len() == before && buf.remaining() > 0 => {
+                this.half_close.begin();
+                return this.poll_end(cx);
+            }
             Poll::Ready(_) => {
                 this.head.bytes = this.head.bytes.saturating_add(buf.filled().len() - before);
                 this.evicted = None;
@@ -438,9 +492,23 @@ impl AsyncRead for ClientIo {
     }
 }
 
-impl AsyncWrite for ClientIo {
+impl<S> ClientIo<S> {
+    /// Reports the end of what the client sends, unless the response to an HTTP/1.1 request is in progress.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let client = &self.head.client;
+        let is_answering = client.in_flight.load(Ordering::Relaxed) > 0 && !client.is_http2.load(Ordering::Relaxed);
+        if is_answering {
+            ready!(self.half_close.poll_over(cx));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientIo<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.half_close.wrote(&written);
+        written
     }
 
     fn poll_write_vectored(
@@ -448,7 +516,9 @@ impl AsyncWrite for ClientIo {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.half_close.wrote(&written);
+        written
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -479,5 +549,81 @@ impl AsyncWrite for ClientIo {
             }
             Ok(()) | Err(_) => Poll::Ready(Ok(())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const IDLE: Duration = Duration::from_mins(1);
+
+    /// Returns the client's end of a connection with room for `capacity` bytes, the gateway's end, and its client.
+    fn connection(capacity: usize) -> (DuplexStream, ClientIo<DuplexStream>, Arc<Client>) {
+        let (client_end, stream) = tokio::io::duplex(capacity);
+        let client = Arc::new(Client::of_test("192.0.2.1:1234".parse().unwrap()));
+        let receiving = ConnectionContext::unshared().1.receiving;
+        let head = HeadBudget { client: client.clone(), receiving, requests: 0, bytes: 0, bytes_max: 1 << 16 };
+        (client_end, ClientIo::new(stream, IDLE, head), client)
+    }
+
+    /// Returns how long reading waits for the end of what the client sends.
+    async fn time_to_end(io: &mut ClientIo<DuplexStream>) -> Duration {
+        let began = Instant::now();
+        assert_eq!(io.read(&mut [0; 16]).await.unwrap(), 0);
+        began.elapsed()
+    }
+
+    /// Returns whether the end is not reported within `time`.
+    async fn is_open_for(time: Duration, io: &mut ClientIo<DuplexStream>) -> bool {
+        timeout(time, io.read(&mut [0; 16])).await.is_err()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_is_reported_at_once_without_a_request_in_progress() {
+        for is_http2 in [None, Some(true)] {
+            let (mut client_end, mut io, client) = connection(1024);
+            let _request = is_http2.map(|is_http2| client.begin(is_http2));
+            client_end.write_all(b"bytes").await.unwrap();
+            client_end.shutdown().await.unwrap();
+            assert_eq!(io.read(&mut [0; 16]).await.unwrap(), 5);
+            assert_eq!(time_to_end(&mut io).await, Duration::ZERO);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn during_a_request_the_end_is_reported_a_second_after_the_last_write() {
+        let (mut client_end, mut io, client) = connection(1024);
+        let request = client.begin(false);
+        client_end.shutdown().await.unwrap();
+        for _ in 0..5 {
+            assert!(is_open_for(HALF_CLOSED_MAX - Duration::from_millis(10), &mut io).await);
+            io.write_all(b"a part of the response").await.unwrap();
+        }
+        assert_eq!(time_to_end(&mut io).await, HALF_CLOSED_MAX);
+        drop(request);
+
+        let (mut client_end, mut io, client) = connection(1024);
+        let request = client.begin(false);
+        client_end.shutdown().await.unwrap();
+        assert!(is_open_for(Duration::from_millis(10), &mut io).await);
+        drop(request);
+        assert_eq!(time_to_end(&mut io).await, Duration::ZERO, "the response is complete");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_slowly_still_gets_the_response_after_it_has_closed_its_side() {
+        let (mut client_end, mut io, client) = connection(4);
+        let _request = client.begin(false);
+        client_end.shutdown().await.unwrap();
+        assert!(is_open_for(Duration::from_millis(10), &mut io).await);
+        assert!(timeout(Duration::ZERO, io.write_all(b"response")).await.is_err(), "there is room for half of it");
+        assert!(is_open_for(IDLE / 2, &mut io).await);
+        client_end.read_exact(&mut [0; 4]).await.unwrap();
+        io.write_all(b"onse").await.unwrap();
+        assert_eq!(time_to_end(&mut io).await, HALF_CLOSED_MAX);
     }
 }

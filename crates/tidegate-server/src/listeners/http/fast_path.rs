@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   read ─▶ is the first request complete? ─ yes ─▶ is it plain? ─ yes ─▶ decide ─▶ write ─▶ read …
-//!             │ not yet ─▶ read …                      └ no, or it waits ─▶ hyper answers it ─▶ read …
+//!             │ not yet ─▶ read …                      └ no ─▶ hyper answers it ─▶ read …
 //!             └ its end is unknown ─▶ hyper, which gets what was read, and the connection until it ends
 //! ```
 //!
@@ -17,8 +17,8 @@
 //! place implements HTTP, and this is not it; the fast path only recognises a single form, and finds the end of
 //! requests whose framing is simple.
 //!
-//! **Waits.** A check with `wait_ms` may be answered a minute later. It is left to hyper, too, because only
-//! [`exchange`](super::general::exchange) notices meanwhile that the client disconnects, which ends the wait.
+//! **Waits.** A check with `wait_ms` may be answered a minute later. Meanwhile the stream is read, because a client that
+//! disconnects must leave the queue at once: the check behind it is the next to be admitted.
 //!
 //! **Incomplete requests.** hyper costs a connection some 16 KiB and as much time as several responses. A client that
 //! has sent half a head, or a head and half of a body, does not get that yet: its bytes wait here, in a buffer that
@@ -41,11 +41,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use super::connection::{BODY_TIMEOUT, HEADER_BYTES_MAX, evicted, timed_out};
-use super::general::{AfterExchange, GENERAL_BYTES, RequestBody, ResponseBody, exchange, slot_evicted};
+use super::general::{AfterExchange, GENERAL_BYTES, Protected, RequestBody, ResponseBody, exchange, slot_evicted};
 use super::{BODY_BYTES_MAX, HttpListener};
 use crate::budget::Reservation;
 use crate::listener::ConnectionContext;
-use crate::listeners::io::{IdleTimeout, KEPT_BYTES_MAX, ReadOutcome, close, read_waiting, send, shrink};
+use crate::listeners::io::{IdleTimeout, KEPT_BYTES_MAX, ReadOutcome, close, poll_end, read_waiting, send, shrink};
 
 /// The most headers that are parsed here. A connection whose request has more is handed to hyper.
 const HEADERS_MAX: usize = 64;
@@ -54,8 +54,7 @@ const RESPONSE_BYTES_MAX: usize = 64 * 1024;
 
 /// Serves a connection as long as the ends of its requests can be found.
 ///
-/// Plain checks without `wait_ms` are answered by `listener`, if there is one, and all other requests by `handler` through
-/// hyper.
+/// Plain checks are answered by `listener`, if there is one, and all other requests by `handler` through hyper.
 ///
 /// `idle` is the longest time without bytes from the client, from the first byte of a request to the end of its head,
 /// and for the client to accept what is written. A body has 10 s from the end of its head.
@@ -68,7 +67,8 @@ const RESPONSE_BYTES_MAX: usize = 64 * 1024;
 /// - the last response was sent: its request or its handler demanded that, or the instance drains or shuts down;
 /// - between two requests, the client ended the connection or was silent for `idle`;
 /// - the instance shuts down and no body is awaited; an incomplete head is not answered;
-/// - the connection's slot was evicted, or [`exchange`] was abandoned. Nothing more is sent then.
+/// - the connection's slot was evicted, [`exchange`] was abandoned, or the client ended the connection while its check
+///   waited. Nothing more is sent then.
 ///
 /// # Errors
 /// If the connection breaks, or the client accepts no response for as long as `idle`.
@@ -139,12 +139,21 @@ where
                     break;
                 }
             };
-            let response = match listener.filter(|_| request.start > 0) {
-                Some(listener) => listener.check_at_once(&buffer[request.clone()]).await,
-                None => None,
-            };
-            if let Some(response) = response {
-                buffer.advance(request.end);
+            if let Some(listener) = listener.filter(|_| request.start > 0) {
+                let response = match listener.check_at_once(&buffer[request.clone()]).await {
+                    Some(response) => {
+                        buffer.advance(request.end);
+                        response
+                    }
+                    None => {
+                        let body = buffer.split_to(request.end).freeze().slice(request);
+                        responses.send(stream, idle).await?;
+                        // A large future, for which a connection that never waits has no room.
+                        let waiting = Box::pin(wait(listener, body, stream, &mut buffer, context.slot.as_ref()));
+                        let Some(response) = waiting.await else { return Ok(None) };
+                        response
+                    }
+                };
                 is_last = closes_after(context, stream, &mut buffer).await?;
                 responses.add(&response, is_last, context);
             } else {
@@ -191,6 +200,31 @@ where
     }
     close(stream, idle).await?;
     Ok(None)
+}
+
+/// Answers a check with `wait_ms` when there is room, or it is too late. `body` is that of the request.
+///
+/// Returns `None` if the client ends its direction of the connection before, or the connection breaks. The check is
+/// then no longer in the queue.
+///
+/// Bytes that the client sends meanwhile are appended to `buffer`, up to about 32 KiB. `slot` is protected from eviction.
+async fn wait<S>(
+    listener: &HttpListener,
+    body: Bytes,
+    stream: &mut S,
+    buffer: &mut BytesMut,
+    slot: Option<&Reservation>,
+) -> Option<Response<Bytes>>
+where
+    S: AsyncRead + Unpin,
+{
+    let _protected = Protected::new(slot);
+    let mut response = pin!(listener.check(&body));
+    poll_fn(|cx| match response.as_mut().poll(cx) {
+        Poll::Ready(response) => Poll::Ready(Some(response)),
+        Poll::Pending => poll_end(stream, cx, buffer).map(|_| None),
+    })
+    .await
 }
 
 /// Returns whether the next response must be the last one of its connection.

@@ -268,10 +268,10 @@ fn set_connection_close<B>(response: &mut Response<B>) {
 /// A guard that protects a connection's slot from eviction until it is dropped, and then makes it the youngest.
 ///
 /// Has no effect without a slot.
-struct Protected<'p>(Option<&'p Reservation>);
+pub(super) struct Protected<'p>(Option<&'p Reservation>);
 
 impl<'p> Protected<'p> {
-    fn new(slot: Option<&'p Reservation>) -> Protected<'p> {
+    pub(super) fn new(slot: Option<&'p Reservation>) -> Protected<'p> {
         slot.iter().for_each(|slot| slot.protect());
         Protected(slot)
     }

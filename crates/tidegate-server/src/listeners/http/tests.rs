@@ -236,11 +236,17 @@ fn listener_in_virtual_time(config: &str) -> Arc<HttpListener> {
 
 /// Sends a check on a connection of its own, and returns the client's end once the listener has read the request.
 async fn send(listener: &Arc<HttpListener>, body: &str) -> DuplexStream {
+    send_with("", listener, body).await
+}
+
+/// Sends a check with these header lines, and returns the connection when the listener has received it.
+async fn send_with(headers: &str, listener: &Arc<HttpListener>, body: &str) -> DuplexStream {
     let (_stage, context) = ConnectionContext::unshared();
     let (mut client, server) = tokio::io::duplex(1 << 16);
     let listener = listener.clone();
     tokio::spawn(async move { drop(listener.serve_stream(server, PEER, context).await) });
-    let request = format!("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let request =
+        format!("POST /v1/check HTTP/1.1\r\nhost: x\r\n{headers}content-length: {}\r\n\r\n{body}", body.len());
     client.write_all(request.as_bytes()).await.unwrap();
     for _ in 0..10 {
         tokio::task::yield_now().await;
@@ -281,12 +287,15 @@ async fn waiting_checks_are_admitted_in_the_order_of_their_arrival() {
 
 #[tokio::test(start_paused = true)]
 async fn client_that_disconnects_while_it_waits_gives_its_turn_to_the_next() {
-    for leaves_from_the_front in [true, false] {
+    // The second line keeps a check from being plain.
+    for (leaves_from_the_front, headers) in
+        [(true, ""), (false, ""), (true, "connection: keep-alive, te\r\n"), (false, "connection: keep-alive, te\r\n")]
+    {
         let listener = listener_in_virtual_time("");
         let began = Instant::now();
         assert_eq!(ask(&listener, &waiting(0)).await.0, 200);
-        let (first, second) = (send(&listener, &waiting(60_000)).await, send(&listener, &waiting(60_000)).await);
-        let mut third = send(&listener, &waiting(60_000)).await;
+        let send = async || send_with(headers, &listener, &waiting(60_000)).await;
+        let (first, second, mut third) = (send().await, send().await, send().await);
         let mut stays = match leaves_from_the_front {
             true => {
                 drop(first);

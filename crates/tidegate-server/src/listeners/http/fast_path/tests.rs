@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::browser::BrowserPolicy;
 use crate::budget::{EvictingBudget, Receiving};
+use crate::listeners::admin::token::Token;
 use crate::listeners::http::test_support::{
     IDLE, PEER, RULES, UnreachableStore, clock, described, listener_with_config, listener_with_rules,
 };
@@ -282,6 +283,62 @@ async fn a_page_of_another_site_is_rejected_on_both_paths() {
     }
 }
 
+/// A page whose name was pointed at this machine after it was loaded sends requests to its own origin.
+#[tokio::test]
+async fn a_page_of_a_rebound_name_is_rejected_on_both_paths() {
+    let origin = "origin: http://HOST\r\n";
+    for (host, headers, is_accepted) in [
+        // The pages of this listener, under its address or a name that cannot be registered.
+        ("127.0.0.1:8080", origin, true),
+        ("127.0.0.1", origin, true),
+        ("[::1]:8080", origin, true),
+        ("10.1.2.3:8080", origin, true),
+        ("localhost:8080", "origin: http://HOST\r\nsec-fetch-site: same-origin\r\n", true),
+        ("tidegate:8080", origin, true),
+        // Names that the operator has given.
+        ("gate.example:8080", origin, true),
+        ("ops.example", "origin: https://HOST\r\n", true),
+        ("other.example", "origin: https://ops.example\r\n", true),
+        // A program sends neither header, and may use any name.
+        ("tidegate.internal.example:8080", "", true),
+        ("attacker.example:8080", "user-agent: curl/8.0\r\n", true),
+        // Pages of any other name.
+        ("attacker.example:8080", origin, false),
+        ("ATTACKER.example", "Origin: http://attacker.EXAMPLE\r\n", false),
+        ("attacker.example:8080", "origin: http://HOST\r\nsec-fetch-site: same-origin\r\n", false),
+        ("attacker.example:8080", "sec-fetch-site: same-origin\r\n", false),
+        ("attacker.example:8080", "sec-fetch-site: none\r\n", false),
+        ("localhost.attacker.example", origin, false),
+        ("127.0.0.1.attacker.example:8080", origin, false),
+        ("localhost.:8080", origin, false),
+        ("attacker.example", "origin: https://ops.example\r\norigin: http://HOST\r\n", false),
+        ("localhost\r\nhost: attacker.example", "origin: http://localhost\r\n", false),
+    ] {
+        let case = format!("{host} {headers}");
+        let headers = headers.replace("HOST", host);
+        let send = async |listener: HttpListener, path: &str, more: &str| {
+            let request = post(&format!("{headers}{more}"), GOOD).replace("host: x", &format!("host: {host}"));
+            responses_of(Arc::new(listener), &[&request.replace("/v1/check", path)]).await
+        };
+        let listener = || {
+            let origins = vec!["https://ops.example".parse().unwrap()];
+            let browsers = BrowserPolicy { origins, admin_hosts: vec!["gate.example".to_owned()] };
+            HttpListener::new(Limiter::builder().clock(clock()).build(), IDLE).with_browsers(browsers)
+        };
+        let fast = send(listener(), "/v1/check", "").await;
+        assert_eq!(fast, send(listener(), "/v1/check", BY_HYPER).await, "{case}");
+        let expected = if is_accepted { "HTTP/1.1 200 OK\r\n" } else { "HTTP/1.1 403 Forbidden\r\n" };
+        assert!(fast.starts_with(expected), "{case}: {fast}");
+        let refund = send(listener(), "/v1/refund", "").await;
+        assert_eq!(refund.contains("foreign_origin"), !is_accepted, "{case}: {refund}");
+        // A page cannot know the token.
+        let token = Token::given("0123456789abcdef0123456789abcdef").unwrap();
+        let authorized = format!("authorization: Bearer {}\r\n", token.reveal());
+        let with_token = send(listener().with_token(token), "/v1/check", &authorized).await;
+        assert!(with_token.starts_with("HTTP/1.1 200 OK\r\n"), "{case}: {with_token}");
+    }
+}
+
 #[tokio::test]
 async fn a_request_in_two_packets_gets_the_same_response_wherever_it_is_cut() {
     let request = post("user-agent: test\r\n", GOOD);
@@ -390,6 +447,23 @@ async fn serve_fast_path(
     context: &mut ConnectionContext,
 ) -> std::io::Result<Option<BytesMut>> {
     serve(Some(listener), &|request| listener.answer(request), server, IDLE, context).await
+}
+
+/// A connection on which hyper answers takes four times the memory, for as long as the check waits.
+#[tokio::test]
+async fn a_plain_check_that_waits_is_not_left_to_hyper() {
+    let listener = HttpListener::new(Limiter::memory(), IDLE);
+    let (mut client, mut server) = tokio::io::duplex(1 << 20);
+    let (_stage, mut context) = ConnectionContext::unshared();
+    let waiting = post("", r#"{"key":"a","limit":"10/min","wait_ms":60000}"#);
+    client.write_all((waiting.repeat(2) + &post("", GOOD)).as_bytes()).await.unwrap();
+    client.shutdown().await.unwrap();
+    let by_hyper = |_: Request<RequestBody>| async { panic!("a check was left to hyper") };
+    assert_eq!(serve(Some(&listener), &by_hyper, &mut server, IDLE, &mut context).await.unwrap(), None);
+    drop(server);
+    let mut received = String::new();
+    client.read_to_string(&mut received).await.unwrap();
+    assert_eq!(received.matches("HTTP/1.1 200 OK").count(), 3, "{received}");
 }
 
 /// hyper gets a connection only if the end of a request cannot be found.
