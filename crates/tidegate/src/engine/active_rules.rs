@@ -10,9 +10,9 @@ use parking_lot::RwLock;
 use tidegate_core::{Clock, Source, Timestamp, Wait};
 use tokio::time::Instant;
 
-use super::{Companion, Refusal};
 use super::check_plan::CheckPlan;
 use super::rule_counts::{RuleCounts, RuleStats};
+use super::{Companion, Refusal};
 use crate::identity::{Identity, Origin};
 use crate::rules::{
     CompiledBan, CompiledRule, Indices, LazyReadings, LimitSet, Lookups, Matched, PlanQuestion, RequestView, RuleSet,

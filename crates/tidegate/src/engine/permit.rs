@@ -11,9 +11,9 @@ use std::time::Duration;
 use http::{HeaderMap, Response, StatusCode};
 use tidegate_core::{Check, Decision, Demand, LimitStatus};
 
-use super::{Companion, Engine};
 use super::check_plan::{CheckPlan, Demands, LimitGroup, PlannedLimit};
 use super::request::RequestContext;
+use super::{Companion, Engine};
 use crate::answer::{Policies, grpc};
 use crate::limiter::EachDecision;
 #[cfg(feature = "tower")]
