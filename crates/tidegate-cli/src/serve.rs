@@ -200,7 +200,7 @@ async fn start(
     let mut listeners = Listeners::default().http(http).resp(resp, resp_options).admin(admin);
     if let Some((socket, gateway)) = gateway {
         if endpoints.servers.is_empty() {
-            reloader.follow_upstreams(gateway.clone());
+            reloader.follow_upstreams();
         }
         listeners = listeners.gateway(socket, gateway);
     }

@@ -2,21 +2,21 @@
 //!
 //! The trigger makes no difference: a changed file, a SIGHUP, or `POST /v1/reload`. The configuration file and all
 //! files that it names are read once they have stopped changing; `tidegate::config::watch` notices changes and waits.
-//! They are checked and compiled as a whole, and only then are the rules replaced, in one step. A configuration that
-//! cannot be used changes nothing: the rules in force stay, and the failure is reported in the log, on `/readyz` and as
-//! a metric until a later reload succeeds. The same holds for a file that may be truncated (see `Loader::reload`). What
-//! a reload removes is named in a warning and counted.
+//! A failure is reported in the log, on `/readyz` and as a metric until a later reload succeeds. A file that may be
+//! truncated cannot be used (see `Loader::reload`). What a reload removes is named in a warning and counted.
 //!
-//! Configuration and certificate are independent. A broken configuration does not keep a renewed certificate from being
-//! used, which would end all connections when the old one expires; and half a pair of certificate and key does not keep
-//! new rules from being used. If either fails, the reload counts as failed.
+//! **All or nothing.** A reload prepares everything first: the rules with their keys and secrets, the upstreams of the
+//! gateway, the certificate. If one of them cannot be used, nothing changes. Then it puts everything into use, which
+//! cannot fail. Rules and upstreams are replaced in one step, so no request is decided by new rules and forwarded to an
+//! old upstream.
 //!
 //! Rules, plans, keys, exemptions and bans change with a reload. The store and how it is called are set up at the
 //! start; a reload that finds them changed logs a warning.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -25,11 +25,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tidegate::config::watch::{FileSource, FileWatch, RulesSource, Stamps};
 use tidegate::config::{Finding, Loaded, Loader, Part, PartKind, Report, Severity};
-use tidegate::engine::Engine;
+use tidegate::engine::{Companion, Engine};
 use tidegate::{Clock, SystemClock, Timestamp};
 
-use crate::listeners::gateway::{Gateway, UpstreamError};
-use crate::tls::{CertificateError, Tls};
+use crate::listeners::gateway::{UpstreamError, Upstreams};
+use crate::tls::{CertificateError, CertificatePair, Tls};
 
 /// The maximum number of parts that a response names.
 const PARTS_MAX: usize = 100;
@@ -40,13 +40,13 @@ const CERTIFICATE: &str = "certificate";
 #[derive(Clone)]
 pub struct Reloader(FileWatch<Parts>);
 
-/// The configuration and the certificate, each if the server has one, and the results of their reloads.
+/// The configuration and the certificate, each if the server has one, and the results of the reloads.
 struct Parts {
     rules: Option<RulesSource>,
     /// Rules that were not read from a file, and the engine that uses them.
     fixed: Option<(Arc<Loaded>, Engine)>,
-    /// The gateway whose upstreams are replaced, if there is one.
-    gateway: OnceLock<Gateway>,
+    /// Whether the upstreams of the configuration are those of a gateway.
+    has_gateway: AtomicBool,
     tls: Option<Tls>,
     clock: SystemClock,
     history: Mutex<ReloadHistory>,
@@ -65,33 +65,48 @@ pub(crate) struct ReloadHistory {
     pub(crate) failure: Option<(Timestamp, Arc<ReloadError>)>,
 }
 
-/// The reason why a reload failed.
+/// The reason why a reload failed. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReloadError {
-    /// The configuration cannot be used. The old one stays in force; a new certificate is in use.
+    /// At least one part cannot be used.
     #[error("{0}")]
-    Configuration(Report),
-    /// The certificate cannot be used. The old one stays in use; a new configuration is in force.
-    #[error("{0}")]
-    Tls(#[from] CertificateError),
-    /// Neither the configuration nor the certificate can be used. Nothing has changed.
-    #[error("{configuration}; {tls}")]
-    ConfigurationAndTls {
-        /// What is wrong with the configuration.
-        configuration: Report,
-        /// What is wrong with the certificate.
-        tls: CertificateError,
-    },
-    /// The upstreams of the configuration cannot be used. The old ones stay in use; its rules are in force.
-    #[error("{0}")]
-    Upstreams(#[from] UpstreamError),
+    Rejected(RejectedParts),
     /// The server was started with neither a configuration nor a certificate.
     #[error("nothing to reload: the server was started without --config and without --tls-cert")]
     Nothing,
-    /// The reload panicked. The old configuration stays in force; a new certificate may be in use.
-    #[error("the reload failed because of a bug in Tidegate; the old configuration stays in force")]
+    /// The reload panicked.
+    #[error("the reload failed because of a bug in Tidegate; nothing has changed")]
     Panicked,
+}
+
+/// What is wrong with each part that a reload cannot use. At least one of them is not `None`.
+///
+/// `Display` joins the messages with semicolons.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct RejectedParts {
+    /// The configuration: the rules, or a file that they name.
+    pub configuration: Option<Report>,
+    /// The upstreams of the gateway. `None` if the configuration cannot be used.
+    pub upstreams: Option<UpstreamError>,
+    /// The certificate of the listeners.
+    pub certificate: Option<CertificateError>,
+}
+
+impl std::fmt::Display for RejectedParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let parts: [Option<&dyn std::fmt::Display>; 3] = [
+            self.configuration.as_ref().map(|report| report as _),
+            self.upstreams.as_ref().map(|error| error as _),
+            self.certificate.as_ref().map(|error| error as _),
+        ];
+        for (index, part) in parts.into_iter().flatten().enumerate() {
+            let separator = if index == 0 { "" } else { "; " };
+            write!(f, "{separator}{part}")?;
+        }
+        Ok(())
+    }
 }
 
 impl Reloader {
@@ -115,10 +130,9 @@ impl Reloader {
         Reloader(Reloader::nothing().0.map(|parts| Parts { fixed: Some((Arc::new(loaded), engine)), ..parts }))
     }
 
-    /// Replaces the upstreams of `gateway` by those of the configuration at each reload, after its rules. A second call
-    /// has no effect.
-    pub fn follow_upstreams(&self, gateway: Gateway) {
-        let _ = self.0.source().gateway.set(gateway);
+    /// Makes each reload replace the upstreams of the gateway by those of the configuration, together with its rules.
+    pub fn follow_upstreams(&self) {
+        self.0.source().has_gateway.store(true, Ordering::Relaxed);
     }
 
     /// Adds a certificate, which is read again by each reload. Does nothing if there are clones of this reloader.
@@ -149,14 +163,14 @@ impl Reloader {
         Reloader(FileWatch::new(Parts {
             rules,
             fixed: None,
-            gateway: OnceLock::new(),
+            has_gateway: AtomicBool::new(false),
             tls,
             clock,
             history: Mutex::new(history),
         }))
     }
 
-    /// Reads the configuration and the certificate again, and uses each of them that is valid.
+    /// Reads the configuration and the certificate again, and uses them if both are valid.
     ///
     /// Returns the new configuration, or an empty one if this reloader has none.
     ///
@@ -165,8 +179,8 @@ impl Reloader {
     /// except [`ReloadError::Nothing`], and the findings are logged.
     ///
     /// # Errors
-    /// If the configuration, the certificate or both cannot be used; if only one of them is invalid, the other is put
-    /// into use. Also if there is nothing to reload, or the reload panics.
+    /// If the configuration, its upstreams or the certificate cannot be used, there is nothing to reload, or the reload
+    /// panics. Nothing has changed then.
     ///
     /// # Panics
     /// Panics outside a tokio runtime.
@@ -218,23 +232,12 @@ fn empty() -> Loaded {
 /// The result of a reload: the new configuration, if there is one.
 type ReloadResult = Result<Option<Arc<Loaded>>, Arc<ReloadError>>;
 
-/// The results of reloading the configuration and the certificate. `None` for the one that the server does not have.
-struct BothParts {
-    rules: Option<Result<Arc<Loaded>, Report>>,
-    /// By how many certificates the chain is shorter than before.
-    tls: Option<Result<usize, CertificateError>>,
-}
-
-impl BothParts {
-    fn into_result(self) -> Result<Option<Arc<Loaded>>, ReloadError> {
-        let (loaded, tls) = (self.rules.transpose(), self.tls.transpose());
-        match (loaded, tls) {
-            (Ok(loaded), Ok(_)) => Ok(loaded),
-            (Err(report), Ok(_)) => Err(ReloadError::Configuration(report)),
-            (Ok(_), Err(error)) => Err(ReloadError::Tls(error)),
-            (Err(configuration), Err(tls)) => Err(ReloadError::ConfigurationAndTls { configuration, tls }),
-        }
-    }
+/// What a reload puts into use. `None` for a part that the server does not have.
+struct Prepared {
+    rules: Option<Loaded>,
+    /// The upstreams of the gateway.
+    upstreams: Option<Upstreams>,
+    certificate: Option<CertificatePair>,
 }
 
 impl FileSource for Parts {
@@ -252,31 +255,17 @@ impl FileSource for Parts {
         stamps
     }
 
-    /// Reads the configuration and the certificate, and uses each that is valid.
+    /// Prepares all parts, and puts them into use if all are valid.
     ///
-    /// Returns [`ReloadError::Nothing`] if there is neither.
+    /// Returns [`ReloadError::Nothing`] if there is no part.
     fn read(&self) -> (ReloadResult, Stamps) {
         if self.rules.is_none() && self.tls.is_none() {
             return (Err(Arc::new(ReloadError::Nothing)), Stamps::new());
         }
-        let parts = BothParts {
-            tls: self.tls.as_ref().map(Tls::read_again),
-            rules: self.rules.as_ref().map(RulesSource::read),
-        };
-        let mut stamps = Stamps::new();
-        if matches!(parts.rules, Some(Ok(_))) {
-            stamps.extend(self.rules.iter().flat_map(RulesSource::stamps));
+        match self.prepare() {
+            Ok(prepared) => (Ok(self.commit(prepared)), self.stamps()),
+            Err(rejected) => (Err(Arc::new(ReloadError::Rejected(rejected))), Stamps::new()),
         }
-        if matches!(parts.tls, Some(Ok(_))) {
-            stamps.extend(self.tls.iter().flat_map(Tls::stamps));
-        }
-        self.count_removed(&parts);
-        let replaced = match (self.gateway.get(), &parts.rules) {
-            (Some(gateway), Some(Ok(loaded))) => gateway.replace_upstreams(&loaded.gateway),
-            _ => Ok(()),
-        };
-        let result = parts.into_result().and_then(|loaded| replaced.map(|()| loaded).map_err(ReloadError::from));
-        (result.map_err(Arc::new), stamps)
     }
 
     fn panicked() -> Arc<ReloadError> {
@@ -301,33 +290,69 @@ impl FileSource for Parts {
                 history.failed += 1;
                 history.failure = Some((now, error.clone()));
                 let reason = error.first_error();
-                tracing::error!(%error, reason, "{}", error.consequence());
+                tracing::error!(%error, reason, "the reload failed; the old rules stay in force");
             }
         }
     }
 }
 
 impl Parts {
-    /// Counts the parts of the configuration and the certificates of the chain that a reload has removed. Ignores a
-    /// part that was rejected.
-    fn count_removed(&self, parts: &BothParts) {
-        let mut history = self.history.lock();
-        if let Some(Ok(removed)) = &parts.tls {
-            *history.removed.entry(CERTIFICATE).or_default() += *removed as u64;
+    /// Reads all parts. Changes nothing.
+    ///
+    /// # Errors
+    /// If at least one cannot be used, with what is wrong with each of them.
+    fn prepare(&self) -> Result<Prepared, RejectedParts> {
+        let mut rejected = RejectedParts::default();
+        let rules = self.rules.as_ref().map(RulesSource::prepare).transpose();
+        let rules = rules.unwrap_or_else(|report| {
+            rejected.configuration = Some(report);
+            None
+        });
+        let upstreams = rules.as_ref().and_then(|loaded| self.prepare_upstreams(loaded)).transpose();
+        let upstreams = upstreams.unwrap_or_else(|error| {
+            rejected.upstreams = Some(error);
+            None
+        });
+        let certificate = self.tls.as_ref().map(Tls::prepare).transpose();
+        let certificate = certificate.unwrap_or_else(|error| {
+            rejected.certificate = Some(error);
+            None
+        });
+        match rejected {
+            RejectedParts { configuration: None, upstreams: None, certificate: None } => {
+                Ok(Prepared { rules, upstreams, certificate })
+            }
+            rejected => Err(rejected),
         }
-        for part in parts.rules.iter().flatten().flat_map(|loaded| &loaded.changes.removed) {
+    }
+
+    /// Prepares the upstreams of a configuration. `None` without a gateway that follows it.
+    fn prepare_upstreams(&self, loaded: &Loaded) -> Option<Result<Upstreams, UpstreamError>> {
+        let engine = self.rules.as_ref().filter(|_| self.has_gateway.load(Ordering::Relaxed))?.engine();
+        Some(Upstreams::new(&loaded.gateway, Upstreams::of(engine).as_deref()))
+    }
+
+    /// Puts all parts into use, and counts the parts of the configuration and the certificates of the chain that are
+    /// removed.
+    fn commit(&self, prepared: Prepared) -> Option<Arc<Loaded>> {
+        let Prepared { rules, upstreams, certificate } = prepared;
+        let upstreams = upstreams.map(|upstreams| Arc::new(upstreams) as Companion);
+        let loaded = self.rules.as_ref().zip(rules).map(|(source, loaded)| source.commit(loaded, upstreams));
+        let shorter_by = self.tls.as_ref().zip(certificate).map_or(0, |(tls, pair)| tls.commit(pair));
+        let mut history = self.history.lock();
+        *history.removed.entry(CERTIFICATE).or_default() += shorter_by as u64;
+        for part in loaded.iter().flat_map(|loaded| &loaded.changes.removed) {
             *history.removed.entry(part.kind.as_str()).or_default() += 1;
         }
+        loaded
     }
 }
 
 impl ReloadError {
     fn report(&self) -> Option<&Report> {
         match self {
-            ReloadError::Configuration(configuration) | ReloadError::ConfigurationAndTls { configuration, .. } => {
-                Some(configuration)
-            }
-            ReloadError::Tls(_) | ReloadError::Upstreams(_) | ReloadError::Nothing | ReloadError::Panicked => None,
+            ReloadError::Rejected(parts) => parts.configuration.as_ref(),
+            ReloadError::Nothing | ReloadError::Panicked => None,
         }
     }
 
@@ -336,18 +361,6 @@ impl ReloadError {
         match self.report() {
             Some(report) => report.findings().first().map(|finding| format!("{finding:?}")).unwrap_or_default(),
             None => self.to_string(),
-        }
-    }
-
-    /// Returns a sentence for the log: which rules and which certificate the server uses after this failure.
-    fn consequence(&self) -> &'static str {
-        match self {
-            ReloadError::Configuration(_) => "the configuration is invalid; the old rules stay in force",
-            ReloadError::Tls(_) => "the certificate cannot be used; the old one stays in use",
-            ReloadError::Upstreams(_) => "the upstreams cannot be used; the old ones stay in use",
-            ReloadError::ConfigurationAndTls { .. } | ReloadError::Nothing | ReloadError::Panicked => {
-                "the reload failed; the old rules stay in force, and the old certificate stays in use"
-            }
         }
     }
 

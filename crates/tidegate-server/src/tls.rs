@@ -1,7 +1,7 @@
 //! TLS for the listeners: one certificate for all of them, read again with every reload.
 //!
-//! A certificate is valid for weeks and a process runs for months. So [`Tls::read_again`] replaces the pair of
-//! certificate and key at run time. Open connections are not affected.
+//! A certificate is valid for weeks and a process runs for months. So a reload replaces the pair of certificate and key at
+//! run time. Open connections are not affected.
 //!
 //! Certificate and key are two files, which are replaced one after the other. In between they do not match, or one of
 //! them is half written: then the old pair stays in use until both can be used.
@@ -30,7 +30,7 @@ const HANDSHAKE_BYTES_MAX: usize = 8 * 1024;
 
 /// A TLS certificate chain and its private key, read from two files.
 ///
-/// Clones share the pair, also after [`Tls::read_again`].
+/// Clones share the pair, also after a reload.
 #[derive(Clone)]
 pub struct Tls(Arc<Inner>);
 
@@ -41,7 +41,7 @@ struct Inner {
 }
 
 /// The usable contents of the two files, and their metadata.
-struct CertificatePair {
+pub(crate) struct CertificatePair {
     config: Arc<ServerConfig>,
     /// The configuration of listeners with [`Alpn::Http`]: `config` with the application protocols `h2` and `http/1.1`.
     http_config: Arc<ServerConfig>,
@@ -103,22 +103,26 @@ impl Tls {
         Ok(Tls(Arc::new(Inner { certificate: certificate.to_owned(), key: key.to_owned(), pair })))
     }
 
-    /// Reads the files again and uses the new pair for handshakes from now on. Blocks while it reads.
+    /// Reads the files again. Changes nothing. Blocks while it reads.
+    ///
+    /// # Errors
+    /// If the new pair cannot be used.
+    pub(crate) fn prepare(&self) -> Result<CertificatePair, CertificateError> {
+        CertificatePair::read(&self.0.certificate, &self.0.key)
+    }
+
+    /// Uses a pair of [`prepare`](Tls::prepare) for handshakes from now on.
     ///
     /// Returns by how many certificates the chain is shorter than before, 0 if it is not. A shorter chain may mean that
     /// the file is truncated, so a warning is logged.
-    ///
-    /// # Errors
-    /// If the new pair cannot be used. The old pair then stays in use.
-    pub fn read_again(&self) -> Result<usize, CertificateError> {
-        let pair = CertificatePair::read(&self.0.certificate, &self.0.key)?;
+    pub(crate) fn commit(&self, pair: CertificatePair) -> usize {
         let now = pair.certificates;
         let before = self.0.pair.swap(Arc::new(pair)).certificates;
         if now < before {
             let file = self.0.certificate.display();
             tracing::warn!(%file, before, now, "the certificate chain is shorter than before; check that the file is complete");
         }
-        Ok(before.saturating_sub(now))
+        before.saturating_sub(now)
     }
 
     /// Returns the paths of the certificate's file and of the key's file.

@@ -36,8 +36,9 @@
 //! **A ban on another subject** ([`Store::ban`](crate::Store::ban)) refuses a request if a rule that applies counts the
 //! banned subject in the store, even in shadow mode. It is read with the counters.
 //!
-//! **A reload** replaces the whole rule set. Requests in progress finish under the rules they started with. Counters
-//! are identified by rule and limit, so they survive.
+//! **A reload** replaces the whole rule set, together with what else belongs to the configuration, such as the upstreams
+//! of the gateway ([`Engine::reload_with`]). Requests in progress finish under the rules they started with. Counters are
+//! identified by rule and limit, so they survive.
 
 mod active_rules;
 mod check_plan;
@@ -49,6 +50,7 @@ mod rule_counts;
 mod run_time_bans;
 mod run_to_completion;
 
+use std::any::Any;
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -111,6 +113,11 @@ struct Inner {
     bans: RunTimeBans,
     key_warnings: WarningGate,
 }
+
+/// A value that is put into use together with the rules, in one step: a request that is decided by some rules gets the
+/// companion of these rules. The gateway's upstreams are one.
+#[doc(hidden)]
+pub type Companion = Arc<dyn Any + Send + Sync>;
 
 /// The result of [`Engine::check`]: a permit or a refusal.
 #[derive(Debug)]
@@ -204,6 +211,27 @@ impl Engine {
         self.observe_reload(&rules);
     }
 
+    /// Replaces the rules and their [companion](Companion) in one step, and reports this to the observers, like
+    /// [`reload`](Engine::reload).
+    #[doc(hidden)] // for the gateway
+    pub fn reload_with(&self, rules: RuleSet, companion: Companion) {
+        self.0.active.rcu(|before| ActiveRules::new(rules.clone(), Some(before)).with_companion(companion.clone()));
+        self.observe_reload(&rules);
+    }
+
+    /// Sets the [companion](Companion) of the rules in use. A [`reload`](Engine::reload) keeps it.
+    #[doc(hidden)] // for the gateway
+    pub fn set_companion(&self, companion: Companion) {
+        let active = &self.0.active;
+        active.rcu(|before| ActiveRules::new(before.rules.clone(), Some(before)).with_companion(companion.clone()));
+    }
+
+    /// Returns the [companion](Companion) of the rules in use, or `None` if none was set.
+    #[doc(hidden)] // for the gateway
+    pub fn companion(&self) -> Option<Companion> {
+        self.0.active.load().companion.clone()
+    }
+
     /// Returns the limiter.
     pub fn limiter(&self) -> &Limiter {
         &self.0.limiter
@@ -269,7 +297,7 @@ impl Engine {
         let Limited { rules, limits, mut context } = loop {
             match self.prepare(&active, request, peer, options, looked_up.take()) {
                 Ok(Prepared::Limited(limited)) => break limited,
-                Ok(Prepared::Unlimited) => return Outcome::Admitted(Permit::unlimited()),
+                Ok(Prepared::Unlimited) => return Outcome::Admitted(Permit::unlimited(active.companion.clone())),
                 Ok(Prepared::UnknownKey(digest, address)) => {
                     let start = Instant::now();
                     let known = Box::pin(self.0.lookups.find_key_from(address, &digest)).await;
@@ -282,15 +310,20 @@ impl Engine {
         let (limit_set, spent) = active.limit_set(limits, &self.0.lookups, spent).await;
         context.spent = spent;
         let plan = active.check_plan(rules, limit_set);
+        let companion = active.companion.clone();
         drop(active);
-        match self.0.limiter.is_in_process() {
+        let mut outcome = match self.0.limiter.is_in_process() {
             true => self.decide(plan, context).await,
             false => {
                 self.follow_bans();
                 let engine = self.clone();
                 self.run_to_completion(async move { engine.decide(plan, context).await }).await
             }
+        };
+        if let Outcome::Admitted(permit) = &mut outcome {
+            permit.companion = companion;
         }
+        outcome
     }
 
     /// Runs the steps that need neither the limiter nor a lookup, and reports bans, refusals by shields and exemptions

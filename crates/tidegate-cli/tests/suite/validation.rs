@@ -1,11 +1,12 @@
 //! `tidegate validate` finds every error of a configuration file with which `tidegate serve` and `tidegate gateway` do not
 //! start.
 
+use std::path::Path;
 use std::process::{Command, Output};
 
 use tidegate_testkit::certificates::Authority;
 
-use crate::serving::{command, ended};
+use crate::serving::{Serving, command, ended};
 
 /// A text that is PEM, but whose certificate or key is not one.
 fn malformed_pem(kind: &str) -> String {
@@ -24,11 +25,10 @@ fn run(arguments: &[&str]) -> Output {
     ended(&mut with_arguments(arguments))
 }
 
-/// Each case: a name, a broken file, and a phrase of its error.
-#[test]
-fn validate_and_the_start_report_the_same_errors() {
-    let dir = tempfile::tempdir().unwrap();
-    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+/// Writes the files that broken configurations name to `dir`, and returns the configurations: for each its name, its
+/// text, and a phrase of its error. Certificates are those of `authority`.
+fn broken_files(dir: &Path, authority: &Authority) -> Vec<(&'static str, String, &'static str)> {
+    let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
     write("malformed.pem", &malformed_pem("CERTIFICATE"));
     write("malformed.key", &malformed_pem("PRIVATE KEY"));
     write("text.pem", "no certificate");
@@ -36,13 +36,12 @@ fn validate_and_the_start_report_the_same_errors() {
     write("empty", "");
     write("short", "short");
     write("keys.toml", "[[keys]]\nkey = \"planted\"\nplan = \"absent\"\n");
-    let authority = Authority::new();
     let (one, other) = (authority.issue(&["localhost"]), authority.issue(&["localhost"]));
     let (cert, key) = (one.cert_file.display(), other.key_file.display());
 
     let upstream = |more: &str| format!("[[upstreams]]\nname = \"api\"\nservers = [\"https://127.0.0.1:1\"]\n{more}");
     let store = |more: &str| format!("instances = 1\n[store]\nurls = [\"rediss://127.0.0.1:1\"]\n{more}");
-    let cases = [
+    vec![
         (
             "authority malformed",
             upstream("ca_file = \"malformed.pem\""),
@@ -103,7 +102,14 @@ fn validate_and_the_start_report_the_same_errors() {
         ),
         ("time without a unit", "deadline = 25".to_owned(), "such as \"25ms\""),
         ("syntax", "deadline = \"25ms".to_owned(), "broken.toml, line 1"),
-    ];
+    ]
+}
+
+#[test]
+fn validate_and_the_start_report_the_same_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::new();
+    let cases = broken_files(dir.path(), &authority);
     let file = dir.path().join("broken.toml");
     let config = file.to_str().unwrap();
     for (name, text, phrase) in cases {
@@ -124,5 +130,32 @@ fn validate_and_the_start_report_the_same_errors() {
         let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
         assert_eq!(json["valid"], false, "{name}");
         assert!(json["findings"].as_array().is_some_and(|findings| !findings.is_empty()), "{name}: {json}");
+    }
+}
+
+/// The running configuration has no rules, upstreams or keys, so no file is rejected because it has fewer of them.
+#[test]
+fn a_reload_rejects_the_same_files_as_validate_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::new();
+    let cases = broken_files(dir.path(), &authority);
+    let file = dir.path().join("broken.toml");
+    std::fs::write(&file, "path_bytes_max = 100\n").unwrap();
+    let mut command = Serving::command();
+    command.env("SHORT_SECRET", "short").env_remove("UNSET_VARIABLE");
+    let serving = Serving::start_as(command, &["--config", file.to_str().unwrap()]);
+    let request = format!(r#"{{"request":{{"method":"GET","path":"/{}","peer":"203.0.113.9"}}}}"#, "x".repeat(101));
+    for (name, text, phrase) in cases {
+        // A reload would replace the bound on paths by its default.
+        std::fs::write(&file, format!("{text}\n")).unwrap();
+        let answer = serving.operate("POST", "/v1/reload");
+        let body: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+        assert_eq!((answer.status, &body["reloaded"]), (422, &serde_json::json!(false)), "{name}: {body}");
+        let findings = body["findings"].as_array().unwrap().iter();
+        let said = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        let parts = findings.map(|finding| ["code", "message", "help"].map(|part| said(&finding[part])).join("\n"));
+        let said = [said(&body["message"]), parts.collect::<Vec<_>>().join("\n")].join("\n");
+        assert!(said.contains(phrase), "{name}: {phrase} in {said}");
+        assert_eq!(serving.check(&request).status, 414, "{name}");
     }
 }

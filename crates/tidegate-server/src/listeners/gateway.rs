@@ -69,7 +69,7 @@ use self::body::GatewayBody;
 use self::connection::{Client, InFlight};
 use self::deadlines::Deadlines;
 use self::proxy::Proxy;
-use self::upstream::Upstreams;
+pub(crate) use self::upstream::Upstreams;
 pub use self::upstream::{UpstreamError, check_upstream};
 use self::validate::Invalid;
 use crate::decider::Decider;
@@ -106,19 +106,9 @@ impl Gateway {
     /// # Errors
     /// If the certificate authorities of an upstream cannot be used.
     pub fn new(settings: &GatewaySettings) -> Result<Gateway, UpstreamError> {
-        let upstreams = Arc::new(Upstreams::new(settings)?);
+        let upstreams = Arc::new(Upstreams::new(settings, None)?);
         let GatewaySettings { bounds, proxy_protocol, access_log, .. } = *settings;
         Ok(Gateway { bounds, proxy_protocol, access_log, upstreams })
-    }
-
-    /// Replaces the upstreams and their routes. Requests in progress finish on their current upstreams.
-    ///
-    /// Upstreams with the same settings keep their connections.
-    ///
-    /// # Errors
-    /// If the certificate authorities of an upstream cannot be used. In that case, nothing is changed.
-    pub(crate) fn replace_upstreams(&self, settings: &GatewaySettings) -> Result<(), UpstreamError> {
-        self.upstreams.replace(settings)
     }
 }
 
@@ -141,10 +131,12 @@ impl GatewayListener {
     pub(crate) fn build(shared: &ServerState, gateway: Gateway) -> GatewayListener {
         let engine = shared.decider.engine().cloned();
         let engine = engine.unwrap_or_else(|| unlimited(shared.options.limiter.clone()));
-        let upstreams = gateway.upstreams.clone();
-        shared.metrics.set_upstreams(move || upstreams.stats());
+        engine.set_companion(gateway.upstreams);
+        let of_metrics = engine.clone();
+        let stats = move || Upstreams::of(&of_metrics).map(|upstreams| upstreams.stats()).unwrap_or_default();
+        shared.metrics.set_upstreams(stats);
         let deadlines = Deadlines::start();
-        let proxy = Proxy::new(gateway.upstreams, engine.clone(), gateway.bounds, deadlines.clone());
+        let proxy = Proxy::new(engine.clone(), gateway.bounds, deadlines.clone());
         let log = gateway.access_log.map(|format| AccessLog::new(format, engine.clone()));
         GatewayListener {
             service: layer(engine.clone(), shared.decider.clone()).layer(proxy),

@@ -11,6 +11,7 @@ mod gateway;
 mod http_subject;
 mod metrics;
 mod operator;
+mod reload_parts;
 mod resp_subject;
 mod same_answer;
 mod settings;
@@ -18,5 +19,5 @@ mod shutdown;
 mod site;
 mod throttle;
 mod tls_end;
-mod tls_reload;
+
 mod watching;

@@ -10,9 +10,9 @@ use parking_lot::RwLock;
 use tidegate_core::{Clock, Source, Timestamp, Wait};
 use tokio::time::Instant;
 
-use super::Refusal;
 use super::check_plan::CheckPlan;
 use super::rule_counts::{RuleCounts, RuleStats};
+use super::{Companion, Refusal};
 use crate::identity::{Identity, Origin};
 use crate::rules::{
     CompiledBan, CompiledRule, Indices, LazyReadings, LimitSet, Lookups, Matched, PlanQuestion, RequestView, RuleSet,
@@ -24,6 +24,7 @@ const PLANS_MAX: usize = 4_096;
 /// A rule set in use, with what is derived from it once: flags, the counts of its rules, and cached check plans.
 pub(super) struct ActiveRules {
     pub(super) rules: RuleSet,
+    pub(super) companion: Option<Companion>,
     /// Whether bans or identities depend on the time. If not, the engine does not read its clock.
     needs_time: bool,
     /// Whether a rule is a shield, in any mode.
@@ -46,7 +47,8 @@ pub(super) enum Limits {
 }
 
 impl ActiveRules {
-    /// Puts rules into use. A rule with the name of a rule in `before` continues its counts. No plan is cached yet.
+    /// Puts rules into use. A rule with the name of a rule in `before` continues its counts. No plan is cached yet. The
+    /// companion is that of `before`.
     pub(super) fn new(rules: RuleSet, before: Option<&ActiveRules>) -> ActiveRules {
         ActiveRules {
             needs_time: rules.depends_on_time(),
@@ -57,8 +59,14 @@ impl ActiveRules {
             path_bytes_max: if rules.is_off() { usize::MAX } else { rules.path_bytes_max() },
             counts: RuleCounts::new(&rules, before.map(|before| (&before.rules, &before.counts))),
             plans: RwLock::default(),
+            companion: before.and_then(|before| before.companion.clone()),
             rules,
         }
+    }
+
+    /// Sets the companion of the rules.
+    pub(super) fn with_companion(self, companion: Companion) -> ActiveRules {
+        ActiveRules { companion: Some(companion), ..self }
     }
 
     /// Returns the statistics of the rules, by rule and mode: see [`RuleCounts::stats`].

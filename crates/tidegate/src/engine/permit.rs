@@ -11,9 +11,9 @@ use std::time::Duration;
 use http::{HeaderMap, Response, StatusCode};
 use tidegate_core::{Check, Decision, Demand, LimitStatus};
 
-use super::Engine;
 use super::check_plan::{CheckPlan, Demands, LimitGroup, PlannedLimit};
 use super::request::RequestContext;
+use super::{Companion, Engine};
 use crate::answer::{Policies, grpc};
 use crate::limiter::EachDecision;
 #[cfg(feature = "tower")]
@@ -70,9 +70,14 @@ impl RefundReason {
 /// Wait for [`Permit::wait`] before the work, and call [`Permit::finish`] when the response is known. A permit that is
 /// dropped keeps every charge.
 #[must_use = "a permit that is dropped keeps every charge; call `finish` to refund what the response earned"]
-pub struct Permit(Option<Box<Granted>>);
+pub struct Permit {
+    /// Boxed, because a permit is moved several times. `None` if no limit applies.
+    granted: Option<Box<Granted>>,
+    /// The companion of the rules that have decided the request.
+    pub(super) companion: Option<Companion>,
+}
 
-/// A permit under at least one rule. Boxed, because a permit is moved several times.
+/// A permit under at least one rule.
 struct Granted {
     plan: Arc<CheckPlan>,
     /// The decision that the client is shown, or `None` if only shadow rules apply.
@@ -84,8 +89,8 @@ struct Granted {
 
 impl Permit {
     /// Creates the permit of a request to which no limit applies.
-    pub(super) fn unlimited() -> Permit {
-        Permit(None)
+    pub(super) fn unlimited(companion: Option<Companion>) -> Permit {
+        Permit { granted: None, companion }
     }
 
     /// Creates the permit of a request that the limits of `plan` admitted.
@@ -99,7 +104,7 @@ impl Permit {
             // The limits that were left out may be used up, so the response reports none of them.
             EachDecision::Partial(partial) => Decision::uncounted(partial.decision.at),
         });
-        Permit(Some(Box::new(Granted { plan, decision, wait, charges })))
+        Permit { granted: Some(Box::new(Granted { plan, decision, wait, charges })), companion: None }
     }
 
     /// Returns the decision on the enforced rules other than shields or, if there are none, on the shields.
@@ -107,20 +112,26 @@ impl Permit {
     /// `None` if no enforced rule applies or the request is exempt. If the store did not answer and the failure policy
     /// of a limit is `allow`, the decision has no limit statuses and [`Source::None`](crate::Source::None).
     pub fn decision(&self) -> Option<&Decision> {
-        self.0.as_ref()?.decision.as_ref()
+        self.granted.as_ref()?.decision.as_ref()
     }
 
     /// Returns the policies of the limits of [`Permit::decision`], in the same order. `None` if there is no decision.
     ///
     /// If the decision has no limit statuses, the policies are still those of all limits.
     pub fn policies(&self) -> Option<&Policies> {
-        self.0.as_ref()?.plan.shown().map(|group| &*group.policies)
+        self.granted.as_ref()?.plan.shown().map(|group| &*group.policies)
+    }
+
+    /// Returns the companion of the rules that have decided the request, or `None` if they have none.
+    #[cfg(feature = "tower")]
+    pub(crate) fn companion(&self) -> Option<&Companion> {
+        self.companion.as_ref()
     }
 
     /// Returns how long a leaky bucket delays the request: the caller should wait this long before it proceeds. Zero
     /// without a leaky bucket.
     pub fn wait(&self) -> Duration {
-        self.0.as_ref().map_or(Duration::ZERO, |granted| granted.wait)
+        self.granted.as_ref().map_or(Duration::ZERO, |granted| granted.wait)
     }
 
     /// Writes the rate-limit headers of the response, as [`Policies::write_headers`] does.
@@ -137,7 +148,7 @@ impl Permit {
     /// for it are shown as refunded.
     #[cfg(feature = "tower")]
     pub(crate) fn write_headers_of<B>(&self, response: &mut Response<B>) {
-        let shown = self.0.as_ref().and_then(|granted| granted.plan.shown());
+        let shown = self.granted.as_ref().and_then(|granted| granted.plan.shown());
         let Some((decision, group)) = self.decision().zip(shown).filter(|(_, group)| group.is_refundable) else {
             return self.write_headers(response.headers_mut());
         };
@@ -157,7 +168,7 @@ impl Permit {
     /// It has the units of rules with a `charge` other than `always`. `None` if no such rule has charged the request.
     /// Then [keep](Permit::keep) the permit: units must be refunded by the permit or by its receipt, not by both.
     pub fn receipt(&self) -> Option<Receipt> {
-        let charges = self.0.as_ref()?.charges.as_ref()?;
+        let charges = self.granted.as_ref()?.charges.as_ref()?;
         Receipt::new(charges.receipt_parts(), charges.engine.limiter())
     }
 
@@ -170,7 +181,7 @@ impl Permit {
     /// A refund that fails, because the store does not answer, is logged and lost. If the returned future is dropped
     /// after its first poll, the refund still completes.
     pub async fn finish(self, ending: Ending) {
-        if let Some(charges) = self.0.and_then(|granted| granted.charges) {
+        if let Some(charges) = self.granted.and_then(|granted| granted.charges) {
             Box::pin(charges.refund(RefundReason::Ended(ending))).await;
         }
     }

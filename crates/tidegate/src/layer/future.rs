@@ -112,6 +112,9 @@ where
         if let Some(decision) = permit.decision() {
             request.extensions_mut().insert(decision.clone());
         }
+        if let Some(companion) = permit.companion() {
+            request.extensions_mut().insert(companion.clone());
+        }
         if !permit.wait().is_zero() {
             // A ready service may hold a slot for which other requests wait, so it is replaced by one that is not ready.
             inner = inner.clone();

@@ -35,7 +35,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, HOST, RETRY_AFTER, TRANSFER_ENCOD
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 use hyper::body::{Body, Incoming};
 use smallvec::SmallVec;
-use tidegate::engine::Engine;
+use tidegate::engine::{Companion, Engine};
 use tidegate::gateway::GatewayBounds;
 use tidegate::layer::KeepCharge;
 use tidegate::rules::RequestView;
@@ -60,7 +60,6 @@ use crate::metrics::UpstreamFailure;
 pub(super) struct Proxy(Arc<Inner>);
 
 struct Inner {
-    upstreams: Arc<Upstreams>,
     /// Its rules contain the trusted proxies.
     engine: Engine,
     bounds: GatewayBounds,
@@ -148,14 +147,10 @@ impl ProxyError {
 }
 
 impl Proxy {
-    /// Creates a service that forwards to `upstreams`. The rules of `engine` contain the trusted proxies.
-    pub(super) fn new(
-        upstreams: Arc<Upstreams>,
-        engine: Engine,
-        bounds: GatewayBounds,
-        deadlines: Arc<Deadlines>,
-    ) -> Proxy {
-        Proxy(Arc::new(Inner { upstreams, engine, bounds, deadlines }))
+    /// Creates a service that forwards a request to the upstreams of the rules that have admitted it. The rules of
+    /// `engine` contain the trusted proxies.
+    pub(super) fn new(engine: Engine, bounds: GatewayBounds, deadlines: Arc<Deadlines>) -> Proxy {
+        Proxy(Arc::new(Inner { engine, bounds, deadlines }))
     }
 }
 
@@ -177,7 +172,9 @@ impl Service<Request<Incoming>> for Proxy {
 impl Inner {
     /// Finds the upstream of a request, forwards it, and counts the result.
     async fn forward(&self, request: Request<Incoming>) -> Result<Response<GatewayBody>, ProxyError> {
-        let upstream = self.upstreams.find(&RequestView::of(&request)).ok_or(ProxyError::NoRoute)?;
+        let upstreams = request.extensions().get::<Companion>().and_then(|rules| rules.downcast_ref::<Upstreams>());
+        let upstream = upstreams.and_then(|upstreams| upstreams.find(&RequestView::of(&request)));
+        let upstream = upstream.ok_or(ProxyError::NoRoute)?.clone();
         let log = request.extensions().get::<Arc<LogEntry>>().cloned();
         let began = Instant::now();
         let forwarded = self.forward_to(&upstream, request).await;

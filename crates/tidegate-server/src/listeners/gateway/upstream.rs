@@ -13,15 +13,14 @@
 //! **Shares.** A client address has at most `max_concurrent_per_address` of these slots, requests in the queue included.
 //! Its further requests are answered with 429. So one client, however slow its requests are, cannot take all slots.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use http::HeaderValue;
 use parking_lot::Mutex;
+use tidegate::engine::Engine;
 use tidegate::gateway::{GatewaySettings, Routes, UpstreamSettings};
 use tidegate::rules::RequestView;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -70,12 +69,12 @@ pub fn check_upstream(settings: &UpstreamSettings) -> Result<(), UpstreamError> 
     Upstream::new(settings, None).map(drop)
 }
 
-/// The upstreams of a gateway and the routes to them. A reload replaces them.
+/// The upstreams of a gateway and the routes to them.
+///
+/// They are the [`Companion`](tidegate::engine::Companion) of the rules: a reload replaces both in one step, and a
+/// request is forwarded to the upstreams of the rules that have admitted it.
 #[derive(Debug)]
-pub(super) struct Upstreams(ArcSwap<Routed>);
-
-#[derive(Debug)]
-struct Routed {
+pub(crate) struct Upstreams {
     routes: Routes,
     upstreams: Vec<Arc<Upstream>>,
 }
@@ -83,46 +82,36 @@ struct Routed {
 impl Upstreams {
     /// Creates the upstreams of these settings. Opens no connection.
     ///
+    /// An upstream of `running` with the same settings keeps its connections and state; one with the same name keeps
+    /// its counters.
+    ///
     /// # Errors
     /// If the certificate authorities or the host of an upstream cannot be used.
-    pub(super) fn new(settings: &GatewaySettings) -> Result<Upstreams, UpstreamError> {
-        Ok(Upstreams(ArcSwap::from_pointee(Routed::new(settings, &HashMap::new())?)))
-    }
-
-    /// Replaces the upstreams and the routes. Upstreams with the same settings keep their connections and state.
-    ///
-    /// Requests in progress finish on their current upstreams.
-    ///
-    /// # Errors
-    /// If one of the new upstreams cannot be used. In that case, nothing is changed.
-    pub(super) fn replace(&self, settings: &GatewaySettings) -> Result<(), UpstreamError> {
-        let running = self.0.load();
-        let running = running.upstreams.iter().map(|upstream| (upstream.settings.name.clone(), upstream.clone()));
-        self.0.store(Arc::new(Routed::new(settings, &running.collect())?));
-        Ok(())
-    }
-
-    /// Returns the upstream for a request, or `None` if there is no route for it.
-    pub(super) fn find(&self, request: &RequestView<'_>) -> Option<Arc<Upstream>> {
-        let routed = self.0.load();
-        routed.routes.find(request).and_then(|index| routed.upstreams.get(index).cloned())
-    }
-
-    /// Returns the name and the counters of each upstream, in the order of the configuration.
-    pub(super) fn stats(&self) -> Vec<(Arc<str>, Arc<UpstreamStats>)> {
-        let routed = self.0.load();
-        routed.upstreams.iter().map(|upstream| (upstream.settings.name.clone(), upstream.stats.clone())).collect()
-    }
-}
-
-impl Routed {
-    fn new(settings: &GatewaySettings, running: &HashMap<Arc<str>, Arc<Upstream>>) -> Result<Routed, UpstreamError> {
-        let upstream = |settings: &UpstreamSettings| match running.get(&settings.name) {
+    pub(crate) fn new(settings: &GatewaySettings, running: Option<&Upstreams>) -> Result<Upstreams, UpstreamError> {
+        let running = |name: &str| {
+            running.into_iter().flat_map(|running| &running.upstreams).find(|upstream| &*upstream.settings.name == name)
+        };
+        let upstream = |settings: &UpstreamSettings| match running(&settings.name) {
             Some(upstream) if upstream.settings == *settings => Ok(upstream.clone()),
             before => Upstream::new(settings, before.map(|upstream| upstream.stats.clone())).map(Arc::new),
         };
         let upstreams = settings.upstreams.iter().map(upstream).collect::<Result<_, _>>()?;
-        Ok(Routed { routes: settings.routes.clone(), upstreams })
+        Ok(Upstreams { routes: settings.routes.clone(), upstreams })
+    }
+
+    /// Returns the upstreams of the rules that `engine` uses. `None` without a gateway.
+    pub(crate) fn of(engine: &Engine) -> Option<Arc<Upstreams>> {
+        engine.companion()?.downcast().ok()
+    }
+
+    /// Returns the upstream for a request, or `None` if there is no route for it.
+    pub(super) fn find(&self, request: &RequestView<'_>) -> Option<&Arc<Upstream>> {
+        self.routes.find(request).and_then(|index| self.upstreams.get(index))
+    }
+
+    /// Returns the name and the counters of each upstream, in the order of the configuration.
+    pub(super) fn stats(&self) -> Vec<(Arc<str>, Arc<UpstreamStats>)> {
+        self.upstreams.iter().map(|upstream| (upstream.settings.name.clone(), upstream.stats.clone())).collect()
     }
 }
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::{FileSource, FileWatch, Stamps, stamp};
 use crate::config::{Loaded, Loader, Part, Report, Settings};
-use crate::engine::Engine;
+use crate::engine::{Companion, Engine};
 use crate::gateway::GatewaySettings;
 
 /// The maximum number of parts that a log line names.
@@ -23,7 +23,7 @@ pub struct RulesSource {
     loader: Loader,
     engine: Engine,
     loaded: ArcSwap<Loaded>,
-    /// The files that a rejected configuration names. One of them may be the reason.
+    /// The files that a configuration names which is not in use. One of them may be the reason.
     rejected_files: Mutex<Vec<PathBuf>>,
 }
 
@@ -65,21 +65,28 @@ impl RulesSource {
         self.loaded.load().files.iter().map(|(file, metadata)| (file.clone(), stamp(metadata))).collect()
     }
 
-    /// Loads and checks the file, and replaces the rules of the engine if it is valid. Blocks while it reads files.
-    ///
-    /// Logs findings, and changed settings that take effect only after a restart, as warnings.
+    /// Loads and checks the file. Changes nothing. Blocks while it reads files.
     ///
     /// # Errors
-    /// Returns the report of [`Loader::reload`]. The rules in force stay.
-    pub fn read(&self) -> Result<Arc<Loaded>, Report> {
+    /// Returns the report of [`Loader::reload`].
+    pub fn prepare(&self) -> Result<Loaded, Report> {
         let loaded = self.loader.reload(&self.file, &self.loaded.load());
         *self.rejected_files.lock() = match &loaded {
-            Ok(_) => Vec::new(),
+            // Until it is put into use.
+            Ok(loaded) => loaded.referenced_files.clone(),
             // A pipe is not opened, because that would wait for a writer.
             Err(_) if self.file.is_file() => self.loader.referenced_files(&self.file),
             Err(_) => Vec::new(),
         };
-        let loaded = Arc::new(loaded?);
+        loaded
+    }
+
+    /// Puts a configuration of [`prepare`](RulesSource::prepare) into use: replaces the rules of the engine and, if
+    /// there is a `companion`, their companion.
+    ///
+    /// Logs findings, and changed settings that take effect only after a restart, as warnings.
+    pub fn commit(&self, loaded: Loaded, companion: Option<Companion>) -> Arc<Loaded> {
+        let loaded = Arc::new(loaded);
         let running = self.loaded.load();
         let changed = changed_settings(&running.settings, &loaded.settings);
         for setting in changed.chain(changed_gateway(&running.gateway, &loaded.gateway)) {
@@ -88,9 +95,13 @@ impl RulesSource {
         for finding in &loaded.findings {
             tracing::warn!(code = finding.code().as_str(), "{}", finding.message());
         }
-        self.engine.reload(loaded.rules.clone());
+        match companion {
+            Some(companion) => self.engine.reload_with(loaded.rules.clone(), companion),
+            None => self.engine.reload(loaded.rules.clone()),
+        }
         self.loaded.store(loaded.clone());
-        Ok(loaded)
+        self.rejected_files.lock().clear();
+        loaded
     }
 
     /// Logs that the configuration was read, and which of its parts have changed: the first 100, or none without
@@ -247,8 +258,8 @@ impl FileSource for Observed {
     }
 
     fn read(&self) -> (Result<Arc<Loaded>, Rejection>, Stamps) {
-        match self.rules.read() {
-            Ok(loaded) => (Ok(loaded), self.rules.stamps()),
+        match self.rules.prepare() {
+            Ok(loaded) => (Ok(self.rules.commit(loaded, None)), self.rules.stamps()),
             Err(report) => (Err(Rejection::Invalid(report)), Stamps::new()),
         }
     }
