@@ -51,6 +51,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tidegate_core::{ShardId, StoreErrorKind as Kind};
@@ -59,20 +60,16 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use self::slot::SLOTS;
-use self::topology::SlotRange;
-use crate::fault::{Fault, Target};
+use self::slot_map::SlotRange;
+use crate::fault::{Fault, Redirect, Target};
 use crate::node::Node;
+use crate::router::{Attempt, Retry, Topology, TopologyFuture};
 use crate::url::Endpoint;
-use crate::worker::WorkerSettings;
+use crate::worker::{Sharing, WorkerSettings};
 
 pub(crate) mod slot;
-mod topology;
+mod slot_map;
 
-/// The maximum number of times that a call is made.
-pub(crate) const ATTEMPTS_MAX: usize = 8;
-/// The pauses before a call that a node could not serve is made again. Their sum is less than the default deadline.
-pub(crate) const PAUSES: [Duration; 4] =
-    [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4), Duration::from_millis(8)];
 /// The time between two readings of the slot map if nothing suggests a change.
 const REFRESH_EVERY: Duration = Duration::from_secs(30);
 /// The shortest time between two readings of the slot map. It doubles up to [`REFRESH_PAUSE_MAX`] while the map is read
@@ -133,31 +130,8 @@ impl Cluster {
         cluster
     }
 
-    /// Returns the owner of a slot, or `None` if it is not known.
-    pub(crate) fn known_owner(&self, slot: u16) -> Option<Arc<Node>> {
-        self.read(|state| state.owners[usize::from(slot)].clone())
-    }
-
-    /// Returns the owner of a slot. Waits until the slot map has been read for the first time.
-    ///
-    /// # Errors
-    /// Returns a fault if the slot has no owner, or the reason why the slot map could not be read.
-    pub(crate) async fn owner(&self, slot: u16) -> Result<Arc<Node>, Fault> {
-        if let Some(owner) = self.known_owner(slot) {
-            return Ok(owner);
-        }
-        let mut refreshes = self.refreshes.subscribe();
-        // An error would mean that the sender was dropped, but `self` holds it.
-        let _ = refreshes.wait_for(|&count| count > 0).await;
-        let (owner, fault) = self.read(|state| (state.owners[usize::from(slot)].clone(), state.fault.clone()));
-        owner.ok_or_else(|| {
-            self.settings.refresh_wanted.notify_one();
-            fault.unwrap_or_else(|| Fault::new(Kind::Unavailable, "no node of the cluster owns this slot"))
-        })
-    }
-
     /// Makes the node that a `MOVED` reply of `sender` names the owner of the slot, and returns it.
-    pub(crate) fn moved(&self, slot: u16, target: &Target, sender: &Node) -> Arc<Node> {
+    fn moved(&self, slot: u16, target: &Target, sender: &Node) -> Arc<Node> {
         let owner = self.node_at(target, sender);
         let before = self.write(|state| state.owners[usize::from(slot)].replace(owner.clone()));
         if before.is_none_or(|before| !Arc::ptr_eq(&before, &owner)) {
@@ -167,50 +141,16 @@ impl Cluster {
     }
 
     /// Returns the node that a redirection of `sender` names.
-    pub(crate) fn node_at(&self, target: &Target, sender: &Node) -> Arc<Node> {
+    fn node_at(&self, target: &Target, sender: &Node) -> Arc<Node> {
         let host = target.host.as_deref().unwrap_or(&sender.endpoint.host);
         let node = self.write(|state| self.node(state, host, target.port));
         node.was_named.store(true, Ordering::Relaxed);
         node
     }
 
-    /// Returns the nodes that own slots, each once.
-    pub(crate) fn masters(&self) -> Vec<Arc<Node>> {
-        let mut masters: Vec<Arc<Node>> = Vec::new();
-        self.read(|state| {
-            for owner in state.owners.iter().flatten() {
-                // Slots of one owner are usually neighbours.
-                if masters.last().is_none_or(|last| last.id != owner.id)
-                    && masters.iter().all(|master| master.id != owner.id)
-                {
-                    masters.push(owner.clone());
-                }
-            }
-        });
-        masters
-    }
-
-    /// Returns all nodes that have a worker.
-    pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
-        self.read(|state| state.nodes.values().cloned().collect())
-    }
-
-    /// Waits for an attempt to read the slot map that begins after this call.
-    ///
-    /// # Errors
-    /// Returns the reason why it could not be read.
-    pub(crate) async fn refreshed(&self) -> Result<(), Fault> {
-        let mut refreshes = self.refreshes.subscribe();
-        let before = *refreshes.borrow_and_update();
-        self.settings.refresh_wanted.notify_one();
-        // An attempt in progress may have read the map before this call.
-        let _ = refreshes.wait_for(|&count| count > before + u64::from(before > 0)).await;
-        self.read(|state| state.fault.clone()).map_or(Ok(()), Err)
-    }
-
     /// Reads the slot map from a node. Returns whether every slot has an owner.
     async fn refresh(&self) -> bool {
-        let mut masters = self.masters();
+        let mut masters = self.known_masters();
         fastrand::shuffle(&mut masters);
         masters.truncate(ASKED_MAX);
         let read = match first_answer(&masters).await {
@@ -272,6 +212,107 @@ impl Cluster {
 
     fn write<T>(&self, write: impl FnOnce(&mut State) -> T) -> T {
         write(&mut self.state.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Topology for Cluster {
+    fn known_owner(&self, slot: u16) -> Option<Arc<Node>> {
+        self.read(|state| state.owners[usize::from(slot)].clone())
+    }
+
+    /// Waits until the slot map has been read for the first time.
+    fn owner(&self, slot: u16) -> TopologyFuture<'_, Arc<Node>> {
+        Box::pin(async move {
+            if let Some(owner) = self.known_owner(slot) {
+                return Ok(owner);
+            }
+            let mut refreshes = self.refreshes.subscribe();
+            // An error would mean that the sender was dropped, but `self` holds it.
+            let _ = refreshes.wait_for(|&count| count > 0).await;
+            let (owner, fault) = self.read(|state| (state.owners[usize::from(slot)].clone(), state.fault.clone()));
+            owner.ok_or_else(|| {
+                self.settings.refresh_wanted.notify_one();
+                fault.unwrap_or_else(|| Fault::new(Kind::Unavailable, "no node of the cluster owns this slot"))
+            })
+        })
+    }
+
+    fn known_masters(&self) -> Vec<Arc<Node>> {
+        let mut masters: Vec<Arc<Node>> = Vec::new();
+        self.read(|state| {
+            for owner in state.owners.iter().flatten() {
+                // Slots of one owner are usually neighbours.
+                if masters.last().is_none_or(|last| last.id != owner.id)
+                    && masters.iter().all(|master| master.id != owner.id)
+                {
+                    masters.push(owner.clone());
+                }
+            }
+        });
+        masters
+    }
+
+    fn masters(&self) -> TopologyFuture<'_, Vec<Arc<Node>>> {
+        Box::pin(async {
+            let masters = self.known_masters();
+            if !masters.is_empty() {
+                return Ok(masters);
+            }
+            self.refreshed().await?;
+            Ok(self.known_masters())
+        })
+    }
+
+    fn nodes(&self) -> Vec<Arc<Node>> {
+        self.read(|state| state.nodes.values().cloned().collect())
+    }
+
+    /// Waits for an attempt to read the slot map that begins after this call.
+    fn refreshed(&self) -> TopologyFuture<'_, ()> {
+        Box::pin(async {
+            let mut refreshes = self.refreshes.subscribe();
+            let before = *refreshes.borrow_and_update();
+            self.settings.refresh_wanted.notify_one();
+            // An attempt in progress may have read the map before this call.
+            let _ = refreshes.wait_for(|&count| count > before + u64::from(before > 0)).await;
+            self.read(|state| state.fault.clone()).map_or(Ok(()), Err)
+        })
+    }
+
+    /// Follows redirections.
+    fn retry<'a>(&'a self, attempt: &'a mut Attempt, fault: &'a Fault) -> BoxFuture<'a, Retry> {
+        Box::pin(async move {
+            let Some(redirect) = &fault.redirect else { return Retry::Fail };
+            match redirect {
+                Redirect::Moved(target) => {
+                    // Nodes that redirect to each other do not agree yet on the owner of the slot.
+                    if attempt.count > 2 {
+                        attempt.pause().await;
+                    }
+                    let owner = self.moved(attempt.slot, target, &attempt.node);
+                    attempt.send_to(owner)
+                }
+                Redirect::Ask(_) | Redirect::TryAgain if attempt.usual != Sharing::Alone => Retry::Split,
+                Redirect::Ask(target) => {
+                    attempt.node = self.node_at(target, &attempt.node);
+                    attempt.sharing = Sharing::Asking;
+                    Retry::Send
+                }
+                Redirect::NotLocal => {
+                    attempt.usual = Sharing::Slot(attempt.slot);
+                    attempt.send_to(attempt.node.clone())
+                }
+                Redirect::TryAgain | Redirect::Later => {
+                    if !attempt.pause().await {
+                        return Retry::Fail;
+                    }
+                    match self.owner(attempt.slot).await {
+                        Ok(owner) => attempt.send_to(owner),
+                        Err(_) => Retry::Fail,
+                    }
+                }
+            }
+        })
     }
 }
 
@@ -337,7 +378,7 @@ fn ask_all(nodes: &[Arc<Node>]) -> FuturesUnordered<Asked> {
         let node = node.clone();
         Box::pin(async move {
             let reply = node.command(&["CLUSTER", "SLOTS"]).await;
-            (reply.and_then(|reply| topology::parse(&reply)), node)
+            (reply.and_then(|reply| slot_map::parse(&reply)), node)
         })
     };
     nodes.iter().map(ask).collect()

@@ -178,7 +178,7 @@ impl Fault {
     }
 
     /// Creates the fault for work that was not sent because the server is no longer the master.
-    pub(crate) fn left() -> Fault {
+    pub(crate) fn demoted() -> Fault {
         Fault::new(Kind::Unavailable, "the server is no longer the master")
     }
 

@@ -14,7 +14,7 @@ use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::push_command;
 use crate::url::Endpoint;
-use crate::worker::{Delivery, Sharing, Waiter, WaitingSince, Work, Worker, WorkerSettings};
+use crate::worker::{Sharing, Waiter, WaitingSince, Work, Worker, WorkerSettings};
 
 /// The maximum number of [`Node::catch_up`] calls that are completed together.
 const CATCH_UPS_MAX: usize = 1_024;
@@ -28,8 +28,8 @@ pub(crate) struct Node {
     catch_ups: mpsc::UnboundedSender<oneshot::Sender<()>>,
     /// Whether a redirection has named this node since the topology was last read.
     pub(crate) was_named: AtomicBool,
-    /// Whether nothing more may be sent to the server. Shared with the worker.
-    is_left: Arc<AtomicBool>,
+    /// Whether another server is the master, so that nothing more may be sent to this one. Shared with the worker.
+    is_demoted: Arc<AtomicBool>,
     /// Since when the oldest call has been waiting for its reply. Shared with the worker.
     waiting: Arc<WaitingSince>,
 }
@@ -45,9 +45,9 @@ impl Node {
     ) -> Arc<Node> {
         let (queue, mut works) = mpsc::channel(queue_length);
         let (catch_ups, catch_ups_received) = mpsc::unbounded_channel();
-        let is_left = Arc::new(AtomicBool::new(false));
+        let is_demoted = Arc::new(AtomicBool::new(false));
         let waiting = Arc::new(WaitingSince::default());
-        let worker = Worker::new(endpoint.clone(), settings, is_left.clone(), waiting.clone());
+        let worker = Worker::new(endpoint.clone(), settings, is_demoted.clone(), waiting.clone());
         runtime.spawn(async move {
             let serve = async move {
                 // After a panic, callers whose work the worker had taken from the queue get an error, because their
@@ -64,7 +64,7 @@ impl Node {
                 () = complete_catch_ups(catch_ups_received) => {}
             }
         });
-        Arc::new(Node { id, endpoint, queue, catch_ups, was_named: AtomicBool::new(false), is_left, waiting })
+        Arc::new(Node { id, endpoint, queue, catch_ups, was_named: AtomicBool::new(false), is_demoted, waiting })
     }
 
     /// Returns for how long the oldest call has been waiting for its reply, or the worker has been trying to connect.
@@ -73,12 +73,12 @@ impl Node {
         self.waiting.get().map(|since| since.elapsed())
     }
 
-    /// Leaves the server, which is no longer the master: no further request is sent to it.
+    /// Marks the server as a former master: no further request is sent to it.
     ///
     /// Calls in flight get their replies. All other work, including work that is submitted later, fails with
-    /// [`Fault::left`].
-    pub(crate) fn leave(&self) {
-        self.is_left.store(true, Ordering::Release);
+    /// [`Fault::demoted`].
+    pub(crate) fn demote(&self) {
+        self.is_demoted.store(true, Ordering::Release);
     }
 
     /// Puts the work that `work` creates for a result channel into the worker's queue, and waits for the result.
@@ -96,8 +96,8 @@ impl Node {
             Err(mpsc::error::TrySendError::Full(_)) => {
                 return Err(Fault::new(Kind::Unavailable, "too many callers are waiting"));
             }
-            Err(mpsc::error::TrySendError::Closed(_)) if self.is_left.load(Ordering::Acquire) => {
-                return Err(Fault::left());
+            Err(mpsc::error::TrySendError::Closed(_)) if self.is_demoted.load(Ordering::Acquire) => {
+                return Err(Fault::demoted());
             }
             Err(mpsc::error::TrySendError::Closed(_)) => {
                 return Err(Fault::new(Kind::Unreachable, "the tokio runtime of the store has shut down"));
@@ -117,8 +117,7 @@ impl Node {
     pub(crate) async fn command(&self, parts: &[impl AsRef<[u8]>]) -> Result<Reply, Fault> {
         let mut request = Vec::new();
         push_command(&mut request, parts);
-        let delivery = Delivery { slot: 0, sharing: Sharing::Alone };
-        self.submit(|waiter| Work::Command(request, delivery, waiter)).await
+        self.submit(|waiter| Work::Command(request, Sharing::Alone, waiter)).await
     }
 
     /// Completes when the worker has delivered all replies that have already arrived.

@@ -1,35 +1,156 @@
-//! Sends a request to the server that owns its slot, and follows redirections and failovers. `cluster.rs` and
-//! `sentinel.rs` describe the design.
+//! Sends a request to the server that owns its slot, and sends it again if it was not executed and another server may
+//! execute it.
+//!
+//! ```text
+//!   Router::run ─▶ Topology::owner ─▶ Node::submit ─▶ answer
+//!                                       ▲    │ fault
+//!                                       │    ▼
+//!                                     Topology::retry     one server: never; a cluster: redirections; Sentinels: failovers
+//! ```
+//!
+//! `cluster.rs` and `sentinel.rs` describe when a request is sent again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tidegate_core::{Location, ShardId, StoreError};
 use tokio::time::sleep;
 
-use crate::cluster::{ATTEMPTS_MAX, Cluster, PAUSES};
-use crate::fault::{Fault, Redirect};
+use crate::fault::Fault;
 use crate::key::Prefix;
 use crate::node::Node;
-use crate::sentinel::Sentinels;
 use crate::url::StoreUrl;
-use crate::worker::{CallScope, Delivery, Sharing, Waiter, Work, WorkerSettings};
+use crate::worker::{CallScope, Sharing, Waiter, Work, WorkerSettings};
 
-/// The servers of a store.
+/// The maximum number of times that a request is sent.
+const ATTEMPTS_MAX: usize = 8;
+/// The pauses before a request that a server could not execute is sent again. Their sum is less than the default
+/// deadline.
+const PAUSES: [Duration; 4] =
+    [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4), Duration::from_millis(8)];
+
+/// The servers of a store: one server, the nodes of a cluster, or the master that Sentinels name.
+pub(crate) trait Topology: Send + Sync {
+    /// Returns the server that owns a slot, or `None` if it is not known.
+    fn known_owner(&self, slot: u16) -> Option<Arc<Node>>;
+
+    /// Returns the server that owns a slot. Waits until the servers are known.
+    ///
+    /// # Errors
+    /// Returns a fault if the slot has no owner, or the servers cannot be found.
+    fn owner(&self, slot: u16) -> TopologyFuture<'_, Arc<Node>>;
+
+    /// Returns the servers that are known to hold keys, each once.
+    fn known_masters(&self) -> Vec<Arc<Node>>;
+
+    /// Returns the servers that hold keys, each once. Waits until they are known.
+    ///
+    /// # Errors
+    /// Returns a fault if they cannot be found.
+    fn masters(&self) -> TopologyFuture<'_, Vec<Arc<Node>>>;
+
+    /// Returns all servers with a connection.
+    fn nodes(&self) -> Vec<Arc<Node>> {
+        self.known_masters()
+    }
+
+    /// Finds out again which servers hold keys. Does nothing for one server.
+    ///
+    /// # Errors
+    /// Returns a fault if they cannot be found.
+    fn refreshed(&self) -> TopologyFuture<'_, ()>;
+
+    /// Decides whether a request that failed with `fault` is sent again, and changes `attempt` to where and how. Waits
+    /// for a pause if the server may execute it later.
+    ///
+    /// Returns [`Retry::Send`] only if the request was not executed.
+    fn retry<'a>(&'a self, attempt: &'a mut Attempt, fault: &'a Fault) -> BoxFuture<'a, Retry>;
+}
+
+/// A future of a [`Topology`] that may fail.
+pub(crate) type TopologyFuture<'a, T> = BoxFuture<'a, Result<T, Fault>>;
+
+/// A request that was sent at least once.
+pub(crate) struct Attempt {
+    /// The slot of its keys.
+    pub(crate) slot: u16,
+    /// The server to which it is sent.
+    pub(crate) node: Arc<Node>,
+    /// With which other work it shares a call, unless a redirection changes that for one attempt.
+    pub(crate) usual: Sharing,
+    /// With which other work it shares this call.
+    pub(crate) sharing: Sharing,
+    /// How many times it was sent.
+    pub(crate) count: usize,
+    pauses: std::array::IntoIter<Duration, 4>,
+}
+
+impl Attempt {
+    /// Waits for the next of the [`PAUSES`]. Returns `false` at once if all are used up.
+    pub(crate) async fn pause(&mut self) -> bool {
+        match self.pauses.next() {
+            Some(pause) => {
+                sleep(pause).await;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Sends the request to `node` next, with its usual sharing.
+    pub(crate) fn send_to(&mut self, node: Arc<Node>) -> Retry {
+        (self.node, self.sharing) = (node, self.usual);
+        Retry::Send
+    }
+}
+
+/// What to do with a request that has failed.
+pub(crate) enum Retry {
+    /// It is sent again, as the [`Attempt`] says.
+    Send,
+    /// It has failed.
+    Fail,
+    /// Its slot is being moved to another node, and it must be sent in calls with fewer keys.
+    Split,
+}
+
+/// The topology of one server, which owns all slots.
+impl Topology for Arc<Node> {
+    fn known_owner(&self, _slot: u16) -> Option<Arc<Node>> {
+        Some(self.clone())
+    }
+
+    fn owner(&self, _slot: u16) -> TopologyFuture<'_, Arc<Node>> {
+        Box::pin(async { Ok(self.clone()) })
+    }
+
+    fn known_masters(&self) -> Vec<Arc<Node>> {
+        vec![self.clone()]
+    }
+
+    fn masters(&self) -> TopologyFuture<'_, Vec<Arc<Node>>> {
+        Box::pin(async { Ok(self.known_masters()) })
+    }
+
+    fn refreshed(&self) -> TopologyFuture<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn retry<'a>(&'a self, _: &'a mut Attempt, _: &'a Fault) -> BoxFuture<'a, Retry> {
+        Box::pin(async { Retry::Fail })
+    }
+}
+
+/// Sends requests to the servers of a store.
 pub(crate) struct Router {
     pub(crate) url: StoreUrl,
     pub(crate) call_scope: CallScope,
-    pub(crate) servers: Servers,
+    pub(crate) topology: Arc<dyn Topology>,
     pub(crate) settings: Arc<WorkerSettings>,
     /// The pattern of the store's keys, such as `tidegate:tg2:*`, for errors.
     pub(crate) key_pattern: String,
-}
-
-/// One server, the nodes of a cluster, or the master that Sentinels name.
-pub(crate) enum Servers {
-    One(Arc<Node>),
-    Cluster(Arc<Cluster>),
-    Sentinel(Arc<Sentinels>),
 }
 
 /// The reason why a request has no result.
@@ -39,18 +160,6 @@ pub(crate) enum Refused {
     /// The slot is being moved to another node. Nothing was executed. The request must be sent in calls with fewer
     /// keys.
     SlotIsMoving,
-}
-
-/// Which requests may share a call.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Width {
-    /// All checks for the node that are waiting at the same time, if calls may have keys of several slots; otherwise as
-    /// `Wide`.
-    Widest,
-    /// All requests for the slot that are waiting at the same time.
-    Wide,
-    /// Only this request.
-    Narrow,
 }
 
 impl Router {
@@ -64,11 +173,7 @@ impl Router {
 
     pub(crate) fn locate(&self, subject: &[u8]) -> Location {
         let slot = self.slot(subject);
-        let shard = match &self.servers {
-            Servers::One(node) => node.id,
-            Servers::Cluster(cluster) => cluster.known_owner(slot).map_or(ShardId::default(), |owner| owner.id),
-            Servers::Sentinel(sentinels) => sentinels.known_master().map_or(ShardId::default(), |master| master.id),
-        };
+        let shard = self.topology.known_owner(slot).map_or(ShardId::default(), |owner| owner.id);
         Location::new(slot.into(), shard)
     }
 
@@ -77,169 +182,95 @@ impl Router {
     /// # Errors
     /// Returns an error if no node of the cluster, or no Sentinel, answers.
     pub(crate) async fn masters(&self) -> Result<Vec<Arc<Node>>, StoreError> {
-        match &self.servers {
-            Servers::One(node) => Ok(vec![node.clone()]),
-            Servers::Cluster(cluster) => {
-                let masters = cluster.masters();
-                if !masters.is_empty() {
-                    return Ok(masters);
-                }
-                cluster.refreshed().await.map_err(|fault| self.error(fault))?;
-                Ok(cluster.masters())
-            }
-            Servers::Sentinel(sentinels) => Ok(vec![sentinels.master().await.map_err(|fault| self.error(fault))?]),
-        }
+        self.topology.masters().await.map_err(|fault| self.error(fault))
     }
 
-    /// Returns the servers that are known to hold keys.
-    pub(crate) fn known_masters(&self) -> Vec<Arc<Node>> {
-        match &self.servers {
-            Servers::One(node) => vec![node.clone()],
-            Servers::Cluster(cluster) => cluster.masters(),
-            Servers::Sentinel(sentinels) => sentinels.known_master().into_iter().collect(),
-        }
-    }
-
-    /// Returns all servers with a connection.
-    pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
-        match &self.servers {
-            Servers::One(node) => vec![node.clone()],
-            Servers::Cluster(cluster) => cluster.nodes(),
-            Servers::Sentinel(sentinels) => sentinels.known_master().into_iter().collect(),
-        }
-    }
-
-    /// Sends the work that `work` creates to the owner of the slot, and waits for its result.
+    /// Sends the checks that `work` creates to the owner of the slot, and waits for their results.
     ///
-    /// Follows redirections, and a failover to another master. Work that was not executed is created and sent again, at
-    /// most [`ATTEMPTS_MAX`] times.
+    /// They share a call with all checks for the same server if calls may have keys of several slots, else with those of
+    /// the same slot. Work that was not executed is created and sent again, at most [`ATTEMPTS_MAX`] times, if another
+    /// server may execute it.
     ///
     /// # Errors
-    /// Returns the last failure. Returns [`Refused::SlotIsMoving`] only for a call that is not narrow.
-    pub(crate) async fn run<T>(
+    /// Returns the last failure, or that the slot is being moved.
+    pub(crate) async fn run_checks<T>(
         &self,
         slot: u16,
-        width: Width,
-        work: impl Fn(Delivery, Waiter<T>) -> Work,
+        work: impl Fn(Sharing, Waiter<T>) -> Work,
     ) -> Result<T, Refused> {
-        let mut usual = match width {
-            Width::Widest if self.call_scope == CallScope::Node => Sharing::Node,
-            Width::Widest | Width::Wide => Sharing::Slot,
-            Width::Narrow => Sharing::Alone,
-        };
-        let mut node = self.owner(slot).await?;
-        let (mut sharing, mut pauses, mut attempts) = (usual, PAUSES.into_iter(), 0);
-        loop {
-            let delivery = Delivery { slot: if sharing == Sharing::Node { 0 } else { slot }, sharing };
-            let fault = match node.submit(|waiter| work(delivery, waiter)).await {
-                Ok(answer) => return Ok(answer),
-                Err(fault) => fault,
-            };
-            attempts += 1;
-            if attempts == ATTEMPTS_MAX {
-                return Err(self.failed(fault, &node));
-            }
-            if let Servers::Sentinel(sentinels) = &self.servers
-                && let Some(master) = new_master(sentinels, &node, &fault).await
-            {
-                self.settings.counters.redirections.fetch_add(1, Ordering::Relaxed);
-                node = master;
-                continue;
-            }
-            let (Servers::Cluster(cluster), Some(redirect)) = (&self.servers, &fault.redirect) else {
-                return Err(self.failed(fault, &node));
-            };
-            self.settings.counters.redirections.fetch_add(1, Ordering::Relaxed);
-            (node, sharing) = match redirect {
-                Redirect::Moved(target) => {
-                    // Nodes that redirect to each other do not agree yet on the owner of the slot.
-                    if attempts > 2
-                        && let Some(pause) = pauses.next()
-                    {
-                        sleep(pause).await;
-                    }
-                    (cluster.moved(slot, target, &node), usual)
-                }
-                Redirect::Ask(_) | Redirect::TryAgain if width != Width::Narrow => return Err(Refused::SlotIsMoving),
-                Redirect::Ask(target) => (cluster.node_at(target, &node), Sharing::Asking),
-                Redirect::NotLocal => {
-                    usual = Sharing::Slot;
-                    (node, usual)
-                }
-                Redirect::TryAgain | Redirect::Later => {
-                    let Some(pause) = pauses.next() else {
-                        return Err(self.failed(fault, &node));
-                    };
-                    sleep(pause).await;
-                    (self.owner(slot).await?, usual)
-                }
-            };
-        }
+        let sharing = if self.call_scope == CallScope::Node { Sharing::Node } else { Sharing::Slot(slot) };
+        self.run(slot, sharing, work).await
     }
 
-    /// Sends work like [`Router::run`], in a call of its own if its slot is being moved.
+    /// Sends work like [`Router::run_checks`], in a call with other work of the same slot or, if the slot is being
+    /// moved, in a call of its own.
     ///
     /// # Errors
     /// Returns the last failure.
     pub(crate) async fn run_any<T>(
         &self,
         slot: u16,
-        work: impl Fn(Delivery, Waiter<T>) -> Work,
+        work: impl Fn(Sharing, Waiter<T>) -> Work,
     ) -> Result<T, StoreError> {
-        match self.run(slot, Width::Wide, &work).await {
+        match self.run(slot, Sharing::Slot(slot), &work).await {
             Ok(answer) => Ok(answer),
             Err(Refused::Failed(error)) => Err(error),
             Err(Refused::SlotIsMoving) => self.run_alone(slot, work).await,
         }
     }
 
-    /// Sends work like [`Router::run`], in a call of its own.
+    /// Sends work like [`Router::run_checks`], in a call of its own.
     ///
     /// # Errors
     /// Returns the last failure.
     pub(crate) async fn run_alone<T>(
         &self,
         slot: u16,
-        work: impl Fn(Delivery, Waiter<T>) -> Work,
+        work: impl Fn(Sharing, Waiter<T>) -> Work,
     ) -> Result<T, StoreError> {
-        match self.run(slot, Width::Narrow, work).await {
+        match self.run(slot, Sharing::Alone, work).await {
             Ok(answer) => Ok(answer),
             Err(Refused::Failed(error)) => Err(error),
             Err(Refused::SlotIsMoving) => Err(self.error(Fault::of_reply("TRYAGAIN"))),
         }
     }
 
-    async fn owner(&self, slot: u16) -> Result<Arc<Node>, Refused> {
-        match &self.servers {
-            Servers::One(node) => Ok(node.clone()),
-            Servers::Cluster(cluster) => cluster.owner(slot).await.map_err(|fault| Refused::Failed(self.error(fault))),
-            Servers::Sentinel(sentinels) => {
-                sentinels.master().await.map_err(|fault| Refused::Failed(self.error(fault)))
+    async fn run<T>(
+        &self,
+        slot: u16,
+        sharing: Sharing,
+        work: impl Fn(Sharing, Waiter<T>) -> Work,
+    ) -> Result<T, Refused> {
+        let node = match self.topology.known_owner(slot) {
+            Some(node) => node,
+            None => self.topology.owner(slot).await.map_err(|fault| Refused::Failed(self.error(fault)))?,
+        };
+        let mut attempt = Attempt { slot, node, usual: sharing, sharing, count: 0, pauses: PAUSES.into_iter() };
+        loop {
+            let fault = match attempt.node.submit(|waiter| work(attempt.sharing, waiter)).await {
+                Ok(answer) => return Ok(answer),
+                Err(fault) => fault,
+            };
+            attempt.count += 1;
+            let sender = attempt.node.clone();
+            let retry = match attempt.count {
+                ATTEMPTS_MAX => Retry::Fail,
+                _ => self.topology.retry(&mut attempt, &fault).await,
+            };
+            match retry {
+                Retry::Fail => {
+                    let fault = fault.naming_keys(&self.key_pattern);
+                    return Err(Refused::Failed(fault.into_error(&sender.endpoint)));
+                }
+                Retry::Split => return Err(Refused::SlotIsMoving),
+                Retry::Send => {}
             }
+            self.settings.counters.redirections.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    fn failed(&self, fault: Fault, node: &Node) -> Refused {
-        Refused::Failed(fault.naming_keys(&self.key_pattern).into_error(&node.endpoint))
     }
 
     /// Converts a fault to an error that names the store.
     pub(crate) fn error(&self, fault: Fault) -> StoreError {
         fault.naming_keys(&self.key_pattern).into_error(&self.url)
     }
-}
-
-/// Returns the server to which a request that failed with `fault` on `node` must be sent again.
-///
-/// That is the current master, if it is not `node` and the request was not executed. Otherwise returns `None`. If
-/// `node` is a replica, asks the Sentinels first.
-async fn new_master(sentinels: &Sentinels, node: &Arc<Node>, fault: &Fault) -> Option<Arc<Node>> {
-    if !fault.kind.is_unexecuted() {
-        return None;
-    }
-    if fault.is_read_only() {
-        // If no Sentinel answers, `node` is compared with the last known master.
-        let _ = sentinels.refreshed().await;
-    }
-    sentinels.known_master().filter(|master| !Arc::ptr_eq(master, node))
 }

@@ -34,6 +34,7 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tidegate_core::{ShardId, StoreErrorKind as Kind};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -45,6 +46,7 @@ use crate::fault::Fault;
 use crate::node::Node;
 use crate::reply::Reply;
 use crate::request::push_command;
+use crate::router::{Attempt, Retry, Topology, TopologyFuture};
 use crate::url::{Endpoint, SentinelUrl};
 use crate::worker::{ServerKind, WorkerSettings};
 
@@ -153,32 +155,8 @@ impl Sentinels {
     }
 
     /// Returns the node of the master, or `None` if no Sentinel has named one yet.
-    pub(crate) fn known_master(&self) -> Option<Arc<Node>> {
+    fn known_master(&self) -> Option<Arc<Node>> {
         self.read(|state| state.master.clone())
-    }
-
-    /// Returns the node of the master. Waits until a Sentinel has named one, or all have failed.
-    ///
-    /// # Errors
-    /// Returns a fault with the reasons of all Sentinels if none has named a master.
-    pub(crate) async fn master(&self) -> Result<Arc<Node>, Fault> {
-        if let Some(master) = self.known_master() {
-            return Ok(master);
-        }
-        self.wait_for(1).await;
-        self.known_master().ok_or_else(|| {
-            self.ask();
-            self.fault()
-        })
-    }
-
-    /// Asks all Sentinels, and waits until one of them has answered, or all have failed.
-    ///
-    /// # Errors
-    /// Returns a fault with the reasons of all Sentinels if none of them answers. The last known master stays in use.
-    pub(crate) async fn refreshed(&self) -> Result<(), Fault> {
-        let request = self.ask();
-        if self.wait_for(request).await { Ok(()) } else { Err(self.fault()) }
     }
 
     /// Makes all followers ask their Sentinels. Returns the number of the request.
@@ -279,7 +257,7 @@ impl Sentinels {
         is_known
     }
 
-    /// Uses the master in the answer with the highest epoch. If it is not the current one, leaves the current one.
+    /// Uses the master in the answer with the highest epoch. If it is not the current one, demotes the current one.
     fn choose_master(&self, state: &mut State) {
         let current = state.master.as_ref().map(|node| (node.endpoint.host.clone(), node.endpoint.port));
         let is_valid = |sentinel: &&Sentinel| match (&sentinel.answer, &sentinel.fault) {
@@ -297,7 +275,7 @@ impl Sentinels {
         let (id, endpoint) = (ShardId::new(state.last_id), self.server.at(host, *port));
         let node = Node::spawn(id, endpoint, self.settings.clone(), self.queue_length, &self.runtime);
         if let Some(old) = state.master.replace(node.clone()) {
-            old.leave();
+            old.demote();
             self.settings.counters.failovers.fetch_add(1, Ordering::Relaxed);
             tracing::info!(old = %old.endpoint, new = %node.endpoint, "the Sentinels have named another master");
         }
@@ -309,6 +287,61 @@ impl Sentinels {
 
     fn write<T>(&self, write: impl FnOnce(&mut State) -> T) -> T {
         write(&mut self.state.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Topology for Sentinels {
+    fn known_owner(&self, _slot: u16) -> Option<Arc<Node>> {
+        self.known_master()
+    }
+
+    /// Waits until a Sentinel has named a master, or all have failed.
+    fn owner(&self, _slot: u16) -> TopologyFuture<'_, Arc<Node>> {
+        Box::pin(async {
+            if let Some(master) = self.known_master() {
+                return Ok(master);
+            }
+            self.wait_for(1).await;
+            self.known_master().ok_or_else(|| {
+                self.ask();
+                self.fault()
+            })
+        })
+    }
+
+    fn known_masters(&self) -> Vec<Arc<Node>> {
+        self.known_master().into_iter().collect()
+    }
+
+    fn masters(&self) -> TopologyFuture<'_, Vec<Arc<Node>>> {
+        Box::pin(async { Ok(vec![self.owner(0).await?]) })
+    }
+
+    /// Asks all Sentinels, and waits until one of them has answered, or all have failed. If none answers, the last known
+    /// master stays in use.
+    fn refreshed(&self) -> TopologyFuture<'_, ()> {
+        Box::pin(async {
+            let request = self.ask();
+            if self.wait_for(request).await { Ok(()) } else { Err(self.fault()) }
+        })
+    }
+
+    /// Sends a request that was not executed to the current master, if that is another server. Asks the Sentinels first
+    /// if the server is a replica.
+    fn retry<'a>(&'a self, attempt: &'a mut Attempt, fault: &'a Fault) -> BoxFuture<'a, Retry> {
+        Box::pin(async move {
+            if !fault.kind.is_unexecuted() {
+                return Retry::Fail;
+            }
+            if fault.is_read_only() {
+                // If no Sentinel answers, the server is compared with the last known master.
+                let _ = self.refreshed().await;
+            }
+            match self.known_master().filter(|master| !Arc::ptr_eq(master, &attempt.node)) {
+                Some(master) => attempt.send_to(master),
+                None => Retry::Fail,
+            }
+        })
     }
 }
 

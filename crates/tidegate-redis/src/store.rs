@@ -27,7 +27,7 @@ use crate::key::{Prefix, PrefixError};
 use crate::node::Node;
 use crate::reply::Reply;
 use crate::request::{Step, push_command};
-use crate::router::{Refused, Router, Servers, Width};
+use crate::router::{Refused, Router, Topology};
 use crate::sentinel::Sentinels;
 use crate::tls::{Tls, TlsError, TlsOptions};
 use crate::url::{StoreUrl, UrlError};
@@ -378,19 +378,15 @@ impl RedisStoreBuilder {
             counters: Counters::default(),
             refresh_wanted: Notify::new(),
         });
-        let servers = match &url {
+        let topology: Arc<dyn Topology> = match &url {
             StoreUrl::Server(endpoint) => {
                 let (id, endpoint) = (ShardId::default(), endpoint.clone());
-                Servers::One(Node::spawn(id, endpoint, settings.clone(), self.queue_length, &runtime))
+                Arc::new(Node::spawn(id, endpoint, settings.clone(), self.queue_length, &runtime))
             }
-            StoreUrl::Cluster(seeds) => {
-                Servers::Cluster(Cluster::spawn(seeds.clone(), settings.clone(), self.queue_length, runtime))
-            }
-            StoreUrl::Sentinel(url) => {
-                Servers::Sentinel(Sentinels::spawn(url.clone(), settings.clone(), self.queue_length, runtime))
-            }
+            StoreUrl::Cluster(seeds) => Cluster::spawn(seeds.clone(), settings.clone(), self.queue_length, runtime),
+            StoreUrl::Sentinel(url) => Sentinels::spawn(url.clone(), settings.clone(), self.queue_length, runtime),
         };
-        let router = Router { url, call_scope, servers, settings, key_pattern: prefix.key_pattern() };
+        let router = Router { url, call_scope, topology, settings, key_pattern: prefix.key_pattern() };
         Ok(RedisStore(Arc::new(Inner { router, prefix, reads_bans: self.reads_bans })))
     }
 }
@@ -543,7 +539,7 @@ impl RedisStore {
         };
         let mut request = Vec::new();
         push_command(&mut request, parts);
-        self.0.router.run_alone(slot, |delivery, waiter| Work::Command(request.clone(), delivery, waiter)).await
+        self.0.router.run_alone(slot, |sharing, waiter| Work::Command(request.clone(), sharing, waiter)).await
     }
 
     /// Runs the script of the ban list with these arguments.
@@ -630,11 +626,11 @@ impl RedisStore {
     ) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
         let mut answers = Vec::with_capacity(checks.len());
         for chunk in checks.chunks(STEPS_MAX) {
-            let work = |delivery, waiter| {
+            let work = |sharing, waiter| {
                 let step = |check| Step::check(check, &self.0.prefix, self.0.reads_bans);
-                Work::Checks(chunk.iter().map(step).collect(), delivery, waiter)
+                Work::Checks(chunk.iter().map(step).collect(), sharing, waiter)
             };
-            match self.0.router.run(slot, Width::Widest, work).await {
+            match self.0.router.run_checks(slot, work).await {
                 Ok(decided) => {
                     answers.extend(decided.into_iter().map(|answer| answer.map_err(|fault| self.error(fault))))
                 }
@@ -665,7 +661,7 @@ impl RedisStore {
                 return Ok(Decision::banned(self.server_time(slot).await?, Source::Store, ban, check));
             }
         }
-        let work = |delivery, waiter| Work::Checks(vec![Step::check(check, &self.0.prefix, false)], delivery, waiter);
+        let work = |sharing, waiter| Work::Checks(vec![Step::check(check, &self.0.prefix, false)], sharing, waiter);
         let decided = self.0.router.run_alone(slot, work).await?;
         let Some(decided) = decided.into_iter().next() else { return Err(self.error(malformed_reply())) };
         decided.map_err(|fault| self.error(fault))
@@ -678,7 +674,7 @@ impl RedisStore {
         }
         let mut request = Vec::new();
         push_command(&mut request, &["TIME"]);
-        let work = |delivery, waiter| Work::Command(request.clone(), delivery, waiter);
+        let work = |sharing, waiter| Work::Command(request.clone(), sharing, waiter);
         let reply = self.0.router.run_alone(slot, work).await?;
         let part = |index: usize| match &reply {
             Reply::List(parts) => parts.get(index)?.as_text()?.parse::<u64>().ok(),
@@ -748,7 +744,7 @@ impl Store for RedisStore {
 
     fn shards(&self) -> Vec<Shard> {
         let shard = |node: &Arc<Node>| Shard::new(node.id, Some(node.endpoint.to_string()));
-        self.0.router.known_masters().iter().map(shard).collect()
+        self.0.router.topology.known_masters().iter().map(shard).collect()
     }
 
     /// Returns the number of times that the Sentinels named another master than before. Always 0 for one server and for
@@ -757,33 +753,21 @@ impl Store for RedisStore {
         self.stats().failovers
     }
 
-    /// Probes a server with a subject whose slot it owns. For the shard 0 of a cluster, to which slots without a known
-    /// owner belong, reads the topology instead. For the shard 0 of Sentinels, to which checks belong while the master
-    /// is not known, asks the Sentinels. For a former master, does nothing.
+    /// Probes a server with a subject whose slot it owns. The shard 0 has the slots without a known owner: for it, finds
+    /// out which servers hold keys. For a server that no longer holds keys, does nothing.
     fn probe(&self, shard: ShardId) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            let cluster = match &self.0.router.servers {
-                Servers::Cluster(cluster) => cluster,
-                Servers::Sentinel(sentinels) if shard == ShardId::default() => {
-                    return sentinels.refreshed().await.map_err(|fault| self.error(fault));
+            let topology = &self.0.router.topology;
+            if topology.known_masters().iter().all(|master| master.id != shard) {
+                if shard == ShardId::default() {
+                    topology.refreshed().await.map_err(|fault| self.error(fault))?;
                 }
-                Servers::Sentinel(sentinels) if sentinels.known_master().is_none_or(|master| master.id != shard) => {
-                    return Ok(());
-                }
-                Servers::One(_) | Servers::Sentinel(_) => {
-                    let demand = Demand::probe();
-                    return self.decide_all(&[Check::one(&demand)]).await.map(drop);
-                }
-            };
-            if shard == ShardId::default() {
-                return cluster.refreshed().await.map_err(|fault| self.error(fault));
-            }
-            if cluster.masters().iter().all(|master| master.id != shard) {
                 return Ok(());
             }
             let subjects = (0..PROBE_SUBJECTS_MAX).map(|number| format!("tidegate-{number}"));
+            let mut subjects = std::iter::once("tidegate".to_owned()).chain(subjects);
             let on_shard = |subject: &String| self.0.router.locate(subject.as_bytes()).shard == shard;
-            let Some(subject) = subjects.into_iter().find(on_shard) else { return Ok(()) };
+            let Some(subject) = subjects.find(on_shard) else { return Ok(()) };
             let demand = Demand::probe_of(&subject);
             self.decide_all(&[Check::one(&demand)]).await.map(drop)
         })
@@ -803,7 +787,7 @@ impl Store for RedisStore {
             let Some(slot) = self.slot_of(check) else {
                 return Err(self.error(Fault::new(Kind::Forbidden, SEVERAL_SLOTS)));
             };
-            let work = |delivery, waiter| Work::Refund(step.clone(), delivery, waiter);
+            let work = |sharing, waiter| Work::Refund(step.clone(), sharing, waiter);
             self.0.router.run_any(slot, work).await.map(|_done| ())
         })
     }
@@ -821,7 +805,7 @@ impl Store for RedisStore {
             let Some(slot) = self.common_slot(subjects) else {
                 return Err(self.error(Fault::new(Kind::Forbidden, SEVERAL_SLOTS)));
             };
-            let work = |delivery, waiter| Work::Refund(Step::redemption(redemption, &self.0.prefix), delivery, waiter);
+            let work = |sharing, waiter| Work::Refund(Step::redemption(redemption, &self.0.prefix), sharing, waiter);
             self.0.router.run_any(slot, work).await
         })
     }
@@ -931,7 +915,7 @@ impl Store for RedisStore {
     }
 
     fn unanswered_for(&self, shard: ShardId) -> Option<Duration> {
-        let nodes = self.0.router.nodes();
+        let nodes = self.0.router.topology.nodes();
         nodes.iter().find(|node| node.id == shard).and_then(|node| node.unanswered_for())
     }
 
@@ -942,7 +926,7 @@ impl Store for RedisStore {
 
     fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {
-            let nodes = self.0.router.nodes();
+            let nodes = self.0.router.topology.nodes();
             join_all(nodes.iter().map(|node| node.catch_up())).await;
         })
     }

@@ -53,38 +53,40 @@ pub(crate) const STEPS_MAX: usize = 128;
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_LAST: Duration = Duration::from_millis(200);
 
-/// A request of a caller, how it is delivered, and the channel for its result.
+/// A request of a caller, with which other work it may share a call, and the channel for its result.
 pub(crate) enum Work {
     /// At most [`STEPS_MAX`] checks, answered together, each with its own result.
-    Checks(Vec<Step>, Delivery, Waiter<Vec<Result<Decision, Fault>>>),
+    Checks(Vec<Step>, Sharing, Waiter<Vec<Result<Decision, Fault>>>),
     /// The refund of one decision, or a redemption.
-    Refund(Step, Delivery, Waiter<Redeemed>),
+    Refund(Step, Sharing, Waiter<Redeemed>),
     /// A command other than a call of the script, encoded.
-    Command(Vec<u8>, Delivery, Waiter<Reply>),
+    Command(Vec<u8>, Sharing, Waiter<Reply>),
 }
 
 /// The channel to the caller that waits for a result.
 pub(crate) type Waiter<T> = oneshot::Sender<Result<T, Fault>>;
-
-/// Which slot the keys of some work are in, and with which other work it may share a call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Delivery {
-    /// The hash slot of all keys; 0 if one call may have keys of several slots.
-    pub(crate) slot: u16,
-    pub(crate) sharing: Sharing,
-}
 
 /// With which other work some work may share a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Sharing {
     /// With all checks for the same server. The call passes its keys as arguments, so they may be in any of its slots.
     Node,
-    /// With all work of the same slot.
-    Slot,
+    /// With all work of this hash slot, which is 0 if one call may have keys of several slots.
+    Slot(u16),
     /// With none. For a slot that is being moved, where a call must name as few keys as possible.
     Alone,
     /// With none, and after `ASKING`: the node executes it although it does not own the slot yet.
     Asking,
+}
+
+impl Sharing {
+    /// Returns whether work with this sharing may share a call with other work of the same sharing.
+    pub(crate) fn is_shared(self) -> bool {
+        match self {
+            Sharing::Node | Sharing::Slot(_) => true,
+            Sharing::Alone | Sharing::Asking => false,
+        }
+    }
 }
 
 /// The keys that one call of the script may name.
@@ -117,8 +119,8 @@ pub(crate) struct Worker {
     pub(crate) settings: Arc<WorkerSettings>,
     /// The number of requests that this worker has sent.
     calls: AtomicU64,
-    /// Whether nothing more may be sent, because another server is the master.
-    is_left: Arc<AtomicBool>,
+    /// Whether another server is the master, so that nothing more may be sent to this one.
+    is_demoted: Arc<AtomicBool>,
     /// Since when the oldest call has been waiting for its reply, or the current attempt to connect has been under way.
     waiting: Arc<WaitingSince>,
 }
@@ -192,15 +194,15 @@ impl Worker {
     pub(crate) fn new(
         endpoint: Endpoint,
         settings: Arc<WorkerSettings>,
-        is_left: Arc<AtomicBool>,
+        is_demoted: Arc<AtomicBool>,
         waiting: Arc<WaitingSince>,
     ) -> Worker {
-        Worker { endpoint, settings, calls: AtomicU64::new(0), is_left, waiting }
+        Worker { endpoint, settings, calls: AtomicU64::new(0), is_demoted, waiting }
     }
 
     /// Returns whether nothing more may be sent, because another server is the master.
-    fn is_left(&self) -> bool {
-        self.is_left.load(Ordering::Acquire)
+    fn is_demoted(&self) -> bool {
+        self.is_demoted.load(Ordering::Acquire)
     }
 
     /// Counts a request that is sent.
@@ -212,14 +214,14 @@ impl Worker {
     /// Connects, sends the work in the queue to the server, and reconnects when the connection is lost.
     ///
     /// Returns when the queue is closed and its work is done: the store and all its clones were dropped. Also returns
-    /// when the server is [left](crate::node::Node::leave), and then fails all work that was not sent. After a failed
+    /// when the server is [demoted](crate::node::Node::demote), and then fails all work that was not sent. After a failed
     /// attempt to connect, or if the server closes a new connection within 200 ms and before a call, all work fails
     /// with that fault for a pause of 50 ms to 300 ms.
     pub(crate) async fn run(&self, queue: &mut mpsc::Receiver<Work>) {
         let mut backlog = VecDeque::new();
         let mut pause = PAUSE_FIRST;
         loop {
-            if self.is_left() {
+            if self.is_demoted() {
                 queue.close();
                 fail_unsent(queue, &mut backlog);
                 return;
@@ -244,7 +246,7 @@ impl Worker {
                 Err(fault) => fault,
             };
             self.settings.refresh_wanted.notify_one();
-            if self.is_left() {
+            if self.is_demoted() {
                 continue;
             }
             backlog.drain(..).for_each(|work| fail(work, &fault));
@@ -271,14 +273,14 @@ impl Worker {
         connected
     }
 
-    /// Waits for `pause` and sends `fault` to the callers of all work that arrives meanwhile; [`Fault::left`] if the
-    /// server is left.
+    /// Waits for `pause` and sends `fault` to the callers of all work that arrives meanwhile; [`Fault::demoted`] if the
+    /// server is demoted.
     ///
     /// Returns `Open` after the pause, or `Closed` early if the queue is closed.
     async fn fail_work_for(&self, pause: Duration, queue: &mut mpsc::Receiver<Work>, fault: &Fault) -> QueueState {
         let fail_all = async {
             while let Some(work) = queue.recv().await {
-                if self.is_left() { fail(work, &Fault::left()) } else { fail(work, fault) }
+                if self.is_demoted() { fail(work, &Fault::demoted()) } else { fail(work, fault) }
             }
         };
         match timeout(pause, fail_all).await {
@@ -300,11 +302,11 @@ impl QueueState {
     }
 }
 
-/// Fails the work of a server that is left, in `backlog` and in `queue`.
+/// Fails the work of a demoted server, in `backlog` and in `queue`.
 fn fail_unsent(queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) {
-    backlog.drain(..).for_each(|work| fail(work, &Fault::left()));
+    backlog.drain(..).for_each(|work| fail(work, &Fault::demoted()));
     while let Ok(work) = queue.try_recv() {
-        fail(work, &Fault::left());
+        fail(work, &Fault::demoted());
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use tidegate_core::{Decision, Redeemed, Timestamp};
 
-use super::{Delivery, STEPS_MAX, Sharing, Waiter, Work};
+use super::{STEPS_MAX, Sharing, Waiter, Work};
 use crate::answer::{self, StepDecisions};
 use crate::fault::Fault;
 use crate::reply::Reply;
@@ -17,7 +17,7 @@ pub(super) enum Batch {
     /// Refunds and redemptions of one or more callers.
     Refunds(Refunds),
     /// One command of one caller, encoded.
-    Command(Vec<u8>, Delivery, Waiter<Reply>),
+    Command(Vec<u8>, Sharing, Waiter<Reply>),
 }
 
 /// The checks of a batch, and the callers that wait for their results.
@@ -34,12 +34,12 @@ pub(super) struct Checks {
 struct ChecksWaiter {
     /// The number of its steps.
     steps: usize,
-    delivery: Delivery,
+    sharing: Sharing,
     waiter: Waiter<Vec<Result<Decision, Fault>>>,
 }
 
 /// The refunds and redemptions of a batch, each with the caller that waits for its result.
-pub(super) struct Refunds(Vec<(Step, Delivery, Waiter<Redeemed>)>);
+pub(super) struct Refunds(Vec<(Step, Sharing, Waiter<Redeemed>)>);
 
 impl Batch {
     /// Takes work of one kind from the front of the backlog. Returns `None` if no work is left.
@@ -50,31 +50,31 @@ impl Batch {
     pub(super) fn next(backlog: &mut VecDeque<Work>, callers_max: usize) -> Option<Batch> {
         while backlog.pop_front_if(|work| is_abandoned(work)).is_some() {}
         Some(match backlog.pop_front()? {
-            Work::Checks(mut steps, delivery, waiter) => {
-                let mut waiters = vec![ChecksWaiter { steps: steps.len(), delivery, waiter }];
+            Work::Checks(mut steps, sharing, waiter) => {
+                let mut waiters = vec![ChecksWaiter { steps: steps.len(), sharing, waiter }];
                 while waiters.len() < callers_max
                     && let Some(work) = backlog.pop_front_if(|work| fits_into_call(&steps, work))
                 {
-                    if let Work::Checks(more, delivery, waiter) = work
+                    if let Work::Checks(more, sharing, waiter) = work
                         && !waiter.is_closed()
                     {
-                        waiters.push(ChecksWaiter { steps: more.len(), delivery, waiter });
+                        waiters.push(ChecksWaiter { steps: more.len(), sharing, waiter });
                         steps.extend(more);
                     }
                 }
                 Batch::Checks(Checks::new(steps, waiters))
             }
-            Work::Refund(step, delivery, waiter) => {
-                let mut refunds = vec![(step, delivery, waiter)];
+            Work::Refund(step, sharing, waiter) => {
+                let mut refunds = vec![(step, sharing, waiter)];
                 while refunds.len() < STEPS_MAX
-                    && let Some(Work::Refund(step, delivery, waiter)) =
+                    && let Some(Work::Refund(step, sharing, waiter)) =
                         backlog.pop_front_if(|work| matches!(work, Work::Refund(..)))
                 {
-                    refunds.push((step, delivery, waiter));
+                    refunds.push((step, sharing, waiter));
                 }
                 Batch::Refunds(Refunds(refunds))
             }
-            Work::Command(request, delivery, waiter) => Batch::Command(request, delivery, waiter),
+            Work::Command(request, sharing, waiter) => Batch::Command(request, sharing, waiter),
         })
     }
 
@@ -114,18 +114,18 @@ impl Batch {
     /// own.
     pub(super) fn into_calls(self) -> Vec<(Batch, bool)> {
         match self {
-            Batch::Command(request, delivery, waiter) => {
-                vec![(Batch::Command(request, delivery, waiter), delivery.sharing == Sharing::Asking)]
+            Batch::Command(request, sharing, waiter) => {
+                vec![(Batch::Command(request, sharing, waiter), sharing == Sharing::Asking)]
             }
             Batch::Checks(checks) => {
                 if is_one_call(&checks.waiters) {
-                    let is_asking = checks.waiters.iter().any(|caller| caller.delivery.sharing == Sharing::Asking);
+                    let is_asking = checks.waiters.iter().any(|caller| caller.sharing == Sharing::Asking);
                     return vec![(Batch::Checks(checks), is_asking)];
                 }
                 let mut steps = checks.steps.into_iter();
                 let callers = checks.waiters.into_iter().map(|waiter| {
                     let own: Vec<Step> = steps.by_ref().take(waiter.steps).collect();
-                    (waiter.delivery, (own, waiter))
+                    (waiter.sharing, (own, waiter))
                 });
                 let call = |(callers, is_asking): (Vec<(Vec<Step>, ChecksWaiter)>, bool)| {
                     let (steps, waiters): (Vec<_>, Vec<_>) = callers.into_iter().unzip();
@@ -190,12 +190,12 @@ impl Batch {
         match self {
             Batch::Checks(checks) => {
                 let answers = answer::parse_checks(reply, &checks.distinct());
-                checks.hand_out(&answers);
+                checks.send_results(&answers);
                 answers.map(drop)
             }
             Batch::Refunds(refunds) => {
                 let answers = answer::parse_refunds(reply, &refunds.steps());
-                refunds.hand_out(&answers);
+                refunds.send_results(&answers);
                 answers.map(drop)
             }
             Batch::Command(_, _, waiter) => {
@@ -211,8 +211,8 @@ impl Batch {
     /// Sends `fault` to all callers.
     pub(super) fn fail(self, fault: &Fault) {
         match self {
-            Batch::Checks(checks) => checks.hand_out(&Err(fault.clone())),
-            Batch::Refunds(refunds) => refunds.hand_out(&Err(fault.clone())),
+            Batch::Checks(checks) => checks.send_results(&Err(fault.clone())),
+            Batch::Refunds(refunds) => refunds.send_results(&Err(fault.clone())),
             Batch::Command(_, _, waiter) => drop(waiter.send(Err(fault.clone()))),
         }
     }
@@ -230,7 +230,7 @@ impl Checks {
 
     /// Returns how the call passes its keys to the script. All its callers share it in the same way.
     fn key_place(&self) -> KeyPlace {
-        match self.waiters.iter().any(|caller| caller.delivery.sharing == Sharing::Node) {
+        match self.waiters.iter().any(|caller| caller.sharing == Sharing::Node) {
             true => KeyPlace::Arguments,
             false => KeyPlace::Keys,
         }
@@ -273,7 +273,7 @@ impl Checks {
     ///
     /// `answers` must have an element for each of [`Checks::distinct`], in that order, with at least one decision or a
     /// fault. The nth check of a group gets its nth decision, or the last one if there are fewer.
-    fn hand_out(self, answers: &Result<Vec<StepDecisions>, Fault>) {
+    fn send_results(self, answers: &Result<Vec<StepDecisions>, Fault>) {
         let answers = match answers {
             Ok(answers) => answers,
             Err(fault) => {
@@ -297,7 +297,7 @@ impl Refunds {
         self.0.iter().map(|(step, ..)| (step, 1)).collect()
     }
 
-    fn hand_out(self, answers: &Result<Vec<Result<Redeemed, Fault>>, Fault>) {
+    fn send_results(self, answers: &Result<Vec<Result<Redeemed, Fault>>, Fault>) {
         for (index, (_, _, waiter)) in self.0.into_iter().enumerate() {
             let answer = answers.as_ref().map_err(Fault::clone).and_then(|answers| answers[index].clone());
             let _ = waiter.send(answer);
@@ -327,29 +327,21 @@ fn fits_into_call(steps: &[Step], work: &Work) -> bool {
 /// Returns whether the checks of these callers are sent in one call: there is one caller, or all share a call.
 fn is_one_call(callers: &[ChecksWaiter]) -> bool {
     let [first, others @ ..] = callers else { return true };
-    others.is_empty() || is_shared(first.delivery) && others.iter().all(|other| other.delivery == first.delivery)
-}
-
-/// Returns whether work with this delivery shares a call with other work that has the same delivery.
-fn is_shared(delivery: Delivery) -> bool {
-    match delivery.sharing {
-        Sharing::Node | Sharing::Slot => true,
-        Sharing::Alone | Sharing::Asking => false,
-    }
+    others.is_empty() || first.sharing.is_shared() && others.iter().all(|other| other.sharing == first.sharing)
 }
 
 /// Groups values that are sent in one call. Returns each group with whether it must follow `ASKING`.
 ///
 /// The groups are in the order in which their first values occur, the values in theirs.
-fn group_by_call<V>(values: impl Iterator<Item = (Delivery, V)>) -> Vec<(Vec<V>, bool)> {
-    let mut calls: Vec<(Delivery, Vec<V>)> = Vec::new();
-    for (delivery, value) in values {
-        match calls.iter_mut().find(|(call, _)| is_shared(delivery) && *call == delivery) {
+fn group_by_call<V>(values: impl Iterator<Item = (Sharing, V)>) -> Vec<(Vec<V>, bool)> {
+    let mut calls: Vec<(Sharing, Vec<V>)> = Vec::new();
+    for (sharing, value) in values {
+        match calls.iter_mut().find(|(call, _)| sharing.is_shared() && *call == sharing) {
             Some((_, values)) => values.push(value),
-            None => calls.push((delivery, vec![value])),
+            None => calls.push((sharing, vec![value])),
         }
     }
-    calls.into_iter().map(|(call, values)| (values, call.sharing == Sharing::Asking)).collect()
+    calls.into_iter().map(|(call, values)| (values, call == Sharing::Asking)).collect()
 }
 
 /// The steps of a batch, divided into groups of equal ones. A group is sent as one step with a repeat count.

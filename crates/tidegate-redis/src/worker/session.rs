@@ -74,12 +74,12 @@ use crate::request::Script;
 /// The maximum number of batches in flight. With one each millisecond this covers a round trip of 32 ms; at a longer
 /// one, batches grow instead.
 const BATCHES_MAX: usize = 32;
-/// With fewer batches in flight than this, the next one is sent as soon as it has [`CALLERS_WORTH_A_BATCH`]: one that
+/// With fewer batches in flight than this, the next one is sent as soon as it has [`BATCH_CALLERS_MIN`]: one that
 /// the server works on, and one that it finds when it is done.
 const EAGER_BATCHES_MAX: usize = 2;
 /// The number of callers that are worth a second batch behind the first. Measured with 64 callers: calls of 32 beat
 /// smaller ones.
-const CALLERS_WORTH_A_BATCH: usize = 16;
+const BATCH_CALLERS_MIN: usize = 16;
 /// The maximum time for which a caller waits for others to share its call, while another batch may be sent.
 const WAIT_MAX: Duration = Duration::from_millis(1);
 /// The period of the timer. Tokio's timer counts whole milliseconds and rounds up, so it ticks every millisecond.
@@ -185,10 +185,10 @@ impl<'a> Session<'a> {
     /// dropped, calls without a reply have failed, and work that was not sent stays in `backlog` and `queue`.
     pub(super) async fn serve(mut self, queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) -> QueueState {
         // The backlog is outside the queue: no more callers wait there for a second batch than the queue may hold.
-        let worth_a_batch = CALLERS_WORTH_A_BATCH.min(queue.max_capacity());
+        let batch_callers = BATCH_CALLERS_MIN.min(queue.max_capacity());
         loop {
             self.collect(queue, backlog);
-            let sent = match self.send_next(backlog, worth_a_batch).await {
+            let sent = match self.send_next(backlog, batch_callers).await {
                 Ok(sent) => sent,
                 Err(fault) => {
                     self.give_up(&fault);
@@ -200,7 +200,7 @@ impl<'a> Session<'a> {
             }
             self.worker.waiting.set(self.in_flight.front().map(|oldest| oldest.sent_at));
             let outcome = if self.in_flight.is_empty() {
-                if let Some(fault) = self.draining.take().or_else(|| self.worker.is_left().then(Fault::left)) {
+                if let Some(fault) = self.draining.take().or_else(|| self.worker.is_demoted().then(Fault::demoted)) {
                     self.give_up(&fault);
                     return QueueState::Open;
                 }
@@ -218,9 +218,9 @@ impl<'a> Session<'a> {
                 // The callers that were just answered may be back soon. If they were too few for a batch, each of them
                 // would wake the worker for nothing.
                 let may_fill_a_batch = self.batches_in_flight < EAGER_BATCHES_MAX
-                    && self.callers_answered + backlog.len() >= worth_a_batch
+                    && self.callers_answered + backlog.len() >= batch_callers
                     && self.draining.is_none()
-                    && !self.worker.is_left();
+                    && !self.worker.is_demoted();
                 tokio::select! {
                     biased;
                     reply = self.connection.receive() => self.receive(reply),
@@ -246,7 +246,7 @@ impl<'a> Session<'a> {
     /// if the session is draining or the server is left.
     fn has_room(&self) -> bool {
         let batches_max = if self.worker.settings.replicas.is_some() { EAGER_BATCHES_MAX } else { BATCHES_MAX };
-        self.batches_in_flight < batches_max && self.draining.is_none() && !self.worker.is_left()
+        self.batches_in_flight < batches_max && self.draining.is_none() && !self.worker.is_demoted()
     }
 
     /// Moves work from the queue to the backlog, until it has [`STEPS_MAX`] callers.
@@ -255,9 +255,9 @@ impl<'a> Session<'a> {
     /// `collected_at` and `waiting_since`.
     fn collect(&mut self, queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) {
         let collected_before = std::mem::replace(&mut self.collected_at, Instant::now());
-        if self.worker.is_left() {
+        if self.worker.is_demoted() {
             fail_unsent(queue, backlog);
-            self.to_resend.drain(..).for_each(|call| call.batch.fail(&Fault::left()));
+            self.to_resend.drain(..).for_each(|call| call.batch.fail(&Fault::demoted()));
         }
         while self.has_room()
             && backlog.len() < STEPS_MAX
@@ -271,11 +271,11 @@ impl<'a> Session<'a> {
     /// Sends the oldest call to be resent, or else the next batch if it is due. Returns whether something was sent.
     ///
     /// Sends nothing if no batch may be sent ([`Session::has_room`]). Counts the checks of a new batch. With fewer than
-    /// [`EAGER_BATCHES_MAX`] batches in flight, `worth_a_batch` waiting callers make a batch due.
+    /// [`EAGER_BATCHES_MAX`] batches in flight, `batch_callers` waiting callers make a batch due.
     ///
     /// # Errors
     /// Returns a fault if the connection is broken.
-    async fn send_next(&mut self, backlog: &mut VecDeque<Work>, worth_a_batch: usize) -> Result<bool, Fault> {
+    async fn send_next(&mut self, backlog: &mut VecDeque<Work>, batch_callers: usize) -> Result<bool, Fault> {
         if !self.has_room() {
             return Ok(false);
         }
@@ -284,13 +284,13 @@ impl<'a> Session<'a> {
             return self.connection.send_queued().await.map(|()| true);
         }
         let is_eager = self.batches_in_flight < EAGER_BATCHES_MAX;
-        let is_full = backlog.len() >= if is_eager { worth_a_batch } else { STEPS_MAX };
+        let is_full = backlog.len() >= if is_eager { batch_callers } else { STEPS_MAX };
         let is_due = self.waiting_since.is_some_and(|since| self.collected_at.duration_since(since) >= WAIT_MAX);
         if !(self.in_flight.is_empty() || is_full || is_due) {
             return Ok(false);
         }
         let callers = backlog.len() + self.in_flight.iter().map(|in_flight| in_flight.sent.callers()).sum::<usize>();
-        let is_shared = is_eager && callers / EAGER_BATCHES_MAX >= worth_a_batch;
+        let is_shared = is_eager && callers / EAGER_BATCHES_MAX >= batch_callers;
         let callers_max = if is_shared { callers.div_ceil(EAGER_BATCHES_MAX) } else { STEPS_MAX };
         let Some(batch) = Batch::next(backlog, callers_max) else { return Ok(false) };
         self.worker.settings.counters.decisions.fetch_add(batch.checks() as u64, Ordering::Relaxed);

@@ -50,7 +50,7 @@ fn check_of_several_limits_keeps_its_place() {
 
 type Answered = oneshot::Receiver<Result<Vec<Result<Decision, Fault>>, Fault>>;
 
-const SHARED: Delivery = Delivery { slot: 0, sharing: Sharing::Slot };
+const SHARED: Sharing = Sharing::Slot(0);
 
 fn checks(count: usize) -> (Work, Answered) {
     let (waiter, answer) = oneshot::channel();
@@ -97,11 +97,11 @@ fn batch_has_at_most_callers_max_callers() {
 
 /// Creates a batch of checks: for each caller the subjects of its checks.
 fn batch_of(callers: &[&[&str]]) -> (Batch, Vec<Answered>) {
-    batch_delivered(callers, |_| SHARED)
+    batch_shared(callers, |_| SHARED)
 }
 
-/// Creates a batch of checks: for each caller the subjects of its checks, which are delivered as `delivery` says.
-fn batch_delivered(callers: &[&[&str]], delivery: impl Fn(&[&str]) -> Delivery) -> (Batch, Vec<Answered>) {
+/// Creates a batch of checks: for each caller the subjects of its checks, which share calls as `sharing` says.
+fn batch_shared(callers: &[&[&str]], sharing: impl Fn(&[&str]) -> Sharing) -> (Batch, Vec<Answered>) {
     let (mut backlog, answers): (VecDeque<Work>, Vec<Answered>) = callers
         .iter()
         .map(|subjects| {
@@ -109,7 +109,7 @@ fn batch_delivered(callers: &[&[&str]], delivery: impl Fn(&[&str]) -> Delivery) 
             (
                 Work::Checks(
                     subjects.iter().map(|subject| step(&[(subject, "5/s")])).collect(),
-                    delivery(subjects),
+                    sharing(subjects),
                     waiter,
                 ),
                 answer,
@@ -155,16 +155,16 @@ fn fault_of_the_whole_call_reaches_every_caller() {
 #[test]
 fn batch_is_one_call_per_slot_and_one_for_each_caller_that_shares_none() {
     let callers: &[&[&str]] = &[&["a", "a"], &["b"], &["a"], &["c"], &["b"]];
-    let calls_of = |delivery: fn(&[&str]) -> Delivery| {
-        let (batch, _answers) = batch_delivered(callers, delivery);
+    let calls_of = |sharing: fn(&[&str]) -> Sharing| {
+        let (batch, _answers) = batch_shared(callers, sharing);
         batch.into_calls().iter().map(|(batch, is_asking)| (sizes(batch), *is_asking)).collect::<Vec<_>>()
     };
     assert_eq!(calls_of(|_| SHARED), [((vec![2, 1, 1, 1, 1], 3), false)]);
     let expected = [((vec![2, 1], 1), false), ((vec![1, 1], 1), false), ((vec![1], 1), false)];
-    assert_eq!(calls_of(|subjects| Delivery { slot: u16::from(subjects[0].as_bytes()[0]), ..SHARED }), expected);
+    assert_eq!(calls_of(|subjects| Sharing::Slot(u16::from(subjects[0].as_bytes()[0]))), expected);
     let calls = calls_of(|subjects| match subjects[0] {
-        "a" => Delivery { sharing: Sharing::Asking, ..SHARED },
-        "b" => Delivery { sharing: Sharing::Alone, ..SHARED },
+        "a" => Sharing::Asking,
+        "b" => Sharing::Alone,
         _ => SHARED,
     });
     let expected = [
