@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test clients lint doc features bench chaos gateway failover fuzz long deny package
+.PHONY: help setup run quick test clients lint doc features bench chaos gateway failover fuzz long deny package
 
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
@@ -21,6 +21,12 @@ setup: ## install the programs that the tests need and that are missing
 
 run: ## run the optimised `tidegate` (ARGS="…" are its arguments)
 	cargo run --release -- $(ARGS)
+
+# `--test oracle` is the conformance suite on the memory store, in the testkit.
+quick: setup ## check the format, and run clippy, the unit tests and the conformance tests on memory
+	cargo fmt --all --check
+	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
+	$(CARGO_TEST) --lib --test oracle
 
 test: setup lint doc ## run all checks that a change must pass
 	$(CARGO_TEST)
