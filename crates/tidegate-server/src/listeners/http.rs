@@ -164,9 +164,9 @@ impl HttpListener {
     /// Answers one request: a check (`POST /v1/check`), a refund (`POST /v1/refund`), or GET or HEAD of `/openapi.json`
     /// or `/docs`.
     ///
-    /// A check that a browser sends for a foreign web page gets 403, which is counted and logged. A body of
-    /// more than 512 KiB gets 413, one that takes longer than 10 s 408, and one that ends early or is invalid 400. Any
-    /// other check gets the response to its decision: 200, 429, 403 (banned), 414 (path too long) or 503 (no decision).
+    /// A check that a browser sends for a foreign web page gets 403, which is counted and logged. A body of more than 512
+    /// KiB gets 413, one that takes longer than 10 s 408, and one that ends early or is invalid 400. Any other check gets
+    /// the response to its decision: 200, 429, 403 (banned), 414 (path too long) or 503 (no decision).
     ///
     /// An unknown path gets 404, and a wrong method 405. `/docs/` and `/openapi.json/` are the same pages.
     pub(crate) async fn answer<B>(&self, request: Request<B>) -> Response<ResponseBody>

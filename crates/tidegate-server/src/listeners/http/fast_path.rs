@@ -19,6 +19,7 @@
 //!
 //! **Waits.** A check with `wait_ms` may be answered a minute later. Meanwhile the stream is read, because a client that
 //! disconnects must leave the queue at once: the check behind it is the next to be admitted.
+//! hyper would hold its buffers for the whole wait: a plain check takes 3 KB while it waits, any other 25 KB.
 //!
 //! **Incomplete requests.** hyper costs a connection some 16 KiB and as much time as several responses. A client that
 //! has sent half a head, or a head and half of a body, does not get that yet: its bytes wait here, in a buffer that

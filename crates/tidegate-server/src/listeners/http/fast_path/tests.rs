@@ -449,7 +449,7 @@ async fn serve_fast_path(
     serve(Some(listener), &|request| listener.answer(request), server, IDLE, context).await
 }
 
-/// A connection on which hyper answers takes four times the memory, for as long as the check waits.
+/// hyper would hold its buffers for as long as the check waits.
 #[tokio::test]
 async fn a_plain_check_that_waits_is_not_left_to_hyper() {
     let listener = HttpListener::new(Limiter::memory(), IDLE);
