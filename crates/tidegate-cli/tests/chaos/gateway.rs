@@ -1,5 +1,5 @@
 //! Attacks on the gateway, beside a healthy client: slow connections, slots that are held, rapid resets, CONTINUATION frames, a surge over
-//! the quota, and a Redis that does not answer.
+//! the quota, requests that are refunded, and a Redis that does not answer.
 //!
 //! The quota of the attackers is large, so that their requests are not merely refused. A round of an attack consists of
 //! a quiet part and an attacked part, in each of which the healthy client sends one request after the other. The ratio
@@ -26,6 +26,7 @@ mod frames;
 #[path = "../suite/gateway/process.rs"]
 #[allow(dead_code)] // the scenarios use a part of it
 mod process;
+mod refunds;
 #[path = "../suite/gateway/upstream.rs"]
 #[allow(dead_code)] // the scenarios use a part of it
 mod upstream;
