@@ -154,7 +154,11 @@ impl RefundSubject for HttpReceipts<'_> {
         let (key, limit) = (self.0.names.name(demand), demand.limit.to_string());
         let body = json!({ "key": key, "limit": limit, "cost": demand.cost.units(), "receipt": true });
         let (status, _, body) = post_check(&mut self.0.stream, &body.to_string());
-        assert_eq!((status == 200, &body["source"]), (body["receipt"].is_string(), &json!("store")), "{status}: {body}");
+        assert_eq!(
+            (status == 200, &body["source"]),
+            (body["receipt"].is_string(), &json!("store")),
+            "{status}: {body}"
+        );
         body["receipt"].as_str().map(str::to_owned)
     }
 

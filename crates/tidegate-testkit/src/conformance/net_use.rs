@@ -409,7 +409,8 @@ fn shrunk<S: RefundSubject>(limit: &Limit, mut steps: Vec<Step>, fresh: &mut imp
             index = index.min(steps.len());
         }
     }
-    let violation = run_alone(limit, &steps, &mut fresh()).err().unwrap_or_else(|| "not again on a fresh subject".to_owned());
+    let violation =
+        run_alone(limit, &steps, &mut fresh()).err().unwrap_or_else(|| "not again on a fresh subject".to_owned());
     let lines: Vec<String> = steps.iter().enumerate().map(|(number, step)| format!("  {number:3}. {step}")).collect();
     format!("{violation}\n{}", lines.join("\n"))
 }
