@@ -1,5 +1,5 @@
 //! Attacks on the gateway, beside a healthy client: slow connections, slots that are held, rapid resets, CONTINUATION frames, a surge over
-//! the quota, and a Redis that does not answer.
+//! the quota, requests that are refunded, and a Redis that does not answer.
 //!
 //! The quota of the attackers is large, so that their requests are not merely refused. A round of an attack consists of
 //! a quiet part and an attacked part, in each of which the healthy client sends one request after the other. The ratio
@@ -26,6 +26,7 @@ mod frames;
 #[path = "../suite/gateway/process.rs"]
 #[allow(dead_code)] // the scenarios use a part of it
 mod process;
+mod refunds;
 #[path = "../suite/gateway/upstream.rs"]
 #[allow(dead_code)] // the scenarios use a part of it
 mod upstream;
@@ -312,7 +313,13 @@ fn slots_held_by_one_address_do_not_refuse_another() {
             &[],
         );
         let mut neighbour = gateway.client_from("127.0.0.2");
-        let mut quiet: Vec<f64> = (0..scale(20, 300)).map(|_| latency(&mut neighbour, "/healthy")).collect();
+        let mut paused_latency = || {
+            // Spreads the requests over the attack. The short form sends them without a pause. In both parts, because a
+            // request takes longer after a pause.
+            std::thread::sleep(Duration::from_millis(if is_long() { 5 } else { 0 }));
+            latency(&mut neighbour, "/healthy")
+        };
+        let mut quiet: Vec<f64> = (0..scale(20, 300)).map(|_| paused_latency()).collect();
         let mut held: Vec<TcpStream> =
             (0..attack.connections(scale(300, 1_200))).map(|_| attack.begin(&gateway)).collect();
         gateway.until("/metrics", |answer| {
@@ -331,9 +338,7 @@ fn slots_held_by_one_address_do_not_refuse_another() {
                 next_drip += Duration::from_secs(scale(1, 10));
                 held.retain_mut(|stream| attack.drip(stream));
             }
-            attacked.push(latency(&mut neighbour, "/healthy"));
-            // Spreads the neighbour's requests over the attack. The short form sends them without a pause.
-            std::thread::sleep(Duration::from_millis(if is_long() { 5 } else { 0 }));
+            attacked.push(paused_latency());
         }
         let slots = gateway.until("/metrics", |answer| answer.status == 200).body;
         let line = |start: &str| slots.lines().find(|line| line.starts_with(start)).unwrap_or_default().to_owned();

@@ -19,6 +19,7 @@ mod memory_time;
 mod paths;
 mod probes;
 mod protocols;
+mod refunds;
 mod refusals;
 mod reloads;
 mod restarts;

@@ -2,11 +2,13 @@
 //! by field, as far as a listener reports the field.
 
 use tidegate::{Algorithm, Limit};
+use tidegate_testkit::conformance::net_use::{self, RefundSubject};
 use tidegate_testkit::conformance::{Operation, Random, Subject, cases, compare, random_traces, traces_from_env};
+use tidegate_testkit::server::{Brand, Cluster};
 
 use crate::fixture::{Fixture, Library};
-use crate::http_subject::OverHttp;
-use crate::resp_subject::{OverResp, OverThrottle};
+use crate::http_subject::{HttpReceipts, OverHttp};
+use crate::resp_subject::{OverResp, OverThrottle, RespReceipts};
 
 /// One seed, so that all subjects get the same traces.
 const SEED: u64 = 0xd0_02_5e_ed;
@@ -53,6 +55,47 @@ fn the_resp_listener_decides_as_the_oracle_in_memory() {
 fn the_resp_listener_decides_as_the_oracle_on_redis() {
     let fixture = Fixture::on_redis();
     passes(60, 50, || OverResp::new(&fixture));
+}
+
+fn refunds_keep_the_limit<S: RefundSubject>(sequences: usize, mut fresh: impl FnMut() -> S) {
+    for algorithm in Algorithm::ALL {
+        net_use::keeps_the_limit(algorithm, traces_from_env(sequences), SEED, &mut fresh)
+            .unwrap_or_else(|violation| panic!("{algorithm:?}: {violation}"));
+    }
+}
+
+#[test]
+fn refunds_over_http_keep_the_limit_in_memory() {
+    let fixture = Fixture::in_memory();
+    refunds_keep_the_limit(20, || HttpReceipts::new(&fixture));
+}
+
+#[test]
+fn refunds_over_http_keep_the_limit_on_redis() {
+    let fixture = Fixture::on_redis();
+    refunds_keep_the_limit(3, || HttpReceipts::new(&fixture));
+}
+
+#[test]
+fn refunds_over_resp_keep_the_limit_in_memory() {
+    let fixture = Fixture::in_memory();
+    refunds_keep_the_limit(20, || RespReceipts::new(&fixture));
+}
+
+#[test]
+fn refunds_over_resp_keep_the_limit_on_redis() {
+    let fixture = Fixture::on_redis();
+    refunds_keep_the_limit(3, || RespReceipts::new(&fixture));
+}
+
+/// By the library and by both listeners.
+#[test]
+fn refunds_keep_the_limit_on_a_cluster() {
+    let cluster = Cluster::shared(Brand::Redis);
+    let fixture = Fixture::on_cluster(&cluster);
+    refunds_keep_the_limit(3, || Library::new(&fixture));
+    refunds_keep_the_limit(1, || HttpReceipts::new(&fixture));
+    refunds_keep_the_limit(1, || RespReceipts::new(&fixture));
 }
 
 fn can_be_throttled(limit: &Limit) -> bool {

@@ -7,9 +7,9 @@ use std::time::Duration;
 use tidegate::{Check, CheckOptions, Cost, Decision, Demand, Key, Limiter, ManualClock, OnFailure, Timestamp};
 use tidegate_redis::RedisStore;
 use tidegate_server::listeners::resp::RespOptions;
-use tidegate_server::{Listeners, ServerOptions, run};
+use tidegate_server::{Listeners, ReceiptSecret, ServerOptions, run};
 use tidegate_testkit::conformance::{Abilities, Subject};
-use tidegate_testkit::server::Server;
+use tidegate_testkit::server::{Cluster, Server};
 use tokio::runtime::{Builder, Runtime};
 
 /// Long enough for a busy machine: every decision must come from the store.
@@ -21,25 +21,31 @@ pub(crate) struct Fixture {
     pub(crate) http: SocketAddr,
     pub(crate) resp: SocketAddr,
     runtime: Runtime,
-    redis: Option<Server>,
+    is_in_memory: bool,
+    _redis: Option<Server>,
 }
 
 impl Fixture {
     pub(crate) fn in_memory() -> Fixture {
-        Fixture::open(None)
+        Fixture::open(None, None)
     }
 
     pub(crate) fn on_redis() -> Fixture {
-        Fixture::open(Some(Server::redis()))
+        let redis = Server::redis();
+        Fixture::open(Some(redis.url()), Some(redis))
     }
 
-    fn open(redis: Option<Server>) -> Fixture {
+    pub(crate) fn on_cluster(cluster: &Cluster) -> Fixture {
+        Fixture::open(Some(cluster.url()), None)
+    }
+
+    fn open(url: Option<String>, redis: Option<Server>) -> Fixture {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let context = runtime.enter();
         let clock = Arc::new(ManualClock::default());
         let mut limiter = Limiter::builder().clock(clock.clone()).deadline(DEADLINE).on_failure(OnFailure::Deny);
-        if let Some(redis) = &redis {
-            let store = RedisStore::builder(redis.url()).clock_override(clock.clone()).build().unwrap();
+        if let Some(url) = &url {
+            let store = RedisStore::builder(url).clock_override(clock.clone()).build().unwrap();
             // A cached denial repeats the store's last answer, which differs from the oracle's a moment later.
             limiter = limiter.store(Arc::new(store)).deny_cache(false);
         }
@@ -48,13 +54,15 @@ impl Fixture {
         let addresses = (http.local_addr().unwrap(), resp.local_addr().unwrap());
         let [http, resp] = [http, resp].map(|socket| tokio::net::TcpListener::from_std(socket).unwrap());
         let listeners = Listeners::default().http(http).resp(resp, RespOptions::default());
-        runtime.spawn(run(listeners, ServerOptions::new(limiter.clone()), std::future::pending()));
+        let options = ServerOptions::new(limiter.clone()).receipt_secret(ReceiptSecret::new(b"a secret of the tests"));
+        runtime.spawn(run(listeners, options, std::future::pending()));
         drop(context);
-        Fixture { limiter, clock, http: addresses.0, resp: addresses.1, runtime, redis }
+        let (http, resp) = addresses;
+        Fixture { limiter, clock, http, resp, runtime, is_in_memory: url.is_none(), _redis: redis }
     }
 
     pub(crate) fn is_in_memory(&self) -> bool {
-        self.redis.is_none()
+        self.is_in_memory
     }
 
     pub(crate) fn wait<T>(&self, future: impl Future<Output = T>) -> T {

@@ -6,6 +6,7 @@ use std::net::TcpStream;
 
 use serde_json::{Value, json};
 use tidegate::{Check, Decision, Demand, LimitStatus, Source, Timestamp, Wait};
+use tidegate_testkit::conformance::net_use::RefundSubject;
 use tidegate_testkit::conformance::{Abilities, Subject};
 
 use crate::fixture::{Fixture, Names};
@@ -26,7 +27,13 @@ impl<'d> OverHttp<'d> {
 
 /// Posts a body to `/v1/check`. Returns the status, the headers by name and the body of the response.
 pub(crate) fn post_check(stream: &mut BufReader<TcpStream>, body: &str) -> (u16, BTreeMap<String, String>, Value) {
-    let request = format!("POST /v1/check HTTP/1.1\r\nhost: tidegate\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    post(stream, "/v1/check", body)
+}
+
+/// Posts a body. Returns the status, the headers by name and the body of the response.
+fn post(stream: &mut BufReader<TcpStream>, path: &str, body: &str) -> (u16, BTreeMap<String, String>, Value) {
+    let length = body.len();
+    let request = format!("POST {path} HTTP/1.1\r\nhost: tidegate\r\ncontent-length: {length}\r\n\r\n{body}");
     let (status, headers, body) = exchange(stream, &request);
     (status, headers, serde_json::from_slice(&body).unwrap())
 }
@@ -123,5 +130,45 @@ impl Subject for OverHttp<'_> {
 
     fn fill(&mut self, demand: &Demand<'_>, instants: &mut dyn Iterator<Item = Timestamp>) {
         self.names.with(&[*demand], |demands| self.fixture.fill(&demands[0], instants));
+    }
+}
+
+/// The HTTP listener with refunds by receipts.
+pub(crate) struct HttpReceipts<'d>(OverHttp<'d>);
+
+impl<'d> HttpReceipts<'d> {
+    pub(crate) fn new(fixture: &'d Fixture) -> HttpReceipts<'d> {
+        HttpReceipts(OverHttp::new(fixture))
+    }
+}
+
+impl RefundSubject for HttpReceipts<'_> {
+    type Charge = String;
+
+    fn remaining(&mut self, now: Timestamp, demand: &Demand<'_>) -> u32 {
+        self.0.remaining(now, demand)
+    }
+
+    fn charge(&mut self, now: Timestamp, demand: &Demand<'_>) -> Option<String> {
+        self.0.fixture.clock.set(now);
+        let (key, limit) = (self.0.names.name(demand), demand.limit.to_string());
+        let body = json!({ "key": key, "limit": limit, "cost": demand.cost.units(), "receipt": true });
+        let (status, _, body) = post_check(&mut self.0.stream, &body.to_string());
+        assert_eq!(
+            (status == 200, &body["source"]),
+            (body["receipt"].is_string(), &json!("store")),
+            "{status}: {body}"
+        );
+        body["receipt"].as_str().map(str::to_owned)
+    }
+
+    fn refund(&mut self, now: Timestamp, demand: &Demand<'_>, receipt: String, units: u32) {
+        self.0.fixture.clock.set(now);
+        let body = match demand.cost.units() - units {
+            0 => json!({ "receipt": receipt }),
+            used => json!({ "receipt": receipt, "used": used }),
+        };
+        let (_, _, body) = post(&mut self.0.stream, "/v1/refund", &body.to_string());
+        assert_eq!(body, json!({ "applied": true }));
     }
 }

@@ -1,6 +1,7 @@
 //! The RESP listener as a subject of the conformance suite, by its own commands and by `CL.THROTTLE`.
 
 use tidegate::{Check, Cost, Decision, Demand, Key, LimitStatus, Scope, ScopeName, Source, Timestamp, Wait};
+use tidegate_testkit::conformance::net_use::RefundSubject;
 use tidegate_testkit::conformance::{Abilities, Subject};
 use tidegate_testkit::server::{Connection, Reply};
 
@@ -112,6 +113,40 @@ impl Subject for OverResp<'_> {
 
     fn fill(&mut self, demand: &Demand<'_>, instants: &mut dyn Iterator<Item = Timestamp>) {
         self.names.with(&[*demand], |demands| self.fixture.fill(&demands[0], instants));
+    }
+}
+
+/// `TIDEGATE.CHECK` with `RECEIPT`, and `TIDEGATE.REFUND`.
+pub(crate) struct RespReceipts<'d>(OverResp<'d>);
+
+impl<'d> RespReceipts<'d> {
+    pub(crate) fn new(fixture: &'d Fixture) -> RespReceipts<'d> {
+        RespReceipts(OverResp::new(fixture))
+    }
+}
+
+impl RefundSubject for RespReceipts<'_> {
+    type Charge = String;
+
+    fn remaining(&mut self, now: Timestamp, demand: &Demand<'_>) -> u32 {
+        self.0.remaining(now, demand)
+    }
+
+    fn charge(&mut self, now: Timestamp, demand: &Demand<'_>) -> Option<String> {
+        self.0.fixture.clock.set(now);
+        let (name, limit, cost) = (self.0.names.name(demand), demand.limit.to_string(), demand.cost.to_string());
+        let command = ["TIDEGATE.CHECK", &name, &limit, "COST", &cost, "RECEIPT"];
+        let reply = self.0.connection.call(&command).unwrap();
+        let [allowed, .., receipt] = reply.items() else { panic!("{command:?}: {reply:?}") };
+        (allowed.integer() == 1).then(|| receipt.text())
+    }
+
+    fn refund(&mut self, now: Timestamp, demand: &Demand<'_>, receipt: String, units: u32) {
+        self.0.fixture.clock.set(now);
+        let used = (demand.cost.units() - units).to_string();
+        let command = ["TIDEGATE.REFUND", &receipt, "USED", &used];
+        let command = if used == "0" { &command[..2] } else { &command[..] };
+        assert_eq!(self.0.connection.call(command).unwrap(), Reply::Integer(1));
     }
 }
 

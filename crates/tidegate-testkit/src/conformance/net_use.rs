@@ -17,15 +17,27 @@
 //! The sequences have one limit and one key. They charge, wait and refund in any order, several times at one instant,
 //! and often take all that is left. Each charge is refunded at most once. Some sequences are directed: they are attacks
 //! on buckets that forget in which order units leak.
+//!
+//! **Real time.** A client that does not set the clock knows only that a charge was made after it sent the check and before
+//! it received the decision. So an interval contains only the charges that were certainly made in it, and is as long as it can
+//! be: it begins when the first of them was sent and ends when the last of them was received. Units that are to be refunded
+//! are no net units from before the refund is sent. So delays hide violations but cause none, whatever number of clients
+//! send checks and refunds at the same time.
 
 use std::fmt;
+use std::panic::resume_unwind;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
-use tidegate_core::{Algorithm, Check, Cost, Decision, Demand, Key, Limit, Timestamp};
+use tidegate_core::{Algorithm, Check, Clock, Cost, Decision, Demand, Key, Limit, SystemClock, Timestamp};
 
 use super::properties::{Violation, bound};
 use super::{Random, Subject};
 
 const START: Timestamp = Timestamp::from_micros(1_760_000_000_000_000);
+/// The most by which the clocks of processes on one machine differ during a run, in microseconds.
+const SKEW_US: u64 = 20_000;
 
 /// One step of a sequence.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -41,11 +53,36 @@ enum Step {
     Refund { nth: usize, units: Option<u32> },
 }
 
-/// A charge of a sequence, and the units of it that were not refunded.
-struct Charge {
-    at: Timestamp,
-    net_units: u32,
-    decision: Decision,
+/// A subject whose charges can be refunded as a whole or in part.
+pub trait RefundSubject {
+    /// The data of a charge that its refund needs, such as a receipt.
+    type Charge;
+
+    /// Returns the units that are left. The cost of `demand` is ignored.
+    fn remaining(&mut self, now: Timestamp, demand: &Demand<'_>) -> u32;
+
+    /// Charges the cost of `demand`. Returns `None` if it is denied.
+    fn charge(&mut self, now: Timestamp, demand: &Demand<'_>) -> Option<Self::Charge>;
+
+    /// Refunds units of a charge: at least 1, and at most the cost of `demand`, which is that of the charge.
+    fn refund(&mut self, now: Timestamp, demand: &Demand<'_>, charge: Self::Charge, units: u32);
+}
+
+impl<S: Subject> RefundSubject for S {
+    type Charge = Decision;
+
+    fn remaining(&mut self, now: Timestamp, demand: &Demand<'_>) -> u32 {
+        self.check(now, &Check::one(&demand.cost(Cost::PEEK))).limits[0].remaining
+    }
+
+    fn charge(&mut self, now: Timestamp, demand: &Demand<'_>) -> Option<Decision> {
+        Some(self.check(now, &Check::one(demand))).filter(Decision::allowed)
+    }
+
+    fn refund(&mut self, now: Timestamp, demand: &Demand<'_>, mut charge: Decision, units: u32) {
+        charge.limits[0].cost = units;
+        Subject::refund(self, now, &Check::one(&demand.cost(units)), &charge);
+    }
 }
 
 /// Checks the guarantee of an algorithm on directed sequences, and on `count` random ones, for each of a few limits.
@@ -54,7 +91,7 @@ struct Charge {
 ///
 /// # Errors
 /// If the guarantee is violated. Describes the first violation, on a shrunk sequence.
-pub fn keeps_the_limit<S: Subject>(
+pub fn keeps_the_limit<S: RefundSubject>(
     algorithm: Algorithm,
     count: usize,
     seed: u64,
@@ -65,12 +102,43 @@ pub fn keeps_the_limit<S: Subject>(
         let limit: Limit = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
         let sequences = directed(&limit).into_iter().chain((0..count).map(|_| random_steps(&mut random, &limit)));
         for steps in sequences {
-            if run(&limit, &steps, &mut fresh()).is_err() {
+            if run_alone(&limit, &steps, &mut fresh()).is_err() {
                 return Err(shrunk(&limit, steps, &mut fresh));
             }
         }
     }
     Ok(())
+}
+
+/// Checks the guarantee of a limit in real time, on the directed sequences and on `count` random ones.
+///
+/// Each subject runs all of them, at the same time as the others, with the same `key`, which must have no counter before.
+/// The random sequences are determined by `seed`. Returns the net use, whose `Display` is a summary.
+///
+/// # Errors
+/// If the guarantee is violated. Describes the first violation, without the sequence.
+pub fn keeps_the_limit_in_real_time<S: RefundSubject + Send>(
+    limit: &Limit,
+    key: &str,
+    count: usize,
+    seed: u64,
+    subjects: Vec<S>,
+) -> Result<NetUse, Violation> {
+    let demand = Demand::new(*limit, Key::new(key).expect("a short subject"));
+    let (net_use, time) = (Mutex::new(NetUse::new(limit, SKEW_US)), SystemClock::new());
+    let run_all = |mut subject: S, seed: u64| {
+        let mut random = Random::new(seed);
+        let random = (0..count).map(|_| random_steps(&mut random, limit));
+        let mut sequences = directed(limit).into_iter().chain(random);
+        sequences.try_for_each(|steps| run(&demand, &steps, &mut subject, &net_use, &mut Time::Real(&time)))
+    };
+    thread::scope(|scope| {
+        let run_all = &run_all;
+        let runs: Vec<_> =
+            (seed..).zip(subjects).map(|(seed, subject)| scope.spawn(move || run_all(subject, seed))).collect();
+        runs.into_iter().try_for_each(|run| run.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })?;
+    Ok(net_use.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Returns the limits of an algorithm to test: slow and fast ones, with small and large capacities.
@@ -169,83 +237,180 @@ fn random_steps(random: &mut Random, limit: &Limit) -> Vec<Step> {
     (0..count).map(step).collect()
 }
 
+/// The time of a run.
+enum Time<'c> {
+    /// The time that the run sets.
+    Set(Timestamp),
+    /// The time of this clock, which the run observes.
+    Real(&'c SystemClock),
+}
+
+impl Time<'_> {
+    fn now(&self) -> Timestamp {
+        match self {
+            Time::Set(now) => *now,
+            Time::Real(clock) => clock.now(),
+        }
+    }
+
+    /// Lets this time pass.
+    fn wait(&mut self, us: u64) {
+        match self {
+            Time::Set(now) => *now = now.plus_micros(us),
+            Time::Real(_) => thread::sleep(Duration::from_micros(us)),
+        }
+    }
+}
+
 /// Runs a sequence on a subject without counters. Returns an error after the first charge that violates the guarantee.
-fn run(limit: &Limit, steps: &[Step], subject: &mut dyn Subject) -> Result<(), Violation> {
+fn run_alone<S: RefundSubject>(limit: &Limit, steps: &[Step], subject: &mut S) -> Result<(), Violation> {
     let demand = Demand::new(*limit, Key::new("client").expect("a short subject"));
-    let mut charges: Vec<Charge> = Vec::new();
-    let mut refundable: Vec<usize> = Vec::new();
-    let mut now = START;
+    run(&demand, steps, subject, &Mutex::new(NetUse::new(limit, 0)), &mut Time::Set(START))
+}
+
+/// Runs a sequence on a subject. Returns an error after the first charge that violates the guarantee.
+fn run<S: RefundSubject>(
+    demand: &Demand<'_>,
+    steps: &[Step],
+    subject: &mut S,
+    net_use: &Mutex<NetUse>,
+    time: &mut Time<'_>,
+) -> Result<(), Violation> {
+    let mut refundable: Vec<(usize, u32, S::Charge)> = Vec::new();
     for (number, step) in steps.iter().enumerate() {
         let cost = match *step {
             Step::Wait(us) => {
-                now = now.plus_micros(us);
+                time.wait(us);
                 continue;
             }
             Step::Refund { .. } if refundable.is_empty() => continue,
             Step::Refund { nth, units } => {
                 let nth = if nth == usize::MAX { refundable.len() - 1 } else { nth % refundable.len() };
-                let charge = &mut charges[refundable.remove(nth)];
-                let mut decision = charge.decision.clone();
-                let units = units.unwrap_or(u32::MAX).min(charge.net_units);
-                decision.limits[0].cost = units;
-                charge.net_units -= units;
-                subject.refund(now, &Check::one(&demand.cost(units)), &decision);
+                let (id, cost, charge) = refundable.remove(nth);
+                let units = units.unwrap_or(u32::MAX).min(cost);
+                locked(net_use).refund(id, units);
+                subject.refund(time.now(), &demand.cost(cost), charge, units);
                 continue;
             }
             Step::Charge(cost) => cost,
-            Step::ChargeRest => subject.check(now, &Check::one(&demand.cost(Cost::PEEK))).limits[0].remaining,
+            Step::ChargeRest => subject.remaining(time.now(), demand),
         };
-        let decision = subject.check(now, &Check::one(&demand.cost(cost)));
-        if cost > 0 && decision.allowed() {
-            refundable.push(charges.len());
-            charges.push(Charge { at: now, net_units: cost, decision });
-            promise(limit, &charges).map_err(|violation| format!("step {number}: {violation}"))?;
+        let sent = time.now();
+        if cost > 0
+            && let Some(charge) = subject.charge(sent, &demand.cost(cost))
+        {
+            let received = time.now();
+            let id = locked(net_use).charge(sent, received, cost);
+            refundable.push((id.map_err(|violation| format!("step {number}: {violation}"))?, cost, charge));
         }
     }
     Ok(())
 }
 
-/// Checks the promise of a limit on all intervals that end with the last charge.
-fn promise(limit: &Limit, charges: &[Charge]) -> Result<(), Violation> {
-    let Some(last) = charges.last() else { return Ok(()) };
-    let (quota, window_us, now_us) = (u128::from(limit.quota()), limit.window_us(), last.at.as_micros());
-    let (capacity, _) = capacity_and_recovery(limit);
-    let (mut within, mut in_trailing, mut in_aligned) = (0, 0, 0);
-    for charge in charges.iter().rev() {
-        let (at_us, units) = (charge.at.as_micros(), u128::from(charge.net_units));
-        let passed_us = now_us - at_us;
-        within += units;
-        in_trailing += if passed_us < window_us { units } else { 0 };
-        in_aligned += if at_us / window_us == now_us / window_us { units } else { 0 };
-        let is_kept = match limit.algorithm() {
-            Algorithm::Sliding | Algorithm::SlidingLog => in_trailing <= quota,
-            Algorithm::FixedWindow => in_aligned <= quota,
-            Algorithm::SlidingCounter => in_aligned <= quota && in_trailing <= bound(limit).into(),
-            _ => {
-                within * u128::from(window_us)
-                    <= u128::from(capacity) * u128::from(window_us) + quota * u128::from(passed_us)
-            }
-        };
-        if !is_kept {
-            return Err(format!("{within} units that were not refunded within {passed_us}µs, under {limit}"));
-        }
+fn locked(net_use: &Mutex<NetUse>) -> MutexGuard<'_, NetUse> {
+    net_use.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The charges of a counter as clients observe them, and the units of each that were not refunded.
+///
+/// Checks the guarantee after each charge. Displays as the numbers of charges and refunds.
+#[derive(Debug)]
+pub struct NetUse {
+    limit: Limit,
+    /// The most by which the clients' clock differs from the subject's.
+    skew_us: u64,
+    /// In the order of their earliest times.
+    charges: Vec<Charge>,
+    refunds: usize,
+}
+
+/// A charge between two times, which are equal if the client set the clock.
+#[derive(Debug)]
+struct Charge {
+    id: usize,
+    earliest_us: u64,
+    latest_us: u64,
+    net_units: u32,
+}
+
+impl NetUse {
+    fn new(limit: &Limit, skew_us: u64) -> NetUse {
+        NetUse { limit: *limit, skew_us, charges: Vec::new(), refunds: 0 }
     }
-    Ok(())
+
+    /// Adds a charge and returns its id, if the guarantee is kept.
+    fn charge(&mut self, earliest: Timestamp, latest: Timestamp, units: u32) -> Result<usize, Violation> {
+        let (id, earliest_us, latest_us) = (self.charges.len(), earliest.as_micros(), latest.as_micros());
+        let at = self.charges.partition_point(|charge| charge.earliest_us <= earliest_us);
+        self.charges.insert(at, Charge { id, earliest_us, latest_us, net_units: units });
+        self.verify(at).map(|()| id)
+    }
+
+    /// Removes units of a charge, before their refund is sent.
+    fn refund(&mut self, id: usize, units: u32) {
+        let charge = self.charges.iter_mut().rev().find(|charge| charge.id == id).expect("a charge with this id");
+        charge.net_units -= units;
+        self.refunds += 1;
+    }
+
+    /// Checks the guarantee on all intervals after the charge at this index was added.
+    fn verify(&self, added: usize) -> Result<(), Violation> {
+        let (limit, added) = (&self.limit, &self.charges[added]);
+        let (quota, window_us) = (u128::from(limit.quota()), limit.window_us());
+        let (capacity, _) = capacity_and_recovery(limit);
+        let window = self.aligned_window(added);
+        let (mut within, mut in_aligned, mut latest_us) = (0, 0, 0);
+        for charge in self.charges.iter().rev().filter(|charge| charge.net_units > 0) {
+            let units = u128::from(charge.net_units);
+            within += units;
+            latest_us = charge.latest_us.max(latest_us);
+            let passed_us = latest_us - charge.earliest_us;
+            in_aligned += if window.is_some() && self.aligned_window(charge) == window { units } else { 0 };
+            let is_trailing_kept = |units_max| passed_us >= window_us || within <= units_max;
+            let is_kept = match limit.algorithm() {
+                Algorithm::Sliding | Algorithm::SlidingLog => is_trailing_kept(quota),
+                Algorithm::FixedWindow => in_aligned <= quota,
+                Algorithm::SlidingCounter => in_aligned <= quota && is_trailing_kept(bound(limit).into()),
+                _ => {
+                    within * u128::from(window_us)
+                        <= u128::from(capacity) * u128::from(window_us) + quota * u128::from(passed_us)
+                }
+            };
+            if !is_kept {
+                return Err(format!("{within} units that were not refunded within {passed_us}µs, under {limit}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the number of the aligned window in which a charge was made, or `None` if it may be one of several.
+    fn aligned_window(&self, charge: &Charge) -> Option<u64> {
+        let window = |us: u64| us / self.limit.window_us();
+        let earliest = window(charge.earliest_us - self.skew_us);
+        (earliest == window(charge.latest_us + self.skew_us)).then_some(earliest)
+    }
+}
+
+impl fmt::Display for NetUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} charges, {} of them refunded", self.charges.len(), self.refunds)
+    }
 }
 
 /// Removes steps from a sequence as long as it violates the guarantee. Describes the violation and the steps.
-fn shrunk<S: Subject>(limit: &Limit, mut steps: Vec<Step>, fresh: &mut impl FnMut() -> S) -> Violation {
+fn shrunk<S: RefundSubject>(limit: &Limit, mut steps: Vec<Step>, fresh: &mut impl FnMut() -> S) -> Violation {
     let mut index = steps.len();
     while index > 0 {
         index -= 1;
         let removed = steps.remove(index);
-        if run(limit, &steps, &mut fresh()).is_ok() {
+        if run_alone(limit, &steps, &mut fresh()).is_ok() {
             steps.insert(index, removed);
         } else {
             index = index.min(steps.len());
         }
     }
-    let violation = run(limit, &steps, &mut fresh()).err().unwrap_or_else(|| "not again on a fresh subject".to_owned());
+    let violation =
+        run_alone(limit, &steps, &mut fresh()).err().unwrap_or_else(|| "not again on a fresh subject".to_owned());
     let lines: Vec<String> = steps.iter().enumerate().map(|(number, step)| format!("  {number:3}. {step}")).collect();
     format!("{violation}\n{}", lines.join("\n"))
 }
