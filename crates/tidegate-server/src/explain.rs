@@ -20,7 +20,6 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use http::{HeaderMap, Request};
-use schemars::JsonSchema;
 use serde::Serialize;
 use tidegate::answer::{Policies, Policy};
 use tidegate::config::{Loaded, RuleConditions};
@@ -35,8 +34,7 @@ use crate::client::Client;
 use crate::wait_text::format_wait;
 
 /// What the rules would do with a request, and why. Its JSON is the response of `/v1/explain`.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields, description = "What the rules would do with a request, and why.")]
+#[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct Explanation {
     /// The method of the request.
@@ -61,9 +59,6 @@ pub struct Explanation {
     pub kill_switch: bool,
     /// Why the request is refused regardless of limits: a ban, or a path that is too long. `None` if it is not. A ban
     /// on a subject that is not one client is known only after [`Explanation::read_counters`].
-    #[schemars(
-        description = "Why the request is refused regardless of limits: a ban, or a path that is too long. Null if it is not."
-    )]
     pub banned: Option<String>,
     /// The part of the request that exempts it from all limits: `address`, `key` or `path`. `None` if it is not exempt.
     pub exempt: Option<&'static str>,
@@ -79,8 +74,7 @@ pub struct Explanation {
 }
 
 /// What would happen to a request as a whole, and why.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields)]
+#[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct VerdictExplanation {
     /// Whether the request would be admitted. `None` if that depends on counters that were not read.
@@ -90,8 +84,7 @@ pub struct VerdictExplanation {
 }
 
 /// The plan of a caller, and where it is assigned.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields)]
+#[derive(Debug, Serialize)]
 pub struct PlanExplanation {
     /// The name of the plan.
     pub name: String,
@@ -100,8 +93,7 @@ pub struct PlanExplanation {
 }
 
 /// What one rule would do with the request, and why.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields)]
+#[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct RuleExplanation {
     /// The name of the rule.
@@ -131,8 +123,7 @@ pub struct RuleExplanation {
 }
 
 /// One limit of a rule, and whether it would allow the request.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields)]
+#[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct LimitExplanation {
     /// The name of the limit, as clients see it in headers and bodies.
@@ -141,7 +132,6 @@ pub struct LimitExplanation {
     pub limit: String,
     /// The remaining units. `None` if the counter was not read, by [`Explanation::read_counters`] or, for a shield, by
     /// [`Explanation::read_shields`].
-    #[schemars(description = "The remaining units. Null if the counter was not read.")]
     pub remaining: Option<u32>,
     /// Whether the limit would allow the request. `None` if the counter was not read.
     pub would_allow: Option<bool>,

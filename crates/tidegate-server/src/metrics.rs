@@ -27,7 +27,7 @@ use tidegate::{DecisionOutcome, Limiter, LimiterStats, MemoryStore, OutcomeCount
 
 pub(crate) use self::format::MetricsFormat;
 use self::histogram::Snapshot;
-pub(crate) use self::listener_stats::{DecisionStats, HTTP_ERRORS, ListenerStats, RESP_ERRORS, Rejection, SOURCES};
+pub(crate) use self::listener_stats::{DecisionStats, HTTP_ERRORS, ListenerStats, RESP_ERRORS, Rejection};
 pub use self::store_times::StoreTimes;
 pub(crate) use self::upstream_stats::{InFlightGauge, UpstreamFailure, UpstreamStats};
 use crate::readiness::Readiness;

@@ -24,11 +24,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use schemars::JsonSchema;
 use serde::Serialize;
 use tidegate::{Limiter, LimiterStats, Shard, ShardId, Store, StoreError, StoreErrorKind, Timestamp};
 
-use crate::openapi::schemas::not_null;
 use crate::reload::{ReloadErrorBody, Reloader};
 
 /// The interval between two probes. Two of them and the breaker's longest pause are less than the two seconds within
@@ -99,9 +97,7 @@ impl EvictionState {
 /// Whether requests should be sent to this instance, and why not.
 ///
 /// `shutting_down`, `ended` and `store` decide about `ready`; the other fields do not.
-#[derive(Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "Readiness")]
+#[derive(Serialize)]
 pub(crate) struct ReadinessBody {
     /// Whether requests should be sent to this instance.
     ready: bool,
@@ -113,16 +109,14 @@ pub(crate) struct ReadinessBody {
     /// The tasks that have ended unexpectedly.
     ended: Vec<&'static str>,
     /// The store of the counters.
-    store: StoreBody,
+    pub(crate) store: StoreBody,
     /// The last reloads of the configuration and the certificate.
     reload: LastReloadBody,
 }
 
 /// The state of the store.
-#[derive(Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "StoreState")]
-struct StoreBody {
+#[derive(Serialize)]
+pub(crate) struct StoreBody {
     /// `memory`, or `redis` for a shared store.
     kind: &'static str,
     /// Whether the store answers; of a cluster, at least one master.
@@ -130,35 +124,29 @@ struct StoreBody {
     /// The circuit breaker of a shared store: `open` or `closed`; of a cluster, `open` if that of any master is. Absent
     /// for counters in memory.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(transform = not_null)]
     breaker: Option<&'static str>,
     /// The number of instances among which a quota is divided while the shared store does not answer: as configured, else
     /// of those that share the store, when it was last known. Absent for counters in memory.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(transform = not_null)]
     instances: Option<u32>,
     /// The masters of a cluster, or the master that Sentinels name. Absent for other stores.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    nodes: Vec<NodeBody>,
+    pub(crate) nodes: Vec<NodeBody>,
 }
 
 /// A master of a cluster.
-#[derive(Clone, Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "StoreNode")]
+#[derive(Clone, Serialize)]
 pub(crate) struct NodeBody {
     /// The address of the node.
     pub(crate) address: String,
     /// Whether the node answers.
     pub(crate) reachable: bool,
     /// The circuit breaker of the node: `open` or `closed`.
-    breaker: &'static str,
+    pub(crate) breaker: &'static str,
 }
 
 /// The result and the times of the last reloads.
-#[derive(Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "LastReload")]
+#[derive(Serialize)]
 struct LastReloadBody {
     /// The result of the last reload: `ok` or `failed`. `ok` before the first one.
     result: &'static str,
@@ -166,11 +154,9 @@ struct LastReloadBody {
     last_success: u64,
     /// The time of the last reload in Unix seconds, if it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(transform = not_null)]
     failed_at: Option<u64>,
     /// The reason, if the last reload failed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(transform = not_null)]
     error: Option<ReloadErrorBody>,
 }
 

@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tidegate::config::watch::{FileSource, FileWatch, RulesSource, Stamps};
@@ -372,20 +371,16 @@ impl ReloadError {
 }
 
 /// The reason why a reload failed.
-#[derive(Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "ReloadError")]
+#[derive(Serialize)]
 pub(crate) struct ReloadErrorBody {
     /// What failed.
-    pub(crate) message: String,
+    message: String,
     /// What is wrong with the configuration. Empty if only the certificate cannot be used.
-    pub(crate) findings: Vec<FindingBody>,
+    findings: Vec<FindingBody>,
 }
 
 /// The result of a reload.
-#[derive(Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "Reloaded")]
+#[derive(Serialize)]
 pub(crate) struct ReloadedBody {
     /// Always true.
     reloaded: bool,
@@ -416,9 +411,7 @@ impl ReloadedBody {
 }
 
 /// A part of a configuration.
-#[derive(Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "Part")]
+#[derive(Serialize)]
 struct PartBody {
     /// The kind of the part, such as `rule`.
     kind: &'static str,
@@ -427,10 +420,8 @@ struct PartBody {
 }
 
 /// A finding about a configuration: an error, a warning, or advice.
-#[derive(Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "Finding")]
-pub(crate) struct FindingBody {
+#[derive(Serialize)]
+struct FindingBody {
     /// `error`, `warning` or `advice`.
     severity: &'static str,
     /// A code for programs.

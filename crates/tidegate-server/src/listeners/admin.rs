@@ -42,7 +42,6 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
 use percent_encoding::percent_decode_str;
-use schemars::JsonSchema;
 use serde::Serialize;
 use tidegate::engine::Engine;
 use tidegate::{Clock, Limiter, SystemClock};
@@ -62,7 +61,7 @@ use crate::listeners::http::request::{CheckRequest, CheckRequestError};
 use crate::metrics::{HTTP_ERRORS, ListenerStats, Metrics, MetricsFormat, Rejection};
 use crate::openapi;
 use crate::readiness::Readiness;
-use crate::reload::{FindingBody, ReloadError, ReloadErrorBody, ReloadedBody, Reloader};
+use crate::reload::{ReloadError, ReloadErrorBody, ReloadedBody, Reloader};
 use crate::stream::ClientStream;
 
 /// The longest time that a client has to send a complete request header, even if `Bounds::http_idle` is longer.
@@ -83,27 +82,21 @@ pub fn is_loopback(address: IpAddr) -> bool {
 }
 
 /// That the process is alive.
-#[derive(Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "Health")]
-pub(crate) struct HealthBody {
+#[derive(Serialize)]
+struct HealthBody {
     /// Always true.
     alive: bool,
 }
 
 /// A reload that failed.
-#[derive(Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "NotReloaded")]
-pub(crate) struct NotReloadedBody {
+#[derive(Serialize)]
+struct NotReloadedBody {
     /// A code for programs: `configuration_broken`.
     error: &'static str,
     /// Always false.
     reloaded: bool,
-    /// What failed.
-    message: String,
-    /// What is wrong with the configuration. Empty if only the certificate cannot be used.
-    findings: Vec<FindingBody>,
+    #[serde(flatten)]
+    failure: ReloadErrorBody,
 }
 
 /// The admin listener: serves health, readiness, metrics, and the API for operators.
@@ -366,8 +359,7 @@ impl AdminListener {
                 problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", &error.to_string())
             }
             Err(error) => {
-                let ReloadErrorBody { message, findings } = error.body();
-                let body = NotReloadedBody { error: "configuration_broken", reloaded: false, message, findings };
+                let body = NotReloadedBody { error: "configuration_broken", reloaded: false, failure: error.body() };
                 json(StatusCode::UNPROCESSABLE_ENTITY, &body)
             }
         }

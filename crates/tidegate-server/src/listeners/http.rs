@@ -22,7 +22,7 @@ mod policy_cache;
 pub(crate) mod refund;
 mod relayed;
 pub(crate) mod request;
-pub(crate) mod response;
+mod response;
 #[cfg(test)]
 pub(crate) mod test_support;
 
@@ -34,9 +34,8 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
-use serde::Serialize;
 use tidegate::answer::Policies;
-use tidegate::engine::{Ending, Outcome, Refusal, RequestOptions};
+use tidegate::engine::{Outcome, Refusal, RequestOptions};
 use tidegate::{Check, Decision, Limiter, Timestamp};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
@@ -47,6 +46,7 @@ use self::general::{ResponseBody, full_body};
 use self::policy_cache::PolicyCache;
 use self::relayed::RelayedResponse;
 use self::request::{CheckRequest, CheckRequestError, ExplicitCheck, RequestCheck};
+use self::response::{decision_body, refusal_body};
 use crate::auth_guard::AuthGuard;
 use crate::browser::BrowserPolicy;
 use crate::decider::Decider;
@@ -348,106 +348,6 @@ fn refusal_response(refusal: &Refusal, relayed: Option<&RelayedResponse<'_>>) ->
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     refusal.write_headers(headers);
     response
-}
-
-/// Returns an admission as JSON, as [`DecisionBody`](response::DecisionBody) describes it.
-///
-/// `policies` must be those of the decision's limits, in the same order. They provide names and windows; without them
-/// the list of limits is empty.
-///
-/// Written without an intermediate value, because this is the hot path of the listener.
-fn decision_body(
-    decision: &Decision,
-    policies: Option<&Policies>,
-    relayed: Option<&RelayedResponse<'_>>,
-    receipt: Option<&IssuedReceipt>,
-) -> Bytes {
-    let mut json = JsonText(Vec::with_capacity(64 + 192 * decision.limits.len()));
-    json.decision(decision, policies);
-    if let Some(relayed) = relayed {
-        json.raw(",\"response\":").value(relayed);
-    }
-    if let Some(IssuedReceipt { text, refund_on }) = receipt {
-        json.raw(",\"receipt\":\"").raw(text).raw("\"");
-        if relayed.is_some() {
-            let name = |ending: &Ending| match ending {
-                Ending::Success => "success",
-                Ending::Failure => "failure",
-            };
-            json.raw(",\"refund_on\":").value(&refund_on.iter().map(name).collect::<Vec<_>>());
-        }
-    }
-    json.raw("}");
-    Bytes::from(json.0)
-}
-
-/// Returns a refusal as JSON, as [`RefusalBody`](response::RefusalBody) describes it.
-fn refusal_body(refusal: &Refusal, relayed: Option<&RelayedResponse<'_>>) -> Bytes {
-    let mut json = JsonText(Vec::with_capacity(512));
-    match refusal {
-        Refusal::Denied { decision, policies, .. } => json.decision(decision, Some(policies)),
-        // No limit has decided.
-        _ => json.raw("{\"allowed\":false,\"source\":\"").raw(refusal.source().as_str()).raw("\",\"limits\":[]"),
-    };
-    json.raw(",");
-    refusal.fields().write_json(&mut json.0);
-    if let Some(relayed) = relayed {
-        json.raw(",\"response\":").value(relayed);
-    }
-    json.raw("}");
-    Bytes::from(json.0)
-}
-
-struct JsonText(Vec<u8>);
-
-impl JsonText {
-    /// Appends the fields `allowed`, `source` and `limits` of an object that is not closed yet.
-    fn decision(&mut self, decision: &Decision, policies: Option<&Policies>) -> &mut Self {
-        self.raw("{\"allowed\":").flag(decision.allowed());
-        self.raw(",\"source\":\"").raw(decision.source.as_str()).raw("\",\"limits\":[");
-        let limits = policies.into_iter().flat_map(Policies::policies).zip(&decision.limits);
-        for (index, (policy, status)) in limits.enumerate() {
-            self.raw(if index == 0 { "{\"name\":\"" } else { ",{\"name\":\"" }).raw(policy.name());
-            if let Some(rule) = policy.rule() {
-                // The name of a rule has no characters that JSON escapes.
-                self.raw("\",\"rule\":\"").raw(rule);
-            }
-            self.raw("\",\"quota\":").number(Some(status.quota.into()));
-            self.raw(",\"window_ms\":").number(Some(policy.limit().window_us().div_ceil(1_000)));
-            self.raw(",\"remaining\":").number(Some(status.remaining.into()));
-            self.raw(",\"retry_after_ms\":").number(status.retry_after.as_millis_ceil());
-            self.raw(",\"next_after_ms\":").number(status.next_after.as_millis_ceil());
-            self.raw(",\"reset_after_ms\":").number(status.reset_after.as_millis_ceil());
-            self.raw(",\"allowed\":").flag(status.allowed).raw("}");
-        }
-        self.raw("]")
-    }
-
-    /// Appends a value, which must not fail to serialize. If it did, the value would be null.
-    fn value(&mut self, value: &impl Serialize) -> &mut Self {
-        let at = self.0.len();
-        if serde_json::to_writer(&mut self.0, value).is_err() {
-            self.0.truncate(at);
-            self.raw("null");
-        }
-        self
-    }
-
-    fn raw(&mut self, text: &str) -> &mut Self {
-        self.0.extend_from_slice(text.as_bytes());
-        self
-    }
-
-    fn flag(&mut self, value: bool) -> &mut Self {
-        self.raw(if value { "true" } else { "false" })
-    }
-
-    fn number(&mut self, value: Option<u64>) -> &mut Self {
-        match value {
-            Some(value) => self.raw(itoa::Buffer::new().format(value)),
-            None => self.raw("null"),
-        }
-    }
 }
 
 /// Counts and logs a request that a browser sent for a web page of another site, and returns the 403 response.

@@ -191,7 +191,7 @@ impl Drop for OpenConnection {
 }
 
 /// All sources of a decision.
-pub(crate) const SOURCES: [Source; 4] = [Source::Store, Source::DenyCache, Source::Local, Source::None];
+const SOURCES: [Source; 4] = [Source::Store, Source::DenyCache, Source::Local, Source::None];
 
 /// The counters of decisions, each of which is the answer to one check or request, and their durations by source.
 #[derive(Debug, Default)]

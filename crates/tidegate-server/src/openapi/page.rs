@@ -4,6 +4,8 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
+use super::resolve;
+
 const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}\
     code,pre{font:14px/1.5 ui-monospace,monospace;background:#f4f4f4;border-radius:4px}code{padding:.1em .3em;overflow-wrap:anywhere}\
     pre{padding:.8rem;overflow-x:auto}table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ddd;padding:.4rem;\
@@ -14,9 +16,9 @@ const OPTIONAL: &str = " <em>optional</em>";
 
 /// Returns an HTML page with the operations, responses and schemas of an OpenAPI document.
 pub(super) fn render(document: &Value) -> String {
-    let mut page = HtmlPage(String::new());
+    let mut page = HtmlPage { document, html: String::new() };
     let title = page.text(&document["info"]["title"]);
-    page.0 += &format!(
+    page.html += &format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
          <title>{title}</title><style>{STYLE}</style></head><body><h1>{title} {}</h1><p>{}</p>\
          <p>For programs: <a href=\"/openapi.json\">/openapi.json</a></p>",
@@ -28,26 +30,34 @@ pub(super) fn render(document: &Value) -> String {
             page.operation(method, path, operation);
         }
     }
-    page.0 += "<h2>Schemas</h2>";
+    page.html += "<h2>Schemas</h2>";
     for (name, schema) in entries(&document["components"]["schemas"]) {
         page.schema(name, schema);
     }
-    page.0 + "</body></html>\n"
+    page.html + "</body></html>\n"
 }
 
-struct HtmlPage(String);
+struct HtmlPage<'d> {
+    document: &'d Value,
+    html: String,
+}
 
-impl HtmlPage {
+impl HtmlPage<'_> {
     fn operation(&mut self, method: &str, path: &str, operation: &Value) {
         let (summary, description) = (self.text(&operation["summary"]), self.text(&operation["description"]));
         self.line(format_args!("<h2><b>{}</b> {}</h2>", method.to_uppercase(), escape(path)));
         self.line(format_args!("<p><strong>{summary}.</strong> {description}</p>"));
         if operation["security"].is_array() {
-            self.0 += "<p>Needs the token: <code>Authorization: Bearer TOKEN</code></p>";
+            self.html += "<p>Needs the token: <code>Authorization: Bearer TOKEN</code></p>";
         }
-        let parameters: Vec<&Value> = operation["parameters"].as_array().into_iter().flatten().collect();
+        let parameters: Vec<&Value> = operation["parameters"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|parameter| resolve(self.document, parameter))
+            .collect();
         if !parameters.is_empty() {
-            self.0 += "<h3>Parameters</h3><table><tr><th>Name<th>In<th>Type<th>Meaning";
+            self.html += "<h3>Parameters</h3><table><tr><th>Name<th>In<th>Type<th>Meaning";
         }
         for parameter in &parameters {
             let (name, what) = (self.text(&parameter["name"]), self.text(&parameter["description"]));
@@ -59,7 +69,7 @@ impl HtmlPage {
             ));
         }
         if !parameters.is_empty() {
-            self.0 += "</table>";
+            self.html += "</table>";
         }
         for (_, example) in entries(&operation["requestBody"]["content"]["application/json"]["examples"]) {
             let body = serde_json::to_string_pretty(&example["value"]).unwrap_or_default();
@@ -68,16 +78,19 @@ impl HtmlPage {
         }
         self.line(format_args!("<h3>Responses</h3><table><tr><th>Status<th>Meaning<th>Headers<th>Body"));
         for (status, response) in entries(&operation["responses"]) {
-            let headers: Vec<String> = entries(&response["headers"])
-                .map(|(name, header)| format!("<code>{}</code> {}", escape(name), self.text(&header["description"])))
-                .collect();
+            let response = resolve(self.document, response);
+            let header = |(name, header): (&str, &Value)| {
+                let description = &resolve(self.document, header)["description"];
+                format!("<code>{}</code> {}", escape(name), self.text(description))
+            };
+            let headers: Vec<String> = entries(&response["headers"]).map(header).collect();
             let kind = |(kind, content): (&str, &Value)| format!("{} {}", escape(kind), self.kind(&content["schema"]));
             let bodies: Vec<String> = entries(&response["content"]).map(kind).collect();
             let description = self.text(&response["description"]);
             let (headers, bodies) = (headers.join("<br>"), bodies.join("<br>"));
             self.line(format_args!("<tr><td><code>{status}</code><td>{description}<td>{headers}<td>{bodies}"));
         }
-        self.0 += "</table>";
+        self.html += "</table>";
     }
 
     fn schema(&mut self, name: &str, schema: &Value) {
@@ -85,7 +98,7 @@ impl HtmlPage {
         let forms = schema["oneOf"].as_array().cloned().unwrap_or_else(|| vec![schema.clone()]);
         for (index, form) in forms.iter().enumerate() {
             if index > 0 {
-                self.0 += "<p>or</p>";
+                self.html += "<p>or</p>";
             }
             if let Some(value) = form["const"].as_str() {
                 self.line(format_args!("<p><code>{}</code> {}</p>", escape(value), self.text(&form["description"])));
@@ -97,13 +110,15 @@ impl HtmlPage {
             }
             let required: Vec<&str> =
                 form["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-            self.0 += "<table><tr><th>Field<th>Type<th>Meaning";
+            self.html += "<table><tr><th>Field<th>Type<th>Meaning";
             for (field, property) in entries(&form["properties"]) {
                 let must = if required.contains(&field) { "" } else { OPTIONAL };
-                let (kind, what) = (self.kind(property), self.text(&property["description"]));
+                let described =
+                    if property["description"].is_null() { resolve(self.document, property) } else { property };
+                let (kind, what) = (self.kind(property), self.text(&described["description"]));
                 self.line(format_args!("<tr><td><code>{}</code>{must}<td>{kind}<td>{what}", escape(field)));
             }
-            self.0 += "</table>";
+            self.html += "</table>";
         }
     }
 
@@ -164,7 +179,7 @@ impl HtmlPage {
     }
 
     fn line(&mut self, text: std::fmt::Arguments<'_>) {
-        self.0.write_fmt(text).expect("writing to memory does not fail");
+        self.html.write_fmt(text).expect("writing to memory does not fail");
     }
 }
 

@@ -107,7 +107,7 @@ impl<'a> RefusalDetails<'a> {
         &self.violated
     }
 
-    /// Returns the fields of the body in the format `json`, which serialize to that body.
+    /// Returns the fields of the body in the format `json`.
     pub fn fields(&self) -> RefusalFields<'a> {
         RefusalFields::of(self)
     }

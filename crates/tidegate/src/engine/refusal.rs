@@ -96,7 +96,7 @@ impl Refusal {
         }
     }
 
-    /// Returns the fields of the body in the format `json`, which serialize to that body.
+    /// Returns the fields of the body in the format `json`.
     pub fn fields(&self) -> RefusalFields<'_> {
         match self {
             Refusal::Denied { decision, policies } => policies.refusal(decision).fields(),

@@ -19,7 +19,6 @@ use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Body;
 use percent_encoding::percent_decode_str;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tidegate::config::Loaded;
@@ -45,26 +44,19 @@ pub struct KeyEditor<'r> {
 }
 
 /// A change to an API key. Its JSON is the body of `PATCH /v1/keys/{name}`.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-#[schemars(description = "A change to an API key. An absent field stays as it is, and null removes it.")]
 #[non_exhaustive]
 pub struct KeyChangeRequest {
     /// The name of the plan. `None` leaves it as it is, and `Some(None)` removes it.
     #[serde(deserialize_with = "present")]
-    #[schemars(with = "Option<String>", description = "The name of the plan.")]
     pub plan: Option<Option<String>>,
     /// The own limits of the key, each a text such as `5000/h` or a table, as in a keys file; or one of them. `None`
     /// leaves them as they are, and `Some(None)` removes them.
     #[serde(deserialize_with = "present")]
-    #[schemars(
-        with = "Option<Value>",
-        description = "The key's own limits, each a text such as 5000/h or an object, as in a keys file; or one of them."
-    )]
     pub limits: Option<Option<Value>>,
     /// All groups of the key's owner. `None` leaves them as they are, and `Some(None)` removes them.
     #[serde(deserialize_with = "present")]
-    #[schemars(with = "Option<Vec<String>>", description = "All groups of the key's owner.")]
     pub groups: Option<Option<Vec<String>>>,
 }
 
@@ -74,8 +66,7 @@ fn present<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(field: D) -> R
 }
 
 /// An API key in the Redis hash of the configuration.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "ApiKey", deny_unknown_fields)]
+#[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct KeyReport {
     /// The name of the key's owner. `None` if it has none.
@@ -95,8 +86,7 @@ pub struct KeyReport {
 }
 
 /// A limit of an API key's own.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "OwnLimit", deny_unknown_fields)]
+#[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct OwnLimitReport {
     /// The name of the limit, which is part of the counter's key.
@@ -106,8 +96,7 @@ pub struct OwnLimitReport {
 }
 
 /// The API keys of the Redis hash of the configuration.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "ApiKeys", deny_unknown_fields)]
+#[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct KeyListReport {
     /// The keys, sorted by name.
@@ -365,7 +354,7 @@ where
 }
 
 /// Parses the body of a change. `part` is the one that it must set, or `None` if it may set any.
-fn parse(body: &[u8], part: Option<&str>) -> Result<KeyChangeRequest, String> {
+pub(crate) fn parse(body: &[u8], part: Option<&str>) -> Result<KeyChangeRequest, String> {
     // A list would be read as the fields in their order.
     let fields: Option<Map<String, Value>> = serde_json::from_slice(body).ok();
     let change = fields.and_then(|fields| serde_json::from_value(Value::Object(fields)).ok());

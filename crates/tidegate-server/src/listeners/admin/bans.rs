@@ -21,7 +21,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use percent_encoding::percent_decode_str;
-use schemars::JsonSchema;
 use serde::Serialize;
 use tidegate::engine::Engine;
 use tidegate::identity::AddressPrefixes;
@@ -33,7 +32,6 @@ use super::keys::{CounterError, error_response};
 use crate::client::{Client, has_kinds, key_part, parse_without_rules};
 use crate::explain::banned_in_configuration;
 use crate::listeners::http::connection::{json, problem};
-use crate::openapi::schemas::not_null;
 use crate::wait_text::format_wait;
 
 /// A client or a key that an operator bans: the parameters of a query to `/v1/bans`.
@@ -55,8 +53,7 @@ pub struct BanRules<'r> {
 }
 
 /// A ban, as a [`BanQuery`] has set, found or lifted it. Its JSON is the response of `/v1/bans`.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "Ban", deny_unknown_fields, description = "A ban at run time.")]
+#[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct BanReport {
     /// The client: an address, a network, the name of an API key or its subject, a user, a subject or a key. Bytes that
@@ -76,18 +73,15 @@ pub struct BanReport {
     pub retry_after_ms: Option<u64>,
     /// Whether the client was banned before the ban was lifted. Absent if no ban was to be lifted.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(transform = not_null)]
     pub was_banned: Option<bool>,
     /// Another ban that refuses the client, such as one on a network that contains its address, or in the
     /// configuration. Absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(transform = not_null)]
     pub other_ban: Option<String>,
 }
 
 /// All bans at run time, as [`list_bans`] found them. Its JSON is the response of `GET /v1/bans` without parameters.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "Bans", deny_unknown_fields, description = "All bans at run time.")]
+#[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct BansReport {
     /// The bans, sorted by their entries in the ban list.
@@ -97,8 +91,7 @@ pub struct BansReport {
 }
 
 /// One ban of a [`BansReport`].
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "ListedBan", deny_unknown_fields, description = "One ban of the list.")]
+#[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct ListedBanReport {
     /// The client, in a form that lifts the ban: an address, a network, the name of an API key, a user or a subject; a

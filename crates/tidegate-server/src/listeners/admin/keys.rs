@@ -23,7 +23,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use percent_encoding::percent_decode_str;
-use schemars::JsonSchema;
 use serde::Serialize;
 use tidegate::answer::Policy;
 use tidegate::config::Loaded;
@@ -68,8 +67,7 @@ pub struct CounterRules<'r> {
 }
 
 /// Counters, as [`CounterQuery::inspect`] found them. Its JSON is the response of `GET /v1/keys`.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields, description = "The counters of a key, or of a client in a rule.")]
+#[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct CounterReport {
     /// The key, or the subject under which the rule counts the client. Bytes that are not UTF-8 are replaced. For all
@@ -93,8 +91,7 @@ pub struct CounterReport {
 }
 
 /// A rule of a [`CounterReport`] or [`ResetReport`] that has no counter of the client alone.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields, description = "A rule that has no counter of the client alone.")]
+#[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct SkippedRule {
     /// The name of the rule.
@@ -104,8 +101,7 @@ pub struct SkippedRule {
 }
 
 /// One counter of a [`CounterReport`]. Times are in milliseconds, rounded up; `None` means never.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields, description = "One counter. Times are in milliseconds, rounded up; null means never.")]
+#[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct CounterStatus {
     /// The rule; `None` for explicit checks.
@@ -133,8 +129,7 @@ pub struct CounterStatus {
 }
 
 /// The result of [`CounterQuery::reset`]. Its JSON is the response of `DELETE /v1/keys`.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(deny_unknown_fields, description = "The result of deleting counters.")]
+#[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct ResetReport {
     /// The key, or the subject under which the rule counts the client. Bytes that are not UTF-8 are replaced.

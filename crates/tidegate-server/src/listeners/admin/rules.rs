@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
-use schemars::JsonSchema;
 use serde::Serialize;
 use tidegate::OutcomeCount;
 use tidegate::answer::Policy;
@@ -13,28 +12,22 @@ use tidegate::engine::RuleStats;
 use tidegate::rules::{CompiledRule, LimitSet, RuleSet};
 
 use crate::listeners::http::connection::json;
-use crate::openapi::schemas::not_null;
 use crate::reload::Reloader;
 
 /// The rules in force.
-#[derive(Default, Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "Rules")]
-pub(crate) struct RulesBody {
+#[derive(Default, Serialize)]
+struct RulesBody {
     /// The rules, in the order of the file.
     rules: Vec<RuleBody>,
     /// The names of the plans.
     plans: Vec<String>,
     /// Whether the kill switch is on, so that no request is limited. Absent without a configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(transform = not_null)]
     kill_switch: Option<bool>,
 }
 
 /// A rule, and its decisions so far.
-#[derive(Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "Rule")]
+#[derive(Serialize)]
 struct RuleBody {
     /// The name of the rule.
     name: String,
@@ -58,18 +51,15 @@ struct RuleBody {
     decisions: Vec<DecisionCount>,
 }
 
-#[derive(Serialize, JsonSchema)]
+#[derive(Serialize)]
 #[serde(untagged)]
-#[schemars(inline)]
 enum RuleLimits {
     Same(Vec<NamedLimit>),
     ByPlan(BTreeMap<String, Vec<NamedLimit>>),
 }
 
 /// A limit of a rule.
-#[derive(Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "Limit")]
+#[derive(Serialize)]
 struct NamedLimit {
     /// The name of the limit, as clients see it in headers and bodies.
     name: String,
@@ -78,8 +68,7 @@ struct NamedLimit {
 }
 
 /// The number of decisions of one kind.
-#[derive(Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Serialize)]
 struct DecisionCount {
     /// The outcome, as in the metrics.
     verdict: &'static str,

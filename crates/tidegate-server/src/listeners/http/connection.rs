@@ -9,6 +9,7 @@ use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Body;
+use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::general::{RequestBody, ResponseBody};
@@ -117,17 +118,25 @@ fn too_large(bytes_max: usize) -> Response<Bytes> {
 }
 
 /// Returns a response with this status and `body` as JSON. The body is empty if it cannot be serialized.
-pub(crate) fn json(status: StatusCode, body: &impl serde::Serialize) -> Response<Bytes> {
-    let body = serde_json::to_vec(body).unwrap_or_default();
-    let mut response = Response::new(Bytes::from(body));
+pub(crate) fn json(status: StatusCode, body: &impl Serialize) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::from(serde_json::to_vec(body).unwrap_or_default()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
+/// The body of an error response.
+#[derive(Serialize)]
+struct ErrorBody<'a> {
+    /// A code for programs.
+    error: &'a str,
+    /// What is wrong, and what would be accepted.
+    message: &'a str,
+}
+
 /// Returns an error response whose body is JSON: `error` is a code for programs, `message` a sentence for people.
 pub(crate) fn problem(status: StatusCode, error: &str, message: &str) -> Response<Bytes> {
-    json(status, &serde_json::json!({ "error": error, "message": shorten(message) }))
+    json(status, &ErrorBody { error, message: &shorten(message) })
 }
 
 /// The maximum length of an error message, and how much of the beginning and of the end of a longer one is kept, in

@@ -13,7 +13,6 @@
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
-use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use tidegate::engine::Ending;
 use tidegate::receipt::Settlement;
@@ -23,25 +22,21 @@ use super::connection::{json, problem};
 use super::request::whole_number;
 use super::request::{Describe, Object};
 use crate::decider::Decider;
-use crate::openapi::schemas::not_null;
 use crate::receipts::RefundError;
 
 /// The body of a refund.
-#[derive(Deserialize, JsonSchema)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "Refund", extend("not" = { "required": ["used", "status"] }))]
-pub(crate) struct RefundBody {
+struct RefundBody {
     /// The receipt of an admitted check.
     receipt: String,
     /// The units that the request actually cost. Unused units are refunded. Units above the charge are charged, even if
     /// they do not fit. Without `used` and `status`, all units are refunded.
     #[serde(default, deserialize_with = "present_used")]
-    #[schemars(range(max = u32::MAX), transform = not_null)]
     used: Option<u32>,
     /// The status of the response to the request, instead of `used`. Units are refunded according to the `charge` of each
     /// rule.
     #[serde(default, deserialize_with = "present_status")]
-    #[schemars(range(min = 100, max = 599), transform = not_null)]
     status: Option<u16>,
 }
 
@@ -62,20 +57,17 @@ impl Describe for RefundBody {
 }
 
 /// The response to a refund.
-#[derive(Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "Refunded")]
-pub(crate) struct RefundedBody {
+#[derive(Serialize)]
+struct RefundedBody {
     /// Whether this refund was applied.
     applied: bool,
     /// Why nothing was changed. Absent if the refund was applied.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(transform = not_null)]
     reason: Option<NotApplied>,
 }
 
 /// The reason why a receipt changes nothing.
-#[derive(Clone, Copy, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum NotApplied {
     /// The receipt was applied before.

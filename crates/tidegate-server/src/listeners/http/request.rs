@@ -21,16 +21,13 @@ use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_json::json;
 use tidegate::{CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
 
 use self::headers::{Headers, JsonString, field_error};
 use crate::listeners::described::{self, DescriptionError};
-use crate::openapi::schemas as field_schemas;
 use crate::receipts::ReceiptUnavailable;
 
 /// The maximum of `wait_ms`: as long as HTTP clients commonly wait for a response.
@@ -39,7 +36,7 @@ pub(crate) const WAIT_MS_MAX: u32 = 60_000;
 /// The fields of a body, before it is clear which of the three forms it has. Unknown fields and null are errors.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct CheckBody<'b> {
+struct CheckBody<'b> {
     #[serde(borrow, default, deserialize_with = "present_text")]
     key: Option<Cow<'b, str>>,
     #[serde(borrow, default, deserialize_with = "present_limit")]
@@ -56,67 +53,17 @@ pub(crate) struct CheckBody<'b> {
     receipt: bool,
 }
 
-/// The schema has one alternative per form.
-impl JsonSchema for CheckBody<'_> {
-    fn schema_name() -> Cow<'static, str> {
-        "CheckRequest".into()
-    }
-
-    fn json_schema(schemas: &mut SchemaGenerator) -> Schema {
-        let entry = schemas.subschema_for::<CheckEntry<'_>>();
-        let by_rules = by_rules_schema(schemas);
-        let checks = json_schema!({
-            "type": "array",
-            "description": "Checks that are decided together: all limits pass, or none is charged. No two of them may use the same counter.",
-            "items": entry,
-            "minItems": 1,
-            "maxItems": DEMANDS_MAX,
-        });
-        let (key, limit) = (field_schemas::key(schemas), field_schemas::limit(schemas));
-        let (cost, wait) = (field_schemas::cost(schemas), field_schemas::wait_ms(schemas));
-        let receipt = field_schemas::receipt(schemas);
-        json_schema!({ "oneOf": [
-            form(
-                json!({ "key": key, "limit": limit, "cost": cost, "wait_ms": wait, "receipt": receipt }),
-                &["key", "limit"]
-            ),
-            form(json!({ "checks": checks, "wait_ms": wait, "receipt": receipt }), &["checks"]),
-            by_rules,
-        ] })
-    }
-}
-
-/// Returns the schema of the form that describes a request.
-pub(crate) fn by_rules_schema(schemas: &mut SchemaGenerator) -> Schema {
-    let request = schemas.subschema_for::<DescribedRequest<'_>>();
-    form(json!({ "request": request, "receipt": field_schemas::receipt(schemas) }), &["request"])
-}
-
-fn form(properties: serde_json::Value, required: &[&str]) -> Schema {
-    json_schema!({
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": false,
-    })
-}
-
 /// A request that another program received, to be decided by the rules.
-#[derive(Deserialize, JsonSchema)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "Request")]
 struct DescribedRequest<'b> {
     #[serde(borrow)]
-    #[schemars(schema_with = "field_schemas::method")]
     method: Cow<'b, str>,
     #[serde(borrow)]
-    #[schemars(schema_with = "field_schemas::path")]
     path: Cow<'b, str>,
     #[serde(default)]
-    #[schemars(schema_with = "field_schemas::headers")]
     headers: Headers,
     #[serde(deserialize_with = "peer_address")]
-    #[schemars(schema_with = "field_schemas::peer")]
     peer: std::net::IpAddr,
 }
 
@@ -254,18 +201,14 @@ impl<'de: 'b, 'b> Deserialize<'de> for CheckList<'b> {
 }
 
 /// A check of one limit: whether `cost` units of it may be used by `key`.
-#[derive(Deserialize, JsonSchema)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "Check")]
 struct CheckEntry<'b> {
     #[serde(borrow)]
-    #[schemars(schema_with = "field_schemas::key")]
     key: Cow<'b, str>,
     #[serde(borrow, deserialize_with = "limit_text")]
-    #[schemars(schema_with = "field_schemas::limit")]
     limit: Cow<'b, str>,
     #[serde(default, deserialize_with = "present_cost")]
-    #[schemars(schema_with = "field_schemas::cost")]
     cost: Option<u64>,
 }
 

@@ -2,9 +2,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::{Fields, HTTP_DOCUMENT, Received, assert_documented, resolve, send};
 use crate::listeners::http::test_support::{RULES, UnreachableStore, listener_with_config};
-use crate::openapi::document;
-use crate::openapi::tests::{Received, assert_documented, send};
 
 const ENOUGH: usize = 1 << 20;
 
@@ -19,12 +18,16 @@ fn ask(target: &str, uri: &str, visitor: &str, headers: &str) -> String {
     )
 }
 
+/// Returns the parameters of the document.
+fn parameters() -> impl Iterator<Item = &'static Value> {
+    let parameters = HTTP_DOCUMENT["paths"]["/v1/forward-auth"]["get"]["parameters"].as_array().unwrap();
+    assert_eq!(parameters.len(), 4);
+    parameters.iter().map(|parameter| resolve(&HTTP_DOCUMENT, parameter))
+}
+
 /// Returns a parameter of the document.
 fn parameter(name: &str) -> Value {
-    let document = document();
-    let parameters = document["paths"]["/v1/forward-auth"]["get"]["parameters"].as_array().unwrap();
-    assert_eq!(parameters.len(), 4);
-    parameters.iter().find(|parameter| parameter["name"] == name).unwrap().clone()
+    parameters().find(|parameter| parameter["name"] == name).unwrap().clone()
 }
 
 /// Sends requests until every kind of response was received.
@@ -63,11 +66,12 @@ async fn all_responses(target: &str) -> Vec<Received> {
 
 #[tokio::test(start_paused = true)]
 async fn responses_match_the_document() {
-    let document = document();
+    let mut fields = Fields::default();
     for path in ["/v1/forward-auth", "/v1/forward-auth/nginx"] {
-        let received = all_responses(path).await;
-        assert_documented(&document, &document["paths"][path]["get"]["responses"], received);
+        let responses = &HTTP_DOCUMENT["paths"][path]["get"]["responses"];
+        assert_documented(&HTTP_DOCUMENT, responses, all_responses(path).await, &mut fields);
     }
+    fields.assert_complete(&HTTP_DOCUMENT);
 }
 
 /// Each required header of the document is required by the listener.
@@ -75,8 +79,7 @@ async fn responses_match_the_document() {
 async fn a_request_needs_every_documented_header() {
     let rules = format!("trusted_proxies = [\"203.0.113.9\"]\n{RULES}");
     let request = ask("/v1/forward-auth", "/free", "198.51.100.1", "");
-    let document = document();
-    for parameter in document["paths"]["/v1/forward-auth"]["get"]["parameters"].as_array().unwrap() {
+    for parameter in parameters() {
         assert_eq!(parameter["required"], true);
         let name = parameter["name"].as_str().unwrap();
         let lines: Vec<&str> = request.split_inclusive("\r\n").filter(|line| !line.starts_with(name)).collect();

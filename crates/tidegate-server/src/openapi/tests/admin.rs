@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use http::Request;
+use serde::Serialize;
 use serde_json::{Value, json};
 use tidegate::config::Loader;
 use tidegate::engine::{Engine, RequestOptions};
@@ -9,14 +10,16 @@ use tidegate::rules::{KeyHash, Lookups};
 use tidegate::{Limiter, Store};
 use tokio::task::JoinSet;
 
-use super::document;
+use super::{ADMIN_DOCUMENT, Fields, Received, assert_documented, exchange, resolve, validate};
+use crate::explain::{Explanation, VerdictExplanation};
 use crate::listener::ServerState;
-use crate::listeners::admin::AdminListener;
+use crate::listeners::admin::api_keys::KeyReport;
+use crate::listeners::admin::keys::{CounterReport, ResetReport, SkippedRule};
 use crate::listeners::admin::token::Token;
+use crate::listeners::admin::{AdminListener, api_keys};
 use crate::listeners::http::connection;
 use crate::listeners::http::test_support::{IDLE, PEER, RULES, UnreachableStore, described};
-use crate::openapi::tests::{Received, assert_documented, exchange};
-use crate::readiness::Readiness;
+use crate::readiness::{NodeBody, Readiness};
 use crate::reload::Reloader;
 use crate::run::ServerOptions;
 
@@ -107,6 +110,13 @@ fn request(operation: &str, headers: &str, body: &str) -> String {
     format!("{operation} HTTP/1.1\r\n{headers}content-length: {length}\r\nconnection: close\r\n\r\n{body}")
 }
 
+/// Adds the fields of a body that a listener with counters in memory, without lookups, does not send. It must match its
+/// schema.
+fn add_body(schema: &str, body: &impl Serialize, fields: &mut Fields) {
+    let (schema, body) = (&ADMIN_DOCUMENT["components"]["schemas"][schema], serde_json::to_value(body).unwrap());
+    fields.extend(validate(&ADMIN_DOCUMENT, schema, &body).unwrap_or_else(|error| panic!("{error}")));
+}
+
 /// Provokes every response that a request to any path can get.
 async fn common_responses(operation: &str, body: &str) -> Vec<Received> {
     let instance = Instance::new(None);
@@ -139,25 +149,26 @@ async fn common_responses(operation: &str, body: &str) -> Vec<Received> {
 
 /// Asserts that the document and the listener agree on the responses of an operation, such as `GET /v1/keys?key=a`.
 ///
-/// `own` are responses to requests of this operation, besides those that every path can give.
-async fn assert_operation(operation: &str, body: &str, own: Vec<Received>) {
-    let document = document();
+/// `own` are responses to requests of this operation, besides those that every path can give. Adds the fields of the
+/// bodies to `fields`.
+async fn assert_operation(operation: &str, body: &str, own: Vec<Received>, fields: &mut Fields) {
     let (method, target) = operation.split_once(' ').unwrap();
     let path = target.split('?').next().unwrap().replacen("/v1/keys/acme", "/v1/keys/{name}", 1);
     let mut received = common_responses(operation, body).await;
     received.extend(own);
-    let described = &document["paths"][path][method.to_lowercase()];
-    assert_documented(&document, &described["responses"], received);
+    let described = &ADMIN_DOCUMENT["paths"][path][method.to_lowercase()];
+    assert_documented(&ADMIN_DOCUMENT, &described["responses"], received, fields);
     assert_eq!(described["security"].is_array(), described["responses"]["401"].is_object(), "{operation}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn responses_without_a_token_match_the_document() {
+    let mut fields = Fields::default();
     let instance = Instance::new(None);
-    assert_operation("GET /healthz", "", Vec::new()).await;
+    assert_operation("GET /healthz", "", Vec::new(), &mut fields).await;
     let open_metrics = "host: x\r\naccept: application/openmetrics-text\r\n";
     let open_metrics = instance.send(&request("GET /metrics", open_metrics, "")).await;
-    assert_operation("GET /metrics", "", vec![open_metrics]).await;
+    assert_operation("GET /metrics", "", vec![open_metrics], &mut fields).await;
 
     instance.state.readiness.note_eviction(Some("allkeys-lru"), Some(1));
     instance.write("[[rules]]\nname = 1\n");
@@ -166,11 +177,16 @@ async fn responses_without_a_token_match_the_document() {
     assert!(degraded.body.contains("failed_at") && degraded.body.contains("allkeys-lru"), "{degraded:?}");
     let unready = Instance::without_store().send(&ask("GET /readyz", "")).await;
     assert_eq!(unready.status, "503", "{unready:?}");
-    assert_operation("GET /readyz", "", vec![degraded, unready]).await;
+    assert_operation("GET /readyz", "", vec![degraded, unready], &mut fields).await;
+    let mut of_cluster = instance.state.readiness.body();
+    of_cluster.store.nodes.push(NodeBody { address: "a:1".to_owned(), reachable: true, breaker: "closed" });
+    add_body("Readiness", &of_cluster, &mut fields);
+    fields.assert_complete(&ADMIN_DOCUMENT);
 }
 
 #[tokio::test(start_paused = true)]
 async fn responses_about_rules_match_the_document() {
+    let mut fields = Fields::default();
     let instance = Instance::new(None);
     let request = Request::builder().uri("/json").body(()).unwrap();
     for _ in 0..2 {
@@ -180,11 +196,13 @@ async fn responses_about_rules_match_the_document() {
     let rules = instance.send(&ask("GET /v1/rules", "")).await;
     assert!(rules.body.contains("times"), "{rules:?}");
     let none = Instance::without_rules().send(&ask("GET /v1/rules", "")).await;
-    assert_operation("GET /v1/rules", "", vec![rules, none]).await;
+    assert_operation("GET /v1/rules", "", vec![rules, none], &mut fields).await;
+    fields.assert_complete(&ADMIN_DOCUMENT);
 }
 
 #[tokio::test(start_paused = true)]
 async fn responses_about_counters_match_the_document() {
+    let mut fields = Fields::default();
     for method in ["GET", "DELETE"] {
         let (instance, explicit) = (Instance::new(None), format!("{method} /v1/keys?key=a&limit=1/min"));
         let mut own = Vec::new();
@@ -202,13 +220,28 @@ async fn responses_about_counters_match_the_document() {
             own.push(response);
         }
         own.push(Instance::without_store().send(&ask(&explicit, "")).await);
-        assert_operation(&explicit, "", own).await;
+        assert_operation(&explicit, "", own, &mut fields).await;
     }
+    let skipped = || vec![SkippedRule { rule: "tenant".to_owned(), because: "it counts by header".to_owned() }];
+    let of_cluster = CounterReport {
+        key: "ip:203.0.113.9".to_owned(),
+        plan: None,
+        banned: None,
+        node: Some("a:1".to_owned()),
+        slot: Some(1),
+        counters: Vec::new(),
+        skipped: skipped(),
+    };
+    add_body("CounterReport", &of_cluster, &mut fields);
+    let reset = ResetReport { key: "ip:203.0.113.9".to_owned(), reset: true, counters: 1, skipped: skipped() };
+    add_body("ResetReport", &reset, &mut fields);
+    fields.assert_complete(&ADMIN_DOCUMENT);
 }
 
 /// Sends real requests about keys in a real Redis, in real time, and then the requests to every path in virtual time.
 #[test]
 fn responses_about_api_keys_match_the_document() {
+    let mut fields = Fields::default();
     let redis = tidegate_testkit::server::Server::redis();
     let field = "api_key:8f7b38aafc1e6e66b995f86495e2c8432612de068b89cb8c2ac78a9413b92c7c";
     redis.command(&["HSET", "keys", field, r#"{"name": "acme", "limits": ["9/h"]}"#]);
@@ -260,20 +293,34 @@ fn responses_about_api_keys_match_the_document() {
                     own.push(response);
                 }
             }
-            assert_operation(operation, body, own).await;
+            assert_operation(operation, body, own, &mut fields).await;
         });
     }
+    let ignored = KeyReport {
+        name: None,
+        plan: None,
+        limits: None,
+        groups: Vec::new(),
+        exempt: false,
+        problem: Some("there is no plan `gold`".to_owned()),
+        field: "api_key:8f7b38aa*".to_owned(),
+    };
+    add_body("ApiKey", &ignored, &mut fields);
+    fields.assert_complete(&ADMIN_DOCUMENT);
 }
 
 #[tokio::test(start_paused = true)]
 async fn responses_about_bans_match_the_document() {
+    let mut fields = Fields::default();
     let (instance, broken, full) = (Instance::new(None), Instance::without_store(), Instance::new(None));
     for number in 0..tidegate::BAN_LIST_MAX {
         assert!(full.state.options.limiter.list_ban(&format!("user:{number}"), None).await.unwrap());
     }
     for method in ["PUT", "GET", "DELETE"] {
         let mut own = Vec::new();
-        for query in ["client=203.0.113.0/24", "client=203.0.113.9", "client=other", "key=other", ""] {
+        for query in
+            ["client=203.0.113.0/24", "client=203.0.113.9", "client=198.51.100.7", "client=other", "key=other", ""]
+        {
             own.push(instance.send(&ask(&format!("{method} /v1/bans?{query}"), "")).await);
         }
         let operation = format!("{method} /v1/bans?key=a");
@@ -282,14 +329,16 @@ async fn responses_about_bans_match_the_document() {
             own.push(full.send(&ask(&operation, "")).await);
             assert!(own.iter().any(|response| response.status == "409"), "{own:?}");
         }
-        assert_operation(&operation, "", own).await;
+        assert_operation(&operation, "", own, &mut fields).await;
         let for_an_hour = instance.send(&ask("PUT /v1/bans?key=other&for=1h", "")).await;
         assert!(for_an_hour.body.contains("3600000"), "{for_an_hour:?}");
     }
+    fields.assert_complete(&ADMIN_DOCUMENT);
 }
 
 #[tokio::test(start_paused = true)]
 async fn explanations_match_the_document() {
+    let mut fields = Fields::default();
     let (instance, visitor) = (Instance::new(None), "203.0.113.9");
     let explain = |query: &str, body: &str| ask(&format!("POST /v1/explain{query}"), body);
     let body = described("/json", visitor, "{}");
@@ -314,11 +363,31 @@ async fn explanations_match_the_document() {
     }
     own.push(Instance::without_store().send(&explain("", &body)).await);
     own.push(Instance::without_rules().send(&explain("", &body)).await);
-    assert_operation("POST /v1/explain", &body, own).await;
+    assert_operation("POST /v1/explain", &body, own, &mut fields).await;
+    let with_key = Explanation {
+        method: "GET".to_owned(),
+        path: "/".to_owned(),
+        caller: "api_key",
+        key_name: Some("acme".to_owned()),
+        groups: Vec::new(),
+        key_lookup: Some("found in the Redis hash keys".to_owned()),
+        key_problem: Some("there is no plan `gold`".to_owned()),
+        token_refused: Some("it has expired".to_owned()),
+        kill_switch: false,
+        banned: None,
+        exempt: None,
+        plan: None,
+        counters_unknown: None,
+        verdict: VerdictExplanation { allowed: Some(true), because: "no rule applies".to_owned() },
+        rules: Vec::new(),
+    };
+    add_body("Explanation", &with_key, &mut fields);
+    fields.assert_complete(&ADMIN_DOCUMENT);
 }
 
 #[tokio::test(start_paused = true)]
 async fn responses_to_reloads_match_the_document() {
+    let mut fields = Fields::default();
     let (instance, reload) = (Instance::new(None), ask("POST /v1/reload", ""));
     let mut own = Vec::new();
     let fewer =
@@ -332,14 +401,15 @@ async fn responses_to_reloads_match_the_document() {
     let removed: Value = serde_json::from_str(&own[0].body).unwrap();
     assert!(removed["removed"].to_string().contains("local"), "{removed}");
     own.push(Instance::without_rules().send(&reload).await);
-    assert_operation("POST /v1/reload", "", own).await;
+    assert_operation("POST /v1/reload", "", own, &mut fields).await;
+    fields.assert_complete(&ADMIN_DOCUMENT);
 }
 
 /// The document lists exactly the paths and the methods that the listener accepts. HEAD is accepted where GET is.
 #[tokio::test(start_paused = true)]
 async fn the_listener_accepts_the_documented_methods_and_no_others() {
-    let (document, instance) = (document(), Instance::new(None));
-    let paths = document["paths"].as_object().unwrap();
+    let instance = Instance::new(None);
+    let paths = ADMIN_DOCUMENT["paths"].as_object().unwrap();
     for (path, operations) in paths {
         let mut documented: BTreeSet<String> =
             operations.as_object().unwrap().keys().map(|name| name.to_uppercase()).collect();
@@ -362,15 +432,18 @@ async fn the_listener_accepts_the_documented_methods_and_no_others() {
 /// The listener knows every documented parameter, requires those that the document requires, and accepts no others.
 #[tokio::test(start_paused = true)]
 async fn the_listener_accepts_the_documented_parameters_and_no_others() {
-    let (document, instance) = (document(), Instance::new(None));
-    let paths = document["paths"].as_object().unwrap();
+    let instance = Instance::new(None);
+    let paths = ADMIN_DOCUMENT["paths"].as_object().unwrap();
     let operations = paths.iter().flat_map(|(path, operations)| {
         operations.as_object().unwrap().iter().map(move |(method, operation)| (method.to_uppercase(), path, operation))
     });
     let mut tested = 0;
     for (method, path, operation) in operations {
         let parameters = operation["parameters"].as_array().into_iter().flatten();
-        let parameters: Vec<&Value> = parameters.filter(|parameter| parameter["in"] == "query").collect();
+        let parameters: Vec<&Value> = parameters
+            .map(|parameter| resolve(&ADMIN_DOCUMENT, parameter))
+            .filter(|parameter| parameter["in"] == "query")
+            .collect();
         if parameters.is_empty() {
             continue;
         }
@@ -399,6 +472,40 @@ async fn the_listener_accepts_the_documented_parameters_and_no_others() {
     assert_eq!(tested, 6);
 }
 
+/// A body of a change is accepted exactly if it is valid, apart from the contents of limits.
+#[test]
+fn changes_of_keys_are_accepted_exactly_if_they_are_valid() {
+    let mut fields = Fields::default();
+    let operations = [("patch", None), ("put", Some("plan")), ("put", Some("limits")), ("put", Some("groups"))];
+    for (method, part) in operations {
+        let path = part.map_or("/v1/keys/{name}".to_owned(), |part| format!("/v1/keys/{{name}}/{part}"));
+        let content = &ADMIN_DOCUMENT["paths"][path][method]["requestBody"]["content"]["application/json"];
+        let empty = if part.is_none() { json!({}) } else { json!({ "other": 1 }) };
+        for body in [
+            content["example"].clone(),
+            empty,
+            json!({ "plan": "pro" }),
+            json!({ "plan": 5 }),
+            json!({ "limits": ["5000/h"] }),
+            json!({ "limits": "5000/h" }),
+            json!({ "groups": ["partners"] }),
+            json!({ "groups": "partners" }),
+            json!({ "groups": [5] }),
+            json!({ "plan": null, "limits": null, "groups": null }),
+            json!({ "plan": "pro", "limits": ["5000/h"] }),
+            json!({ "plann": "pro" }),
+            json!(["pro"]),
+        ] {
+            let validated = validate(&ADMIN_DOCUMENT, &content["schema"], &body);
+            let parsed = api_keys::parse(body.to_string().as_bytes(), part);
+            assert_eq!(validated.is_ok(), parsed.is_ok(), "{part:?} {body}: {validated:?}, {parsed:?}");
+            fields.extend(validated.unwrap_or_default());
+        }
+        assert!(validate(&ADMIN_DOCUMENT, &content["schema"], &content["example"]).is_ok(), "{part:?}");
+    }
+    fields.assert_complete(&ADMIN_DOCUMENT);
+}
+
 /// Orchestrators and browsers have no token, and the document contains nothing about the instance except its version.
 #[tokio::test(start_paused = true)]
 async fn the_document_and_its_page_are_served_without_a_token() {
@@ -406,7 +513,7 @@ async fn the_document_and_its_page_are_served_without_a_token() {
     let get = async |path: &str| instance.send(&request(&format!("GET {path}"), "host: x\r\n", "")).await;
     let served = get("/openapi.json").await;
     assert_eq!(served.status, "200");
-    assert_eq!(serde_json::from_str::<Value>(&served.body).unwrap(), json!(document()));
+    assert_eq!(serde_json::from_str::<Value>(&served.body).unwrap(), *ADMIN_DOCUMENT);
     let page = get("/docs").await;
     assert!(page.status == "200" && page.body.contains("/v1/reload"), "{page:?}");
     for path in ["/openapi.json", "/docs"] {
