@@ -65,8 +65,11 @@ trait Machine: Copy + Default + PartialEq {
     /// The parameters of a limit that has this state machine.
     type Shape;
 
-    /// Reads the state. Returns `None` if it belongs to another state machine.
-    fn unpack(packed: &Packed, name: Name, beside: &Beside) -> Option<Self>;
+    /// Returns whether the packed state is one of this state machine, and in use.
+    fn owns(packed: &Packed) -> bool;
+
+    /// Reads the state, which must be one of this state machine, or [`Packed::default`]: the state of an unused counter.
+    fn unpack(packed: &Packed, name: Name, beside: &Beside) -> Self;
 
     /// Stores the state, except its lifetime, which is left as it was.
     fn pack(&self, at: At<'_, Self::Shape>, packed: &mut Packed, name: Name, beside: &mut Beside);
@@ -182,10 +185,10 @@ pub(crate) struct Counter<'a> {
 impl Counter<'_> {
     /// Returns whether `demand` fits at `now`. A cost of 0 always fits.
     #[inline(always)]
-    pub(crate) fn fits(&self, now: Timestamp, limit: &Limit, cost: u32) -> bool {
+    pub(crate) fn fits(&mut self, now: Timestamp, limit: &Limit, cost: u32) -> bool {
         cost == 0
             || by_machine!(limit, |shape| {
-                let state = M::unpack(self.packed, self.name, self.beside).unwrap_or_default();
+                let state: M = self.unpack();
                 state.fits(At { limit, shape, now_us: now.as_micros() }, cost, &self.beside.rings)
             })
     }
@@ -259,14 +262,16 @@ impl Counter<'_> {
 
     #[inline(always)]
     fn unpack<M: Machine>(&mut self) -> M {
-        match M::unpack(self.packed, self.name, self.beside) {
-            Some(state) => state,
-            None => {
-                self.beside.free(*self.packed);
-                *self.packed = Packed::default();
-                M::default()
-            }
+        if !M::owns(self.packed) {
+            self.clear();
         }
+        M::unpack(self.packed, self.name, self.beside)
+    }
+
+    #[cold]
+    fn clear(&mut self) {
+        self.beside.free(*self.packed);
+        *self.packed = Packed::default();
     }
 }
 
@@ -288,8 +293,8 @@ impl State {
     pub fn look(&self, limit: &Limit, now: Timestamp, cost: u32) -> LimitStatus {
         by_machine!(limit, |shape| {
             let at = At { limit, shape, now_us: now.as_micros() };
-            let state = M::unpack(&self.packed, (0, 0), &self.beside).unwrap_or_default();
-            state.look(at, cost, &self.beside.rings)
+            let packed = if M::owns(&self.packed) { self.packed } else { Packed::default() };
+            M::unpack(&packed, (0, 0), &self.beside).look(at, cost, &self.beside.rings)
         })
     }
 

@@ -342,7 +342,7 @@ impl MemoryStore {
         let all_fit = N == 1
             || (0..demands.len()).all(|index| {
                 let (demand, name, place) = (&demands[index], names[index], places[index]);
-                let counter = shards.of(index).counter(place, name, &demand.limit, &mut full);
+                let mut counter = shards.of(index).counter(place, name, &demand.limit, &mut full);
                 counter.fits(now, &demand.limit, demand.cost.units())
             });
         for index in 0..demands.len() {

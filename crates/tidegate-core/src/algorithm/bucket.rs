@@ -96,16 +96,14 @@ impl Machine for Bucket {
     type Shape = BucketShape;
 
     #[inline(always)]
-    fn unpack(packed: &Packed, name: Name, beside: &Beside) -> Option<Bucket> {
-        if !packed.has_tag(tag::BUCKET) {
-            return packed.has_tag(tag::UNUSED).then(Bucket::default);
-        }
-        Some(Bucket {
-            time_us: packed.time_us(),
-            level: packed.level(),
-            scale: packed.wide(),
-            refunded: beside.refunded.as_ref().map_or(0, |refunded| refunded.units(name)),
-        })
+    fn owns(packed: &Packed) -> bool {
+        packed.has_tag(tag::BUCKET)
+    }
+
+    #[inline(always)]
+    fn unpack(packed: &Packed, name: Name, beside: &Beside) -> Bucket {
+        let refunded = beside.refunded.as_ref().map_or(0, |refunded| refunded.units(name));
+        Bucket { time_us: packed.time_us(), level: packed.level(), scale: packed.wide(), refunded }
     }
 
     #[inline(always)]

@@ -52,7 +52,12 @@ impl Machine for Log {
     type Shape = LogShape;
 
     #[inline(always)]
-    fn unpack(packed: &Packed, _: Name, _: &Beside) -> Option<Log> {
+    fn owns(packed: &Packed) -> bool {
+        Log::is_packed_in(packed)
+    }
+
+    #[inline(always)]
+    fn unpack(packed: &Packed, _: Name, _: &Beside) -> Log {
         Log::unpacked(packed)
     }
 

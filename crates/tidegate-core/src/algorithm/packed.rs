@@ -142,15 +142,15 @@ impl Beside {
 
     /// Frees the memory of a state, which must not be used again. The count of refunded units stays.
     pub(crate) fn free(&mut self, packed: Packed) {
-        if let Some(log) = Log::unpacked(&packed) {
-            log.free(&mut self.rings);
+        if Log::is_packed_in(&packed) {
+            Log::unpacked(&packed).free(&mut self.rings);
         }
     }
 
     /// Moves the memory of a state from `self` to `to`. The count of refunded units stays.
     pub(crate) fn move_rings(&mut self, packed: &mut Packed, to: &mut Rings) {
-        if let Some(log) = Log::unpacked(packed) {
-            log.moved(&mut self.rings, to).packed_into(packed);
+        if Log::is_packed_in(packed) {
+            Log::unpacked(packed).moved(&mut self.rings, to).packed_into(packed);
         }
     }
 }

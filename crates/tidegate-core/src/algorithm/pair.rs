@@ -68,17 +68,19 @@ impl Machine for Pair {
     type Shape = PairShape;
 
     #[inline(always)]
-    fn unpack(packed: &Packed, _: Name, _: &Beside) -> Option<Pair> {
-        if !packed.has_tag(tag::PAIR) {
-            return packed.has_tag(tag::UNUSED).then(Pair::default);
-        }
+    fn owns(packed: &Packed) -> bool {
+        packed.has_tag(tag::PAIR)
+    }
+
+    #[inline(always)]
+    fn unpack(packed: &Packed, _: Name, _: &Beside) -> Pair {
         let counts = packed.small();
-        Some(Pair {
+        Pair {
             start_us: packed.time_us(),
             window_us: packed.wide(),
             current: (counts & UNITS_MASK) as u32,
             previous: (counts >> UNITS_BITS) as u32,
-        })
+        }
     }
 
     #[inline(always)]

@@ -72,17 +72,16 @@ impl Log {
     }
 
     #[inline(always)]
-    pub(in crate::algorithm) fn unpacked(packed: &Packed) -> Option<Log> {
+    pub(in crate::algorithm) fn is_packed_in(packed: &Packed) -> bool {
+        [tag::LOG_RING, tag::LOG_FEW, tag::LOG_LONG].into_iter().any(|tag| packed.has_tag(tag))
+    }
+
+    /// Reads a log that [`Log::is_packed_in`] has found, or [`Packed::default`].
+    #[inline(always)]
+    pub(in crate::algorithm) fn unpacked(packed: &Packed) -> Log {
         let (newest_us, small, wide) = (packed.time_us(), packed.small(), packed.wide());
         let mut log = Log::default();
-        log.ring.newest_us = newest_us;
-        if packed.has_tag(tag::LOG_FEW) {
-            let units = [small & UNITS_MASK, small >> UNITS_BITS & UNITS_MASK].map(|units| units as u32);
-            (log.ring.len, log.ring.total) = ((small >> (2 * UNITS_BITS)) as u32, units[0] + units[1]);
-            if log.ring.len == 2 {
-                log.older = Entry { time_us: newest_us - wide, units: units[0] };
-            }
-        } else if packed.has_tag(tag::LOG_RING) || packed.has_tag(tag::LOG_LONG) {
+        if packed.has_tag(tag::LOG_RING) || packed.has_tag(tag::LOG_LONG) {
             log.form = if packed.has_tag(tag::LOG_RING) { Form::Ring } else { Form::Long };
             log.ring = Ring {
                 number: small as u32,
@@ -93,9 +92,14 @@ impl Log {
                 is_wide: small >> (RING_NUMBER_BITS + RING_FIRST_BITS) & 1 == 1,
             };
         } else {
-            return packed.has_tag(tag::UNUSED).then(Log::default);
+            let units = [small & UNITS_MASK, small >> UNITS_BITS & UNITS_MASK].map(|units| units as u32);
+            log.ring.newest_us = newest_us;
+            (log.ring.len, log.ring.total) = ((small >> (2 * UNITS_BITS)) as u32, units[0] + units[1]);
+            if log.ring.len == 2 {
+                log.older = Entry { time_us: newest_us - wide, units: units[0] };
+            }
         }
-        Some(log)
+        log
     }
 
     #[inline(always)]
@@ -188,9 +192,7 @@ impl Log {
             self.older = if self.ring.len == 1 { self.newer() } else { Entry::default() };
             (self.ring.newest_us, self.ring.len) = (entry.time_us, self.ring.len + 1);
             self.ring.total += entry.units;
-        } else if self.form == Form::Ring && self.ring.has_room_for(entry.units, rings) {
-            self.ring.push_in_place(entry, rings);
-        } else {
+        } else if !(self.form == Form::Ring && self.ring.push_in_place(entry, rings)) {
             *self = self.pushed(entry, entries_max, rings);
         }
     }

@@ -98,13 +98,18 @@ impl Ring {
         self.push_in_place(entry, rings);
     }
 
-    /// Appends an entry, which must not be earlier than the newest. There must be [room](Ring::has_room_for) for it.
+    /// Appends an entry, which must not be earlier than the newest, if there is room for it. Returns whether there was.
     #[inline(always)]
-    pub(super) fn push_in_place(&mut self, entry: Entry, rings: &mut Rings) {
-        self.newest_us = entry.time_us;
-        self.len += 1;
-        self.total += entry.units;
-        self.write(self.len() - 1, entry, rings.words_mut(self.number));
+    pub(super) fn push_in_place(&mut self, entry: Entry, rings: &mut Rings) -> bool {
+        let words = rings.words_mut(self.number);
+        let has_room = self.len() < self.capacity(words) && (self.is_wide || entry.units < UNITS_WIDE);
+        if has_room {
+            self.newest_us = entry.time_us;
+            self.len += 1;
+            self.total += entry.units;
+            self.write(self.len() - 1, entry, words);
+        }
+        has_room
     }
 
     /// Adds units to the newest entry and moves it to `time_us`, which must not be earlier than its time.
@@ -276,12 +281,12 @@ impl Ring {
     #[cold]
     #[inline(never)]
     fn rebuilt(self, capacity: usize, is_wide: bool, rings: &mut Rings) -> Ring {
-        let number = rings.allocate(if is_wide { 2 * capacity } else { capacity });
-        let moved = Ring { number, first: 0, is_wide, ..self };
-        for index in 0..self.len() {
-            moved.write(index, self.get(index, rings), rings.words_mut(number));
-        }
+        let words = rings.words(self.number);
+        let entries: Vec<Entry> = (0..self.len()).map(|index| self.entry(index, words)).collect();
         rings.free(self.number);
+        let number = rings.allocate(if is_wide { 2 * capacity } else { capacity });
+        let (moved, words) = (Ring { number, first: 0, is_wide, ..self }, rings.words_mut(number));
+        entries.into_iter().enumerate().for_each(|(index, entry)| moved.write(index, entry, words));
         moved
     }
 }

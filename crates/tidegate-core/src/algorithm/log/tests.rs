@@ -18,13 +18,13 @@ fn admit(state: &mut State, limit: &Limit, now_us: u64, cost: u32) -> LimitStatu
 }
 
 fn entries(state: &State) -> usize {
-    Log::unpacked(&state.packed).unwrap().len()
+    Log::unpacked(&state.packed).len()
 }
 
 /// Returns the bytes of the memory for entries.
 fn heap_bytes(state: &State) -> usize {
     let rings = &state.beside.rings;
-    Log::unpacked(&state.packed).unwrap().bytes_to_grow(rings) - rings.moving_bytes()
+    Log::unpacked(&state.packed).bytes_to_grow(rings) - rings.moving_bytes()
 }
 
 #[test]
@@ -90,13 +90,13 @@ fn ring_keeps_times_up_to_the_longest_window_apart_and_millions_of_units() {
             log.push(entry, 1_001, &mut beside.rings);
         }
         log.packed_into(&mut packed);
-        let unpacked = Log::unpacked(&packed).unwrap();
+        let unpacked = Log::unpacked(&packed);
         assert_eq!(unpacked, log);
         let kept: Vec<Entry> = (0..narrow).map(|index| unpacked.get(index, &beside.rings)).collect();
         assert_eq!(kept, entries[..narrow]);
         let mut rings = Rings::default();
         beside.move_rings(&mut packed, &mut rings);
-        let moved = Log::unpacked(&packed).unwrap();
+        let moved = Log::unpacked(&packed);
         assert_eq!((0..narrow).map(|index| moved.get(index, &rings)).collect::<Vec<_>>(), kept);
     }
 }
