@@ -2,46 +2,151 @@
 //!
 //! | state machine | algorithms | the algorithms differ in |
 //! |---|---|---|
-//! | [`Log`] | `sliding`, `sliding-log` | the resolution |
-//! | [`Pair`] | `sliding-counter`, `fixed-window` | the weight of the previous window |
-//! | [`Bucket`] | `token-bucket`, `leaky-bucket` | whether an admission carries a wait |
+//! | [`log`] | `sliding`, `sliding-log` | the resolution |
+//! | [`pair`] | `sliding-counter`, `fixed-window` | the weight of the previous window |
+//! | [`bucket`] | `token-bucket`, `leaky-bucket` | whether an admission carries a wait |
 //!
-//! Each state machine can be read without changing it, and charged without being read first, so all limits of a check
-//! are read before any is charged. [`decide`] performs these steps in order. A simulation or a test, which keeps plain
-//! states, needs nothing else. The memory store keeps its states packed, so it runs the same steps with the same
-//! functions itself, and the most frequent checks with shorter ones; its tests compare it with `decide`. The integer
-//! arithmetic is that of `docs/algorithms.md`. The Lua script uses the same, so both agree to the microsecond.
+//! Each implements the trait [`Machine`]. Between decisions, a state is [`Packed`] into 20 bytes; what does not fit is
+//! [`Beside`] it. A [`Counter`] is both, borrowed from the memory store or from a plain [`State`]. It is read without a
+//! change, and charged without being read first, so all limits of a check are read before any is charged:
+//!
+//! ```text
+//!   packed state ── unpack ──▶ fits? (each limit) ──▶ decide ──▶ status
+//!        ▲                                              │
+//!        └──────────────────── pack ────────────────────┘
+//! ```
+//!
+//! [`decide`] does so for plain states. The memory store runs the same functions on its slots. The integer arithmetic is
+//! that of `docs/algorithms.md`. The Lua script uses the same, so both agree to the microsecond.
+//!
+//! **A new state machine** is a file that implements [`Machine`], with its parameters as a variant of
+//! [`Shape`](crate::limit::Shape), a row in `by_machine`, and its tags in [`packed::tag`].
 
 mod bucket;
 mod log;
+mod packed;
 mod pair;
 
-pub use bucket::Bucket;
-pub(crate) use bucket::BucketDecision;
-pub use log::Log;
-pub(crate) use log::{Entry, InlineEntries, LogParts, Long, Ring, RingHead, SHORT_CAPACITIES};
-pub use pair::Pair;
+use bucket::Bucket;
+pub(crate) use bucket::RefundedUnits;
+use log::Log;
+pub(crate) use log::Rings;
+pub(crate) use packed::{Beside, Name, Packed};
+use pair::Pair;
 
 use crate::check::Demand;
-use crate::decision::{Decision, LimitStatus, Source};
-use crate::limit::{Limit, Machine};
+use crate::decision::{Decision, LimitStatus, LimitStatuses, Source};
+use crate::limit::{Limit, Shape};
 use crate::time::Timestamp;
 
-/// The state of one counter, with a variant for each of the three state machines.
+/// Evaluates an expression for the state machine of a limit, which it may name as the type `M`.
 ///
-/// Methods that take a [`Limit`] treat a state that belongs to another state machine as unused.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum State {
-    /// For `sliding` and `sliding-log`: the admissions, oldest first.
-    Log(Log),
-    /// For `sliding-counter` and `fixed-window`: the counts of the current and the previous window.
-    Pair(Pair),
-    /// For `token-bucket` and `leaky-bucket`: a level that leaks.
-    Bucket(Bucket),
+/// The state machines, one row each.
+macro_rules! by_machine {
+    ($limit:expr, |$shape:ident| $call:expr) => {
+        match $limit.shape() {
+            Shape::Log($shape) => by_machine!(@ Log, $call),
+            Shape::Pair($shape) => by_machine!(@ Pair, $call),
+            Shape::Bucket($shape) => by_machine!(@ Bucket, $call),
+        }
+    };
+    (@ $machine:ty, $call:expr) => {{
+        type M = $machine;
+        $call
+    }};
 }
 
-/// What [`State::refund`] needs to know about the charge that it refunds.
+/// The state of one counter, as one of the state machines sees it.
+///
+/// The default is an unused counter. `rings` are those of the [`Beside`] from which the state was unpacked. No method
+/// checks that the state belongs to the limit: it may have been written under another quota, window or algorithm of the
+/// same state machine.
+trait Machine: Copy + Default + PartialEq {
+    /// The parameters of a limit that has this state machine.
+    type Shape;
+
+    /// Returns whether the packed state is one of this state machine, and in use.
+    fn owns(packed: &Packed) -> bool;
+
+    /// Reads the state, which must be one of this state machine, or [`Packed::default`]: the state of an unused counter.
+    fn unpack(packed: &Packed, name: Name, beside: &Beside) -> Self;
+
+    /// Stores the state, except its lifetime, which is left as it was.
+    fn pack(&self, at: At<'_, Self::Shape>, packed: &mut Packed, name: Name, beside: &mut Beside);
+
+    /// Returns the time until which the state matters under this limit, in microseconds since the epoch. `status` is the
+    /// present one.
+    #[inline(always)]
+    fn ends_at_us(&self, at: At<'_, Self::Shape>, status: &LimitStatus) -> u64 {
+        at.now_us + status.reset_after.as_micros().unwrap_or(0)
+    }
+
+    /// Returns whether the limit has room for `cost` units now. `false` if the cost can never fit.
+    ///
+    /// Not meant for a cost of 0, which is always allowed: `false` if more units are in use than the quota, which is
+    /// possible after the quota was lowered.
+    fn fits(&self, at: At<'_, Self::Shape>, cost: u32, rings: &Rings) -> bool;
+
+    /// Returns the limit's status for `cost` units now, without charging them.
+    ///
+    /// `allowed` tells whether they fit. A cost of 0 is always allowed; its `retry_after` is that of one unit.
+    fn look(&self, at: At<'_, Self::Shape>, cost: u32, rings: &Rings) -> LimitStatus;
+
+    /// Decides `cost` units, which must not be 0, and returns the status after the decision.
+    ///
+    /// Charges them if they fit ([`Machine::fits`]) and `others_fit`, the other limits of the check. `allowed` tells
+    /// whether they fit, whatever the others say. If they are not admitted but the limit has `count_denied`, charges
+    /// them up to the quota or the capacity of a bucket; a full log drops its oldest units for it. Otherwise only times
+    /// in the future are corrected after the clock went back, counts are converted after the window has changed, and
+    /// expired entries are dropped.
+    ///
+    /// If `may_grow` forbids it, a log allocates no memory. If it has no room for another entry, it adds the units to
+    /// its newest entry, or joins all entries into one. These units then expire later, so the error is towards denial.
+    fn decide(
+        &mut self,
+        at: At<'_, Self::Shape>,
+        cost: u32,
+        others_fit: bool,
+        may_grow: MayGrow<'_>,
+        rings: &mut Rings,
+    ) -> LimitStatus;
+
+    /// Returns the bytes that must be reallocated to remember a refund on the counter with this name.
+    fn bytes_to_refund(_name: Name, _beside: &Beside) -> usize {
+        0
+    }
+
+    /// Refunds the units of one charge, as far as they still count.
+    ///
+    /// `receipt` must be of a charge on this counter that was not refunded yet; this is not checked.
+    fn refund(&mut self, at: At<'_, Self::Shape>, receipt: Receipt, rings: &mut Rings);
+
+    /// Returns a copy without memory beside it that counts at least as many units under this limit, now and later.
+    fn condensed(&self, _at: At<'_, Self::Shape>, _rings: &Rings) -> Self {
+        *self
+    }
+}
+
+/// Returns whether so many bytes may be reallocated.
+type MayGrow<'a> = &'a dyn Fn(usize) -> bool;
+
+/// A limit, its parameters, and the time of a decision.
+struct At<'a, S> {
+    limit: &'a Limit,
+    shape: &'a S,
+    now_us: u64,
+}
+
+impl<S> Clone for At<'_, S> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S> Copy for At<'_, S> {}
+
+/// What a refund needs to know about the charge that it gives back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Receipt {
     /// The time of the charge, by the store's clock.
@@ -67,134 +172,141 @@ impl Receipt {
     }
 }
 
+/// A counter where it is stored: its packed state, its name, and what is stored beside.
+///
+/// If the state belongs to another state machine than a limit's, which only a collision of hashes causes, the limit
+/// reads it as unused, and replaces it.
+pub(crate) struct Counter<'a> {
+    pub(crate) packed: &'a mut Packed,
+    pub(crate) name: Name,
+    pub(crate) beside: &'a mut Beside,
+}
+
+impl Counter<'_> {
+    /// Returns whether `demand` fits at `now`. A cost of 0 always fits.
+    #[inline(always)]
+    pub(crate) fn fits(&mut self, now: Timestamp, limit: &Limit, cost: u32) -> bool {
+        cost == 0
+            || by_machine!(limit, |shape| {
+                let state: M = self.unpack();
+                state.fits(At { limit, shape, now_us: now.as_micros() }, cost, &self.beside.rings)
+            })
+    }
+
+    /// Decides `cost` units of `limit`, and returns the status of the limit.
+    ///
+    /// A cost of 0 changes nothing. For other costs see [`Machine::decide`].
+    #[inline(always)]
+    pub(crate) fn decide(
+        &mut self,
+        now: Timestamp,
+        limit: &Limit,
+        cost: u32,
+        others_fit: bool,
+        may_grow: MayGrow<'_>,
+    ) -> LimitStatus {
+        by_machine!(limit, |shape| {
+            let at = At { limit, shape, now_us: now.as_micros() };
+            let before: M = self.unpack();
+            if cost == 0 {
+                return before.look(at, 0, &self.beside.rings);
+            }
+            let mut state = before;
+            let status = state.decide(at, cost, others_fit, may_grow, &mut self.beside.rings);
+            let is_charged = status.allowed && others_fit || limit.count_denied();
+            if is_charged || state != before {
+                state.pack(at, self.packed, self.name, self.beside);
+            }
+            self.packed.keep_until(state.ends_at_us(at, &status), is_charged);
+            status
+        })
+    }
+
+    /// Refunds one charge, as far as it still counts.
+    ///
+    /// Does nothing if the refund must be remembered and there is no memory for that.
+    pub(crate) fn refund(&mut self, now: Timestamp, limit: &Limit, receipt: Receipt, may_grow: MayGrow<'_>) {
+        by_machine!(limit, |shape| {
+            let at = At { limit, shape, now_us: now.as_micros() };
+            let bytes = M::bytes_to_refund(self.name, self.beside);
+            if bytes == 0 || may_grow(bytes) {
+                let mut state: M = self.unpack();
+                state.refund(at, receipt, &mut self.beside.rings);
+                state.pack(at, self.packed, self.name, self.beside);
+                let status = state.look(at, 0, &self.beside.rings);
+                self.packed.keep_until(state.ends_at_us(at, &status), false);
+            }
+        })
+    }
+
+    /// Uses up all units, so that the counter denies every cost but 0. The counter must be unused.
+    pub(crate) fn fill(&mut self, now: Timestamp, limit: &Limit) {
+        self.decide(now, limit, limit.cost_max(), true, &|_| true);
+        // A leaky bucket holds one unit besides those in its queue.
+        if self.fits(now, limit, 1) {
+            self.decide(now, limit, 1, true, &|_| true);
+        }
+    }
+
+    /// Returns a copy for a counter named `name`, which counts at least as many units under `limit`, at `now` and later.
+    pub(crate) fn copy(&mut self, now: Timestamp, limit: &Limit, name: Name) -> Packed {
+        by_machine!(limit, |shape| {
+            let at = At { limit, shape, now_us: now.as_micros() };
+            let state: M = self.unpack::<M>().condensed(at, &self.beside.rings);
+            let mut packed = Packed::default();
+            state.pack(at, &mut packed, name, self.beside);
+            packed.keep_until(state.ends_at_us(at, &state.look(at, 0, &self.beside.rings)), true);
+            packed
+        })
+    }
+
+    #[inline(always)]
+    fn unpack<M: Machine>(&mut self) -> M {
+        if !M::owns(self.packed) {
+            self.clear();
+        }
+        M::unpack(self.packed, self.name, self.beside)
+    }
+
+    #[cold]
+    fn clear(&mut self) {
+        self.beside.free(*self.packed);
+        *self.packed = Packed::default();
+    }
+}
+
+/// The state of one counter, on its own: for a simulation or a test. The default is that of an unused counter.
+///
+/// The memory store keeps the same states in its table. A state must be used with limits of one state machine only:
+/// under a limit of another one it counts as unused.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    packed: Packed,
+    beside: Beside,
+}
+
 impl State {
-    /// Creates the state of an unused counter for the limit's state machine.
-    pub fn unused(limit: &Limit) -> State {
-        match limit.machine() {
-            Machine::Log(_) => State::Log(Log::default()),
-            Machine::Pair(_) => State::Pair(Pair::default()),
-            Machine::Bucket(_) => State::Bucket(Bucket::default()),
-        }
-    }
-
-    /// Creates the state of a counter of which all units were used at `now`, so that it denies every cost but 0.
-    pub(crate) fn full(limit: &Limit, now: Timestamp) -> State {
-        let mut state = State::unused(limit);
-        state.charge(limit, now, limit.cost_max(), true);
-        if state.fits(limit, now, 1) {
-            // A leaky bucket holds one unit besides those in its queue.
-            state.charge(limit, now, 1, true);
-        }
-        state
-    }
-
-    /// Returns whether this state belongs to the limit's state machine: log, pair or bucket.
-    ///
-    /// Only that is compared. The state may be one of another algorithm with the same state machine, or of another
-    /// quota or window.
-    pub fn belongs_to(&self, limit: &Limit) -> bool {
-        matches!(
-            (self, limit.machine()),
-            (State::Log(_), Machine::Log(_))
-                | (State::Pair(_), Machine::Pair(_))
-                | (State::Bucket(_), Machine::Bucket(_))
-        )
-    }
-
-    /// Returns whether the state holds no units, so that dropping it changes no later decision or refund.
-    ///
-    /// `false` for a state whose units have all expired but were not dropped yet, because the time is not known here.
-    pub fn is_unused(&self) -> bool {
-        match self {
-            State::Log(log) => log.is_empty(),
-            State::Pair(pair) => pair.current == 0 && pair.previous == 0,
-            State::Bucket(bucket) => bucket.level == 0 && bucket.refunded == 0,
-        }
-    }
-
-    /// Returns a copy without heap memory that counts at least as many units under `limit`, at `now` and later.
-    ///
-    /// The entries of a log that have not expired at `now` become a single one at the time of the newest; other states
-    /// are copied as they are.
-    pub(crate) fn condensed(&self, limit: &Limit, now: Timestamp) -> State {
-        match self {
-            State::Log(log) => State::Log(log.condensed(limit, now)),
-            state => state.clone(),
-        }
-    }
-
-    /// Returns whether the limit has room for `cost` units at `now`. `false` if the cost can never fit.
-    ///
-    /// Not meant for a cost of 0, which [`decide`] always allows: `false` if more units are in use than the quota,
-    /// which is possible after the quota was lowered.
-    pub fn fits(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
-        match (self, limit.machine()) {
-            (State::Log(log), Machine::Log(_)) => log.fits(limit, now, cost),
-            (State::Pair(pair), Machine::Pair(shape)) => pair.fits(limit, shape, now, cost),
-            (State::Bucket(bucket), Machine::Bucket(shape)) => bucket.fits(limit, shape, now, cost),
-            _ => State::unused(limit).fits(limit, now, cost),
-        }
-    }
-
     /// Returns the limit's status for `cost` units at `now`, without charging them.
     ///
     /// `allowed` tells whether they fit. A cost of 0 is always allowed; its `retry_after` is that of one unit. The
     /// state is not changed.
     pub fn look(&self, limit: &Limit, now: Timestamp, cost: u32) -> LimitStatus {
-        match (self, limit.machine()) {
-            (State::Log(log), Machine::Log(shape)) => log.status_for(limit, shape, now, cost),
-            (State::Pair(pair), Machine::Pair(shape)) => pair.status_for(limit, shape, now, cost),
-            (State::Bucket(bucket), Machine::Bucket(shape)) => bucket.status_for(limit, shape, now, cost),
-            _ => State::unused(limit).look(limit, now, cost),
-        }
-    }
-
-    /// Charges `cost` units and returns the status after the charge.
-    ///
-    /// The cost must fit ([`State::fits`]); this is not checked. If `may_grow` is `false`, a log allocates no memory.
-    /// If it has no room for another entry, it adds the units to its newest entry, or joins all entries into one. These
-    /// units then expire later, so the error is towards denial.
-    pub(crate) fn charge(&mut self, limit: &Limit, now: Timestamp, cost: u32, may_grow: bool) -> LimitStatus {
-        match (&mut *self, limit.machine()) {
-            (State::Log(log), Machine::Log(shape)) => log.charge(limit, shape, now, cost, may_grow),
-            (State::Pair(pair), Machine::Pair(shape)) => pair.charge(limit, shape, now, cost),
-            (State::Bucket(bucket), Machine::Bucket(shape)) => bucket.charge(limit, shape, now, cost),
-            _ => {
-                *self = State::unused(limit);
-                self.charge(limit, now, cost, may_grow)
-            }
-        }
-    }
-
-    /// Returns the status of this limit after a check that was denied, by this limit or by another one.
-    ///
-    /// `allowed` tells whether this limit alone would have allowed the cost, which must not be 0. If the limit has
-    /// `count_denied`, charges the cost, up to the quota or the capacity of a bucket; a full log drops its oldest units
-    /// for it. Otherwise only times in the future are corrected after the clock went back, counts are converted after
-    /// the window has changed, and expired entries are dropped. `may_grow` is as in [`State::charge`].
-    pub(crate) fn refuse(&mut self, limit: &Limit, now: Timestamp, cost: u32, may_grow: bool) -> LimitStatus {
-        match (&mut *self, limit.machine()) {
-            (State::Log(log), Machine::Log(shape)) => log.refuse(limit, shape, now, cost, may_grow),
-            (State::Pair(pair), Machine::Pair(shape)) => pair.refuse(limit, shape, now, cost),
-            (State::Bucket(bucket), Machine::Bucket(shape)) => bucket.refuse(limit, shape, now, cost),
-            _ => {
-                *self = State::unused(limit);
-                self.refuse(limit, now, cost, may_grow)
-            }
-        }
+        by_machine!(limit, |shape| {
+            let at = At { limit, shape, now_us: now.as_micros() };
+            let packed = if M::owns(&self.packed) { self.packed } else { Packed::default() };
+            M::unpack(&packed, (0, 0), &self.beside).look(at, cost, &self.beside.rings)
+        })
     }
 
     /// Refunds the units of one charge, as far as they still count at `now`.
     ///
-    /// `receipt` must be of a charge on this counter that was not refunded yet; this is not checked. Does nothing if
-    /// the state belongs to another state machine.
+    /// `receipt` must be of a charge on this counter that was not refunded yet; this is not checked.
     pub fn refund(&mut self, limit: &Limit, now: Timestamp, receipt: Receipt) {
-        match (self, limit.machine()) {
-            (State::Log(log), Machine::Log(shape)) => log.refund(limit, shape, now, receipt),
-            (State::Pair(pair), Machine::Pair(shape)) => pair.refund(limit, shape, now, receipt),
-            (State::Bucket(bucket), Machine::Bucket(shape)) => bucket.refund(limit, shape, now, receipt),
-            _ => {}
-        }
+        self.counter().refund(now, limit, receipt, &|_| true);
+    }
+
+    fn counter(&mut self) -> Counter<'_> {
+        Counter { packed: &mut self.packed, name: (0, 0), beside: &mut self.beside }
     }
 }
 
@@ -211,7 +323,7 @@ impl State {
 /// let (minute, day): (Limit, Limit) = ("2/min".parse()?, "3/day".parse()?);
 /// let key = Key::new("user:42")?;
 /// let demands = [Demand::new(minute, key), Demand::new(day, key)];
-/// let mut states = [State::unused(&minute), State::unused(&day)];
+/// let mut states = [State::default(), State::default()];
 ///
 /// let now = Timestamp::from_micros(1_000_000);
 /// assert!(decide(now, &demands, &mut states).allowed());
@@ -225,31 +337,26 @@ impl State {
 /// # Panics
 /// Panics if `states` is shorter than `demands`.
 pub fn decide(now: Timestamp, demands: &[Demand<'_>], states: &mut [State]) -> Decision {
-    assert!(states.len() >= demands.len(), "one state per demand");
-    let fits = |(demand, state): (&Demand<'_>, &State)| {
-        demand.cost.units() == 0 || state.fits(&demand.limit, now, demand.cost.units())
-    };
-    let allowed = demands.iter().zip(states.iter()).all(fits);
-    let limits = demands.iter().zip(states).map(|(demand, state)| apply(allowed, now, demand, state, true)).collect();
+    let limits = decide_limits(now, demands, states, true);
     Decision { at: now, source: Source::Store, ban: None, limits }
 }
 
-/// Applies the verdict on the whole check to the state of one demand, and returns the status of its limit.
-///
-/// If the check is `allowed`, charges the demand's cost, which must fit. If not, calls [`State::refuse`]. A cost of 0
-/// changes nothing. `may_grow` tells whether a log may allocate memory; see [`State::charge`].
-#[inline]
-pub(crate) fn apply(
-    allowed: bool,
+/// Implements [`decide`]. If `may_grow` is `false`, no state allocates memory for a charge; see [`Machine::charge`].
+pub(crate) fn decide_limits(
     now: Timestamp,
-    demand: &Demand<'_>,
-    state: &mut State,
+    demands: &[Demand<'_>],
+    states: &mut [State],
     may_grow: bool,
-) -> LimitStatus {
-    let cost = demand.cost.units();
-    match (cost, allowed) {
-        (0, _) => state.look(&demand.limit, now, 0),
-        (_, true) => state.charge(&demand.limit, now, cost, may_grow),
-        (_, false) => state.refuse(&demand.limit, now, cost, may_grow),
-    }
+) -> LimitStatuses {
+    assert!(states.len() >= demands.len(), "one state per demand");
+    let fits =
+        |(demand, state): (&Demand<'_>, &mut State)| state.counter().fits(now, &demand.limit, demand.cost.units());
+    let all_fit = demands.iter().zip(states.iter_mut()).all(fits);
+    let decide = |(demand, state): (&Demand<'_>, &mut State)| {
+        state.counter().decide(now, &demand.limit, demand.cost.units(), all_fit, &|_| may_grow)
+    };
+    demands.iter().zip(states).map(decide).collect()
 }
+
+#[cfg(test)]
+mod tests;

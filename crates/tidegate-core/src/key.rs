@@ -16,7 +16,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, LazyLock};
 
-use crate::limit::{Limit, Machine};
+use crate::limit::{Limit, Shape};
 
 /// The maximum length of a subject: 64 KiB, the longest key that any endpoint accepts.
 pub const SUBJECT_BYTES_MAX: usize = 64 * 1024;
@@ -123,10 +123,10 @@ pub enum StateMachine {
 impl StateMachine {
     /// Returns the state machine of a limit.
     pub const fn of(limit: &Limit) -> StateMachine {
-        match limit.machine() {
-            Machine::Log(_) => StateMachine::Log,
-            Machine::Pair(_) => StateMachine::Pair,
-            Machine::Bucket(_) => StateMachine::Bucket,
+        match limit.shape() {
+            Shape::Log(_) => StateMachine::Log,
+            Shape::Pair(_) => StateMachine::Pair,
+            Shape::Bucket(_) => StateMachine::Bucket,
         }
     }
 }

@@ -11,8 +11,6 @@ use std::time::Duration;
 pub(crate) use divisor::Divisor;
 pub use text::LimitTextError;
 
-use crate::time::Timestamp;
-
 /// The largest quota, burst or queue. 24 bits: multiplied by 2^20 parts of a window it is below 2^53.
 pub const QUOTA_MAX: u32 = 10_000_000;
 /// The largest quota of `sliding-log`, which keeps one entry per admission.
@@ -77,11 +75,11 @@ impl Algorithm {
     ];
 }
 
-/// The kind of state that a limit keeps, with the parameters of its arithmetic, computed once per limit.
+/// The state machine of a limit, with the parameters of its arithmetic, computed once per limit.
 // `repr(u8)` keeps the discriminant in a byte of its own, which is quicker to read than a niche inside a field.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
-pub(crate) enum Machine {
+pub(crate) enum Shape {
     Log(LogShape),
     Pair(PairShape),
     Bucket(BucketShape),
@@ -131,9 +129,6 @@ pub(crate) struct BucketShape {
     grain_us: u32,
     /// Whether an admission carries a wait (`leaky-bucket`).
     pub(crate) is_leaky: bool,
-    /// Whether every wait is simply parts / quota: grains of 1 µs, no wait above the longest [`Timestamp`], and no
-    /// `count_denied`.
-    pub(crate) is_plain: bool,
 }
 
 /// At most `quota` units per `window`, by an [`Algorithm`].
@@ -153,7 +148,7 @@ pub(crate) struct BucketShape {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Limit {
     window_us: u64,
-    machine: Machine,
+    shape: Shape,
     quota: u32,
     /// Burst or queue; the quota for the algorithms that have neither.
     cost_max: u32,
@@ -251,8 +246,7 @@ impl Limit {
     /// denied.
     #[must_use]
     pub fn with_count_denied(self, count_denied: bool) -> Limit {
-        let machine = Machine::new(self.algorithm, self.quota, self.window_us, self.cost_max, count_denied);
-        Limit { count_denied, machine, ..self }
+        Limit { count_denied, ..self }
     }
 
     /// Returns this limit with another quota.
@@ -327,8 +321,8 @@ impl Limit {
     }
 
     /// Returns the state machine and its parameters.
-    pub(crate) const fn machine(&self) -> &Machine {
-        &self.machine
+    pub(crate) const fn shape(&self) -> &Shape {
+        &self.shape
     }
 
     /// Returns this limit with another burst, if `option` is `burst`, or another queue, if it is `queue`.
@@ -373,20 +367,17 @@ impl Limit {
                 in_range(got, QUOTA_MAX).ok_or(LimitError::Capacity { option, got })?
             }
         };
-        let machine = Machine::new(algorithm, quota, window_us, cost_max, count_denied);
-        Ok(Limit { window_us, machine, quota, cost_max, algorithm, count_denied })
+        let shape = Shape::new(algorithm, quota, window_us, cost_max);
+        Ok(Limit { window_us, shape, quota, cost_max, algorithm, count_denied })
     }
 }
 
-impl Machine {
+impl Shape {
     /// Computes the state machine of an algorithm and its parameters. All values must be in range.
-    fn new(algorithm: Algorithm, quota: u32, window_us: u64, cost_max: u32, count_denied: bool) -> Machine {
-        let log = |tick_us| Machine::Log(LogShape { tick: Divisor::new(tick_us) });
-        let pair = |weighs_previous| Machine::Pair(PairShape { weighs_previous, cut: WindowCut::new(window_us) });
-        let bucket = |capacity, is_leaky| {
-            let shape = BucketShape::new(quota, capacity, window_us, is_leaky);
-            Machine::Bucket(BucketShape { is_plain: shape.is_plain && !count_denied, ..shape })
-        };
+    fn new(algorithm: Algorithm, quota: u32, window_us: u64, cost_max: u32) -> Shape {
+        let log = |tick_us| Shape::Log(LogShape { tick: Divisor::new(tick_us) });
+        let pair = |weighs_previous| Shape::Pair(PairShape { weighs_previous, cut: WindowCut::new(window_us) });
+        let bucket = |capacity, is_leaky| Shape::Bucket(BucketShape::new(quota, capacity, window_us, is_leaky));
         match algorithm {
             Algorithm::Sliding if quota > SLIDING_EXACT_QUOTA_MAX => {
                 log(window_us.div_ceil(u64::from(SLIDING_EXACT_QUOTA_MAX)))
@@ -405,17 +396,14 @@ impl BucketShape {
     ///
     /// `capacity` is the burst, or the queue plus 1; `is_leaky` is `true` for a leaky bucket. All values must have been
     /// validated.
-    ///
-    /// Ignores `count_denied`: if it is set, the caller must set `is_plain` to `false`.
     fn new(quota: u32, capacity: u64, window_us: u64, is_leaky: bool) -> BucketShape {
         // capacity ≤ 1e7 + 1 and ⌈window / 2^20⌉ < 2^25: the product is below 2^49.
         let grain_us = capacity * window_us.div_ceil(1 << 20) / GRAIN_DIVISOR + 1;
         let parts_per_unit = Divisor::new(window_us.div_ceil(grain_us));
         let full = capacity * parts_per_unit.get();
-        let is_plain = grain_us == 1 && full / u64::from(quota) < Timestamp::MAX.as_micros();
         let quota = Divisor::new(quota.into());
         let grain_us = u32::try_from(grain_us).expect("a grain is at most 39,480 µs");
-        BucketShape { full, parts_per_unit, quota, grain_us, is_leaky, is_plain }
+        BucketShape { full, parts_per_unit, quota, grain_us, is_leaky }
     }
 
     /// Returns the largest level, in units: the burst, or the queue plus the unit in service.
@@ -471,7 +459,7 @@ mod tests {
     fn common_buckets_count_in_single_microseconds() {
         let day = Limit::new(100_000, Duration::from_secs(86_400)).unwrap();
         let day = day.with_algorithm(Algorithm::TokenBucket).unwrap();
-        let Machine::Bucket(shape) = day.machine() else { panic!("a bucket") };
+        let Shape::Bucket(shape) = day.shape() else { panic!("a bucket") };
         assert_eq!((shape.grain_us(), shape.parts_per_unit.get()), (1, 86_400_000_000));
     }
 

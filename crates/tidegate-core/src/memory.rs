@@ -5,16 +5,14 @@
 //!                                                           └▶ rings of the long logs
 //! ```
 //!
-//! **Counters are decided in place.** The key is hashed, never copied, and an existing counter is decided in its slot:
-//! no allocation, and one or two cache lines to load (the slot, the entries of a long log). Several counters are
-//! decided in place if all of them have room (`memory/multi_limit.rs`). Only a check that may be denied takes its
-//! states out of their slots while it is decided. Only hashes are stored: two subjects share a counter with a
-//! probability of about 2^-95 per pair, and two limits of one subject with 2^-64, under random seeds.
+//! **Counters are decided in place.** The key is hashed, never copied, and a counter is decided in its slot: no
+//! allocation, and one or two cache lines to load (the slot, the entries of a long log). Only hashes are stored: two
+//! subjects share a counter with a probability of about 2^-95 per pair, and two limits of one subject with 2^-64, under
+//! random seeds.
 //!
-//! **Fast paths.** Two paths are shorter than the general one, [`MemoryStore::check_in_general`]:
-//! [`MemoryStore::decide_one`] for a check of one limit, and `memory/multi_limit.rs` for two to four limits that all
-//! have room. `memory/fast_path_tests.rs` compares their decisions with those of the general path, and the benchmark
-//! `instructions` counts what they cost.
+//! **One path.** Every check takes the same steps ([`MemoryStore::decide`]): name the counters, lock their shards, find
+//! their slots and add those that are missing, ask each whether the cost fits, decide each in its slot, remove added
+//! counters that were not charged, and reclaim.
 //!
 //! **One decision, several limits.** All counters of a subject are behind one lock. If a check has several subjects,
 //! their shards are locked in ascending order, so two checks cannot deadlock. All counters are read before any is
@@ -28,8 +26,7 @@
 //! counter at its limit is dropped (`memory/overflow.rs`). As soon as there is room, new keys get counters of their own
 //! again. A log that may not grow adds to its newest entry instead, which errs towards denial.
 //!
-//! **Refunds of buckets** are counted beside the slots (`memory/refunded.rs`). A bucket with a count is decided on the
-//! general path. A shard without such buckets, which is the usual case, pays for it with one comparison per check.
+//! **Refunds of buckets** are counted beside the slots (`algorithm/bucket/refunded.rs`).
 //!
 //! **Bans** are looked up before the counters, and only if there are any (`memory/bans.rs`).
 //!
@@ -40,12 +37,8 @@ mod bans;
 mod budget;
 mod builder;
 mod counter_hash;
-mod lifetime;
-mod multi_limit;
 mod overflow;
 mod receipts;
-mod refunded;
-mod rings;
 mod shard;
 mod slot;
 mod table;
@@ -63,13 +56,13 @@ use self::counter_hash::{CounterHash, CounterHasher};
 use self::overflow::{CELLS_MAX, OverflowScope};
 pub use self::receipts::UsedReceiptStats;
 use self::receipts::UsedReceipts;
-use self::shard::{Shard, SlotLocation};
-use crate::algorithm::{self, Receipt, State};
+use self::shard::{Place, Shard};
+use crate::algorithm::{Packed, Receipt};
 use crate::ban_list::{BanListing, BanTexts, end_after};
-use crate::check::{Check, Cost, Demand};
+use crate::check::{Check, Cost, DEMANDS_MAX, Demand};
 use crate::decision::{Decision, LimitStatus, LimitStatuses, Source, Wait};
 use crate::key::{Key, KeyError};
-use crate::limit::{Limit, Machine};
+use crate::limit::Limit;
 use crate::redemption::{Redeemed, Redemption};
 use crate::store::{Store, StoreError, StoreFuture};
 use crate::time::{Clock, Timestamp};
@@ -132,30 +125,6 @@ impl MemoryStore {
         self.check_at(self.clock.now(), check)
     }
 
-    /// Decides a check of one limit and returns its status. The request is admitted if the status is `allowed`.
-    ///
-    /// The status of a banned subject is [`LimitStatus::banned`]; to distinguish a ban from a denial, use
-    /// [`MemoryStore::check`].
-    ///
-    /// ```
-    /// use tidegate_core::{Cost, Key, Limit, MemoryStore};
-    ///
-    /// let store = MemoryStore::new();
-    /// let limit: Limit = "1/min token-bucket".parse()?;
-    /// assert!(store.check_one(&limit, Key::new("user:42")?, Cost::ONE).allowed);
-    /// assert!(!store.check_one(&limit, Key::new("user:42")?, Cost::ONE).allowed);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn check_one(&self, limit: &Limit, key: Key<'_>, cost: Cost) -> LimitStatus {
-        let mut now = self.clock.now();
-        if !self.bans.is_empty()
-            && let Some(ban) = self.ban_of_check(now, &Check::one(&Demand { limit: *limit, key, cost }))
-        {
-            return LimitStatus::banned(limit.quota(), cost, ban);
-        }
-        self.decide_one(&mut now, limit, &key, cost)
-    }
-
     /// Decides checks one after the other, and returns one decision per check, in the same order.
     ///
     /// Other checks may be decided in between. Reads the clock once for all of them, and again for a check only if
@@ -199,7 +168,7 @@ impl MemoryStore {
             }
             let demands: SmallVec<[Demand<'_>; 4]> = redemption.charged_demands().collect();
             if !demands.is_empty() {
-                self.decide_at(self.clock.now(), &Check::of_distinct(&demands));
+                self.decide_all(self.clock.now(), &Check::of_distinct(&demands), &mut LimitStatuses::new());
             }
         })
     }
@@ -329,216 +298,147 @@ impl MemoryStore {
         {
             return Decision::banned(read, Source::Store, ban, check);
         }
-        self.decide_at(read, check)
-    }
-
-    /// Decides a check. `read` is the time that the caller read from the clock. Bans are not considered.
-    #[inline]
-    fn decide_at(&self, read: Timestamp, check: &Check<'_>) -> Decision {
         let mut decision = Decision { at: read, source: Source::Store, ban: None, limits: LimitStatuses::new() };
-        match check.demands() {
-            [demand] => {
-                let status = self.decide_one(&mut decision.at, &demand.limit, &demand.key, demand.cost);
-                decision.limits.push(status);
-            }
-            demands => decision.at = self.check_several(read, demands, &mut decision.limits),
-        }
+        decision.at = self.decide_all(read, check, &mut decision.limits);
         decision
     }
 
-    /// Decides a check of one counter, in its slot if it has one. Bans are not considered.
+    /// Decides a check. Bans are not considered.
     ///
-    /// `at` must be the time that was read from the clock, and is set to the time of the decision. The lock is released
-    /// before the waits of a bucket are computed.
+    /// Appends one status per demand to `limits`, and returns the time of the decision. `read` is the time that the
+    /// caller read from the clock.
+    #[inline(never)]
+    fn decide_all(&self, read: Timestamp, check: &Check<'_>, limits: &mut LimitStatuses) -> Timestamp {
+        // One function, compiled for three sizes of its arrays.
+        match check.demands() {
+            demands @ [_] => self.decide::<1>(read, demands, limits),
+            demands @ ([_, _] | [_, _, _] | [_, _, _, _]) => self.decide::<4>(read, demands, limits),
+            demands => self.decide::<DEMANDS_MAX>(read, demands, limits),
+        }
+    }
+
+    /// Implements [`MemoryStore::decide_all`] for one to `N` demands; exactly one if `N` is 1.
     #[inline(always)]
-    fn decide_one(&self, at: &mut Timestamp, limit: &Limit, key: &Key<'_>, cost: Cost) -> LimitStatus {
-        let name = self.hasher.name(limit, key);
-        let mut shard = self.shard(name).lock();
-        let now = shard.decision_time(*at, &self.clock);
-        shard.set_time(now);
-        *at = now;
-        if shard.counts_refunds_of(name) {
-            return self.decide_one_in_general(shard, name, now, (limit, key, cost));
-        }
-        let Some((slot, rings)) = shard.slot_of(name) else {
-            return self.decide_one_in_general(shard, name, now, (limit, key, cost));
-        };
-        let units = cost.units();
-        let status = match limit.machine() {
-            Machine::Bucket(shape) => match slot.decide_bucket_in_place(limit, shape, now, units) {
-                Some(answer) => {
-                    shard.finish_in_slot(&self.budget);
-                    drop(shard);
-                    return answer.status_if_plain();
-                }
-                None => slot.decide_bucket(limit, shape, now, units),
-            },
-            Machine::Pair(shape) => slot.decide_pair(limit, shape, now, units),
-            Machine::Log(shape) => match slot.decide_log_in_place(limit, shape, now, units, rings) {
+    fn decide<const N: usize>(&self, read: Timestamp, demands: &[Demand<'_>], limits: &mut LimitStatuses) -> Timestamp {
+        let demands = if N == 1 { &demands[..1] } else { demands };
+        let mut names: [CounterHash; N] = self.hasher.names(demands);
+        let mut shards = self.lock(&names, demands.len());
+        let now = shards.set_time(read, &self.clock);
+
+        let mut places = [Place::Nowhere; N];
+        let mut added = 0;
+        for index in 0..demands.len() {
+            match shards.of(index).find(names[index]) {
+                Some(place) => places[index] = Place::Own(place),
                 None => {
-                    let status = slot.decide_log(limit, shape, now, units, (rings, &self.budget));
-                    shard.report(&self.budget);
-                    status
+                    added = self.add_counters(&mut shards, demands, &mut names, &mut places);
+                    break;
                 }
-                in_place => in_place,
-            },
-        };
-        let Some(status) = status else {
-            return self.decide_one_in_general(shard, name, now, (limit, key, cost));
-        };
-        shard.finish_in_slot(&self.budget);
-        status
-    }
-
-    /// Decides a check of one counter that has no slot of its own, or whose refunded units are counted.
-    ///
-    /// Also used if its slot holds another kind of state after a hash collision. `shard` must be the counter's shard,
-    /// and `now` the time of the decision, which the shard has recorded. Releases the lock.
-    #[cold]
-    fn decide_one_in_general(
-        &self,
-        mut shard: MutexGuard<'_, Shard>,
-        name: CounterHash,
-        now: Timestamp,
-        (limit, key, cost): (&Limit, &Key<'_>, Cost),
-    ) -> LimitStatus {
-        let demand = Demand { limit: *limit, key: *key, cost };
-        let taken = self.take(&mut shard, name, &demand, true, &[]);
-        let allowed = taken.fits(now, &demand);
-        let status = taken.apply(&mut shard, now, &demand, allowed);
-        shard.finish(&self.budget);
-        status
-    }
-
-    /// Decides a check of several counters: in place if possible, else on the general path. Bans are not considered.
-    ///
-    /// Appends one status per demand to `limits`, and returns the time of the decision. `read` is the time that the
-    /// caller read from the clock.
-    #[inline(never)]
-    fn check_several(&self, read: Timestamp, demands: &[Demand<'_>], limits: &mut LimitStatuses) -> Timestamp {
-        match self.admit_in_place(read, demands, limits) {
-            Some(at) => at,
-            None => self.check_in_general(read, demands, limits),
+            }
         }
-    }
 
-    /// Decides a check of any number of counters: takes their states out of their slots, decides, and puts them back.
-    /// Bans are not considered.
-    ///
-    /// Appends one status per demand to `limits`, and returns the time of the decision. `read` is the time that the
-    /// caller read from the clock.
-    #[inline(never)]
-    fn check_in_general(&self, read: Timestamp, demands: &[Demand<'_>], limits: &mut LimitStatuses) -> Timestamp {
-        let names: SmallVec<[CounterHash; 4]> =
-            demands.iter().map(|demand| self.hasher.name(&demand.limit, &demand.key)).collect();
-        let mut locked: SmallVec<[usize; 4]> = names.iter().map(|name| self.shard_index(*name)).collect();
-        locked.sort_unstable();
-        locked.dedup();
-        let mut shards: SmallVec<[MutexGuard<'_, Shard>; 4]> =
-            locked.iter().map(|&index| self.shards[index].0.lock()).collect();
-        let shard_of = |name: CounterHash| {
-            locked.binary_search(&self.shard_index(name)).expect("the shard of every demand was locked")
-        };
-
-        let now = shards.iter().map(|shard| shard.decision_time(read, &self.clock)).max().unwrap_or(read);
-        shards.iter_mut().for_each(|shard| shard.set_time(now));
-
-        let mut taken = self.take_all(&mut shards, shard_of, &names, demands);
-        let allowed = taken.iter().all(|(index, taken)| taken.fits(now, &demands[*index]));
-        let mut statuses: SmallVec<[Option<LimitStatus>; 4]> = smallvec::smallvec![None; demands.len()];
-        // States that have a slot go back first, because an insertion may move slots.
-        taken.sort_by_key(|(_, taken)| taken.place.is_new());
-        for (index, taken) in taken {
-            let shard = &mut shards[shard_of(names[index])];
-            statuses[index] = Some(taken.apply(shard, now, &demands[index], allowed));
+        let mut full = Packed::default();
+        // A single limit tests itself whether the cost fits.
+        let all_fit = N == 1
+            || (0..demands.len()).all(|index| {
+                let (demand, name, place) = (&demands[index], names[index], places[index]);
+                let mut counter = shards.of(index).counter(place, name, &demand.limit, &mut full);
+                counter.fits(now, &demand.limit, demand.cost.units())
+            });
+        for index in 0..demands.len() {
+            let (demand, name, place) = (&demands[index], names[index], places[index]);
+            let mut counter = shards.of(index).counter(place, name, &demand.limit, &mut full);
+            let may_grow = |bytes| self.budget.allows_growth(bytes);
+            limits.push(counter.decide(now, &demand.limit, demand.cost.units(), all_fit, &may_grow));
         }
-        shards.iter_mut().for_each(|shard| shard.finish(&self.budget));
-        limits.extend(statuses.into_iter().flatten());
+        if added != 0 {
+            remove_unused(&mut shards, added, &names, demands, limits);
+        }
+        // Reclaiming moves slots, so it must wait until every counter is decided.
+        shards.finish(&self.budget);
         now
     }
 
-    /// Takes the states of all demands' counters out of their shards. Returns each with the index of its demand.
+    /// Adds the counters of a check that have no slot of their own, and finds the places of all.
     ///
-    /// New counters come first: making room for one may move the slots of the others, or drop one that has expired,
-    /// which is then new, too. `names` are those of the demands' counters, in the same order. `shard_of` returns the
-    /// index in `shards` of a counter's shard.
-    fn take_all(
+    /// If a demand uses an overflow counter, its name becomes that of this counter. Returns the demands whose counters
+    /// were added, as a bit each.
+    #[cold]
+    #[inline(never)]
+    fn add_counters<const N: usize>(
         &self,
-        shards: &mut [MutexGuard<'_, Shard>],
-        shard_of: impl Fn(CounterHash) -> usize,
-        names: &[CounterHash],
+        shards: &mut Locked<'_, N>,
         demands: &[Demand<'_>],
-    ) -> SmallVec<[(usize, CheckedOut); 4]> {
-        let mut all: SmallVec<[(usize, CheckedOut); 4]> = SmallVec::new();
-        let mut known: SmallVec<[usize; 4]> = (0..demands.len()).collect();
-        let mut count_before = None;
-        while count_before != Some(all.len()) {
-            count_before = Some(all.len());
-            known.retain(|&mut index| {
-                let shard = &mut shards[shard_of(names[index])];
-                let is_known = shard.find(names[index]).is_some();
-                if !is_known {
-                    all.push((index, self.take(shard, names[index], &demands[index], true, &all)));
+        names: &mut [CounterHash; N],
+        places: &mut [Place; N],
+    ) -> u32 {
+        let (mut added, mut without_room) = (0_u32, 0_u32);
+        // Making room for a counter may drop another one that has expired, which is then missing, too.
+        while let Some(index) = (0..demands.len())
+            .find(|&index| without_room >> index & 1 == 0 && shards.of(index).find_anywhere(names[index]).is_none())
+        {
+            let (demand, name) = (&demands[index], names[index]);
+            let overflow_name = |scope| {
+                // The names of two subjects may select the same shard by different hashes.
+                let place_of = |name: &CounterHash| (self.shard_index(*name), name.in_table());
+                let is_used = |candidate: &CounterHash| {
+                    names[..demands.len()].iter().any(|name| place_of(name) == place_of(candidate))
+                };
+                let mut candidates = (0..=demands.len()).map(|step| self.overflow_name(name, demand, scope, step));
+                candidates.find(|candidate| !is_used(candidate)).expect("one more candidate than there are demands")
+            };
+            let (used, is_added) = shards.of(index).add(&demand.limit, &self.budget, name, overflow_name);
+            names[index] = used;
+            added |= u32::from(is_added) << index;
+            without_room |= u32::from(shards.of(index).find_anywhere(used).is_none()) << index;
+        }
+        for index in 0..demands.len() {
+            places[index] = shards.of(index).find_anywhere(names[index]).unwrap_or(Place::Nowhere);
+        }
+        added
+    }
+
+    /// Locks the shards of the first `len` names, each once and in ascending order, so that two checks cannot deadlock.
+    #[inline(always)]
+    fn lock<const N: usize>(&self, names: &[CounterHash; N], len: usize) -> Locked<'_, N> {
+        let mut locked = Locked { shards: [const { None }; N], of: [0; N] };
+        let indices = names.map(|name| self.shard_index(name));
+        let mut count = 0;
+        let mut next = indices[..len].iter().copied().min();
+        while let Some(index) = next {
+            locked.shards[count] = Some(self.shards[index].0.lock());
+            next = None;
+            for (of, &other) in locked.of.iter_mut().zip(&indices[..len]) {
+                if other == index {
+                    *of = count;
+                } else if other > index && next.is_none_or(|next| other < next) {
+                    next = Some(other);
                 }
-                is_known
-            });
+            }
+            count += 1;
         }
-        for index in known {
-            let shard = &mut shards[shard_of(names[index])];
-            all.push((index, self.take(shard, names[index], &demands[index], true, &all)));
-        }
-        all
+        locked
     }
 
     /// Refunds one charge on the demand's counter, as far as it still counts.
     ///
-    /// A counter that has no slot is its overflow counter, or else a new one, which is not stored. Does nothing on a
-    /// bucket if there is no memory to count the refunded units.
+    /// Uses the overflow counter of a counter that has no slot. Does nothing if there is none either, or on a bucket if
+    /// there is no memory to count the refunded units.
     fn refund_one(&self, demand: &Demand<'_>, receipt: Receipt) {
         let name = self.hasher.name(&demand.limit, &demand.key);
         let mut shard = self.shard(name).lock();
         let now = shard.decision_time(self.clock.now(), &self.clock);
         shard.set_time(now);
-        let mut taken = self.take(&mut shard, name, demand, false, &[]);
-        let is_bucket = matches!(taken.state, State::Bucket(_));
-        if is_bucket && !shard.may_count_refunds_of(taken.name, &self.budget) {
-            shard.put_back(taken.place, taken.state);
-        } else {
-            taken.state.refund(&demand.limit, now, receipt);
-            shard.put(taken.place, taken.name, &demand.limit, taken.state);
+        let found = match shard.find(name) {
+            Some(_) => Some(name),
+            None => shard.overflow_of(|scope| self.overflow_name(name, demand, scope, 0)),
+        };
+        if let Some((name, place)) = found.and_then(|name| Some((name, shard.find_anywhere(name)?))) {
+            let mut full = Packed::default();
+            let mut counter = shard.counter(place, name, &demand.limit, &mut full);
+            counter.refund(now, &demand.limit, receipt, &|bytes| self.budget.allows_growth(bytes));
         }
         shard.finish(&self.budget);
-    }
-
-    /// Takes the state of the demand's counter out of its slot, or out of an overflow counter, or creates it.
-    ///
-    /// `may_promote` tells whether a key that uses an overflow counter may get a counter of its own. `others` are the
-    /// counters that the check has already taken: it uses no overflow counter twice. The caller must put the result
-    /// back ([`CheckedOut::apply`], or [`Shard::put`]). For a new counter, slots of the shard may move.
-    #[inline]
-    fn take(
-        &self,
-        shard: &mut Shard,
-        name: CounterHash,
-        demand: &Demand<'_>,
-        may_promote: bool,
-        others: &[(usize, CheckedOut)],
-    ) -> CheckedOut {
-        let (place, state, name) = match shard.take_known(name) {
-            Some((place, state)) => (place, state, name),
-            None => shard.take_unknown(&demand.limit, &self.budget, name, may_promote, |scope| {
-                let candidates = (0..=others.len()).map(|step| self.overflow_name(name, demand, scope, step));
-                let mut free = candidates.filter(|name| others.iter().all(|(_, other)| other.name != *name));
-                free.next().expect("one more candidate than there are others")
-            }),
-        };
-        // Only a hash collision gives a state of another kind.
-        let state = if state.belongs_to(&demand.limit) { state } else { State::unused(&demand.limit) };
-        let may_grow = match &state {
-            State::Log(log) => log.has_room_for(demand.cost.units()) || shard.log_may_grow(log, &self.budget),
-            _ => true,
-        };
-        CheckedOut { place, state, name, may_grow }
     }
 
     fn overflow_name(&self, name: CounterHash, demand: &Demand<'_>, scope: OverflowScope, step: usize) -> CounterHash {
@@ -558,43 +458,49 @@ impl MemoryStore {
     }
 }
 
-/// A counter whose state was taken out of its slot, or that has none yet.
-struct CheckedOut {
-    /// The slot to which the state returns, or where a new one will be.
-    place: SlotLocation,
-    /// The state. It belongs to the state machine of the demand's limit.
-    state: State,
-    /// The name in that slot: the demand's own, or that of an overflow counter.
-    name: CounterHash,
-    /// Whether the state, if it is a log, may allocate memory for the demand's cost.
-    may_grow: bool,
+/// The locked shards of the counters of a check with at most `N` demands.
+struct Locked<'a, const N: usize> {
+    /// Each shard once, from the front.
+    shards: [Option<MutexGuard<'a, Shard>>; N],
+    /// For each demand the position of its shard in `shards`.
+    of: [usize; N],
 }
 
-impl CheckedOut {
-    /// Returns whether the demand's cost fits at `now`. Cost 0 always fits.
-    #[inline]
-    fn fits(&self, now: Timestamp, demand: &Demand<'_>) -> bool {
-        let cost = demand.cost.units();
-        cost == 0 || self.state.fits(&demand.limit, now, cost)
+impl<const N: usize> Locked<'_, N> {
+    /// Returns the shard of the demand with this index.
+    #[inline(always)]
+    fn of(&mut self, index: usize) -> &mut Shard {
+        self.shards[self.of[index]].as_mut().expect("the shard of every demand is locked")
     }
 
-    /// Applies the verdict on the whole check to the state, puts it back, and returns the status of the limit.
-    ///
-    /// If `allowed`, charges the demand's cost, which must fit; otherwise calls [`State::refuse`]. `shard` must be the
-    /// one from which the state was taken. Inserting a new counter may move slots, so those that have one come first.
-    #[inline]
-    fn apply(mut self, shard: &mut Shard, now: Timestamp, demand: &Demand<'_>, allowed: bool) -> LimitStatus {
-        let status = algorithm::apply(allowed, now, demand, &mut self.state, self.may_grow);
-        self.put(shard, demand, allowed);
-        status
+    /// Returns the time at which to decide, and records it in all shards. `read` is the time that was read before.
+    #[inline(always)]
+    fn set_time(&mut self, read: Timestamp, clock: &StoreClock) -> Timestamp {
+        let times = self.shards.iter().map_while(Option::as_ref).map(|shard| shard.decision_time(read, clock));
+        let now = times.max().unwrap_or(read);
+        self.shards.iter_mut().map_while(Option::as_mut).for_each(|shard| shard.set_time(now));
+        now
     }
 
-    fn put(self, shard: &mut Shard, demand: &Demand<'_>, allowed: bool) {
-        let is_charged = allowed || demand.limit.count_denied();
-        if demand.cost.units() > 0 && (is_charged || self.place != SlotLocation::Promoted) {
-            shard.put(self.place, self.name, &demand.limit, self.state);
-        } else {
-            shard.put_back(self.place, self.state);
+    #[inline(always)]
+    fn finish(&mut self, budget: &Budget) {
+        self.shards.iter_mut().map_while(Option::as_mut).for_each(|shard| shard.finish(budget));
+    }
+}
+
+/// Removes the counters that a check has added and not charged. `added` has a bit for each demand with a new counter.
+#[cold]
+fn remove_unused<const N: usize>(
+    shards: &mut Locked<'_, N>,
+    added: u32,
+    names: &[CounterHash; N],
+    demands: &[Demand<'_>],
+    limits: &LimitStatuses,
+) {
+    let is_admitted = limits.iter().all(|status| status.allowed);
+    for (index, demand) in demands.iter().enumerate().filter(|(index, _)| added >> index & 1 == 1) {
+        if demand.cost.units() == 0 || !(is_admitted || demand.limit.count_denied()) {
+            shards.of(index).remove_added(names[index]);
         }
     }
 }
@@ -686,6 +592,6 @@ impl std::fmt::Debug for MemoryStore {
 }
 
 #[cfg(test)]
-mod fast_path_tests;
+mod plain_state_tests;
 #[cfg(test)]
 mod tests;

@@ -128,7 +128,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Check, Clock, Cost, Decision, Demand, Key, ManualClock, MemoryStore, Source};
+    use crate::{Check, Clock, Decision, Demand, Key, ManualClock, MemoryStore, Source};
 
     const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
@@ -153,8 +153,7 @@ mod tests {
         assert_eq!((decision.ban, decision.allowed(), decision.retry_after()), (Some(left), false, left));
         assert_eq!(decision, Decision::banned(Clock::now(&*clock), Source::Store, left, &check));
         assert!(decision.limits.iter().all(|status| !status.allowed && status.remaining == 0));
-        let one = store.check_one(&demands[0].limit, demands[0].key, Cost::ONE);
-        assert_eq!((one.allowed, one.retry_after), (false, left));
+        assert_eq!(store.check(&Check::one(&demands[0])).retry_after(), left);
         assert_eq!(store.check_batch(&[Check::one(&demands[0])])[0].ban, Some(left));
         store.refund(&check, &decision);
         for demand in &demands {
@@ -197,7 +196,6 @@ mod tests {
         let assert_banned = || {
             assert_eq!(store.check(&Check::one(&demands[0])).ban, Some(Wait::NEVER));
             assert_eq!(store.check(&Check::new(&demands).unwrap()).ban, Some(Wait::NEVER));
-            assert!(!store.check_one(&demands[0].limit, demands[0].key, Cost::ONE).allowed);
         };
         store.ban(b"ann", None).unwrap();
         store.ban(b"bob", None).unwrap();

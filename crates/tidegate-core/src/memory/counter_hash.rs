@@ -106,17 +106,19 @@ impl CounterHasher {
         self.counter(self.subject(key.subject()), key.scope().number(limit))
     }
 
-    /// Returns the names of the counters of several demands, in order. `N` must not be zero.
+    /// Returns the names of the demands' counters, in order. There must be one to `N` demands; further names are unused.
     ///
     /// A subject that is the same slice as the first demand's is hashed only once.
     #[inline(always)]
-    pub(super) fn names<const N: usize>(&self, demands: &[&Demand<'_>; N]) -> [CounterHash; N] {
+    pub(super) fn names<const N: usize>(&self, demands: &[Demand<'_>]) -> [CounterHash; N] {
         let first = demands[0].key.subject();
         let hash = self.subject(first);
-        demands.map(|Demand { limit, key, .. }| {
+        let mut names = [CounterHash::new(0, 0, 0); N];
+        for (name, Demand { limit, key, .. }) in names.iter_mut().zip(demands) {
             let hash = if std::ptr::eq(key.subject(), first) { hash } else { self.subject(key.subject()) };
-            self.counter(hash, key.scope().number(limit))
-        })
+            *name = self.counter(hash, key.scope().number(limit));
+        }
+        names
     }
 
     /// Returns the seeded hash of a subject, from which [`CounterHasher::counter`] derives the names of its counters.

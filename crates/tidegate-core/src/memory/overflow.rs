@@ -35,7 +35,7 @@
 use std::hash::Hash;
 use std::net::IpAddr;
 
-use crate::limit::{Limit, Machine};
+use crate::limit::{Limit, Shape};
 
 /// The keys that share an overflow counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,7 +56,7 @@ pub(super) const COLUMNS: usize = 4;
 /// They must have the same state machine, which is not part of the value, and the same window. Buckets, and limits with
 /// `count_denied`, must also have the same quota and capacity.
 pub(super) fn sharing_key(limit: &Limit) -> impl Hash {
-    let is_shared = !limit.count_denied() && !matches!(limit.machine(), Machine::Bucket(_));
+    let is_shared = !limit.count_denied() && !matches!(limit.shape(), Shape::Bucket(_));
     (limit.window_us(), (!is_shared).then(|| (limit.quota(), limit.cost_max(), limit.count_denied())))
 }
 

@@ -246,7 +246,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
-    use super::super::fast_path_tests::Random;
+    use super::super::plain_state_tests::Random;
     use super::*;
     use crate::{Check, Demand, Key, ManualClock, MemoryStore, Redemption};
 

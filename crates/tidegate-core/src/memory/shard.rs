@@ -20,12 +20,10 @@
 use super::budget::Budget;
 use super::counter_hash::CounterHash;
 use super::overflow::OverflowScope;
-use super::refunded::RefundedUnits;
-use super::rings::Rings;
 use super::slot::Slot;
 use super::table::{self, LINE_BYTES, Table};
-use crate::algorithm::{Log, State};
-use crate::limit::{Limit, Machine};
+use crate::algorithm::{Beside, Counter, Packed, RefundedUnits, Rings};
+use crate::limit::Limit;
 use crate::time::{Clock, Timestamp};
 
 /// The number of slots that one reclaiming step inspects: eight consecutive cache lines.
@@ -50,11 +48,9 @@ pub(super) struct Shard {
     latest: Timestamp,
     /// The number of operations until the next reclaiming step.
     ops_to_sweep: u32,
-    /// The refunded units of buckets; `None` while there are none. A bucket with an entry keeps its slot.
-    refunded: Option<Box<RefundedUnits>>,
-    /// The entries of the longer logs in both tables.
-    rings: Rings,
-    /// The bytes of both tables, and of `refunded`, when they were last measured.
+    /// What the slots of both tables have no room for. A bucket with an entry in `refunded` keeps its slot.
+    beside: Beside,
+    /// The bytes of both tables when they were last measured.
     tables_bytes: usize,
     /// The bytes of this shard that were last reported to the budget.
     bytes_reported: usize,
@@ -62,39 +58,19 @@ pub(super) struct Shard {
     cursor: usize,
     /// The place in the overflow table at which the next reclaiming step begins.
     overflow_cursor: usize,
-    /// The number of new counters for which room is reserved and which are not inserted yet.
-    rooms_reserved: usize,
     /// The overflow counters, which keys without a counter of their own share.
     overflow: Table,
 }
 
-/// Where the state of a counter was taken from, so that it can be put back without another search.
-///
-/// Valid until the next insertion, removal, resize or reclaiming step.
+/// Where the state of a counter is. Valid until the next insertion, removal, resize or reclaiming step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum SlotLocation {
+pub(super) enum Place {
     /// In the slot of the key's own counter, with this index.
-    Table(usize),
+    Own(usize),
     /// In the slot of an overflow counter, with this index.
     Overflow(usize),
-    /// Not stored yet; room is reserved in the table.
-    NewInTable,
-    /// Not stored yet; room is reserved in the table. A copy of an overflow counter, stored only if it is charged.
-    Promoted,
-    /// Not stored yet; it will be an overflow counter.
-    NewInOverflow,
-    /// Never stored: there is no room of any kind, so the new key is denied.
+    /// Nowhere: there is no room of any kind, so the new key is denied.
     Nowhere,
-}
-
-impl SlotLocation {
-    /// Returns whether the counter is not stored yet: not in [`SlotLocation::Table`] or [`SlotLocation::Overflow`].
-    pub(super) fn is_new(self) -> bool {
-        matches!(
-            self,
-            SlotLocation::NewInTable | SlotLocation::Promoted | SlotLocation::NewInOverflow | SlotLocation::Nowhere
-        )
-    }
 }
 
 impl Shard {
@@ -113,238 +89,148 @@ impl Shard {
         self.latest = now;
     }
 
-    /// Returns the slot index of the counter with this name, or `None` if it has no slot of its own.
-    ///
-    /// The counter may have expired. The index is valid until the next insertion, removal, resize or reclaiming step.
+    /// Returns the index of the counter's own slot, or `None` if it has none. The counter may have expired.
     #[inline(always)]
     pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
         self.table.find(name)
     }
 
-    /// Returns the slot of the counter with this name, and the shard's rings; `None` if it has no slot of its own.
-    ///
-    /// The counter may have expired.
+    /// Returns the place of the counter with this name, which may be that of an overflow counter, or `None`.
+    pub(super) fn find_anywhere(&self, name: CounterHash) -> Option<Place> {
+        self.table.find(name).map(Place::Own).or_else(|| self.overflow.find(name).map(Place::Overflow))
+    }
+
+    /// Returns the counter at a place that is still valid, and has this name. `full` is used if the place is
+    /// [`Place::Nowhere`]: it becomes a counter of which all units are used.
     #[inline(always)]
-    pub(super) fn slot_of(&mut self, name: CounterHash) -> Option<(&mut Slot, &mut Rings)> {
-        Some((self.table.find_mut(name)?, &mut self.rings))
-    }
-
-    /// Returns the slot with an index that [`Shard::find`] returned and that is still valid, and the shard's rings.
-    #[inline(always)]
-    pub(super) fn slot_at(&mut self, place: usize) -> (&mut Slot, &mut Rings) {
-        (self.table.slot_mut(place), &mut self.rings)
-    }
-
-    /// Returns whether refunded units of the bucket with this name are counted, so that it cannot be decided in its slot.
-    #[inline(always)]
-    pub(super) fn counts_refunds_of(&self, name: CounterHash) -> bool {
-        self.refunded.as_ref().is_some_and(|refunded| refunded.contains(name.in_table()))
-    }
-
-    /// Returns whether a refund on the bucket with this name can be counted: it is counted already, or there is memory.
-    pub(super) fn may_count_refunds_of(&self, name: CounterHash, budget: &Budget) -> bool {
-        let bytes = self.refunded.as_ref().map_or(0, |refunded| refunded.bytes_to_grow());
-        self.counts_refunds_of(name) || budget.allows_growth(bytes.max(RefundedUnits::FIRST_BYTES))
-    }
-
-    /// Returns `state` with the count of refunded units of the counter with this name, if it is a bucket.
-    #[inline]
-    fn with_refunds(&self, name: CounterHash, mut state: State) -> State {
-        if let (State::Bucket(bucket), Some(refunded)) = (&mut state, &self.refunded) {
-            bucket.refunded = refunded.units(name.in_table());
-        }
-        state
-    }
-
-    /// Stores the count of refunded units of a bucket, whose state is about to be stored in a slot.
-    #[inline]
-    fn keep_refunds(&mut self, name: CounterHash, limit: &Limit, state: &State) {
-        if let (State::Bucket(bucket), Machine::Bucket(shape)) = (state, limit.machine())
-            && (bucket.refunded > 0 || self.counts_refunds_of(name))
-        {
-            let refunded = self.refunded.get_or_insert_default();
-            match bucket.refunded {
-                0 => refunded.reset(name.in_table()),
-                units => refunded.set(name.in_table(), units, bucket.forgets_refunds_at_us(shape)),
+    pub(super) fn counter<'a>(
+        &'a mut self,
+        place: Place,
+        name: CounterHash,
+        limit: &Limit,
+        full: &'a mut Packed,
+    ) -> Counter<'a> {
+        let packed = match place {
+            Place::Own(index) => &mut self.table.slot_mut(index).state,
+            Place::Overflow(index) => &mut self.overflow.slot_mut(index).state,
+            Place::Nowhere => {
+                *full = Packed::default();
+                Counter { packed: full, name: name.in_table(), beside: &mut self.beside }.fill(self.latest, limit);
+                full
             }
-            self.measure_tables();
+        };
+        Counter { packed, name: name.in_table(), beside: &mut self.beside }
+    }
+
+    /// Returns the name of the overflow counter that stands for a counter without a slot; `None` if there is none, or
+    /// if it has expired. `overflow_name` returns the name of the overflow counter in a scope.
+    pub(super) fn overflow_of(&self, overflow_name: impl Fn(OverflowScope) -> CounterHash) -> Option<CounterHash> {
+        let is_live = |name: &CounterHash| {
+            let slot = self.overflow.find(*name).and_then(|place| self.overflow.get(place));
+            slot.is_some_and(|slot| !is_expired(slot, &self.beside, self.latest))
+        };
+        if self.overflow.len() == 0 {
+            return None;
         }
+        [OverflowScope::Network, OverflowScope::Limit].into_iter().map(overflow_name).find(is_live)
     }
 
-    /// Takes the state of the counter with this name out of its slot; `None` if it has no slot of its own.
+    /// Finds or adds the counter to use for a key without a slot of its own, and returns its name, and whether it was
+    /// added. An added counter that is not charged must be removed again ([`Shard::remove_added`]).
     ///
-    /// The counter may have expired. [`Shard::put`] or [`Shard::put_back`] must follow.
-    #[inline]
-    pub(super) fn take_known(&mut self, name: CounterHash) -> Option<(SlotLocation, State)> {
-        let place = self.table.find(name)?;
-        let state = self.table.slot_mut(place).unpack(&mut self.rings);
-        Some((SlotLocation::Table(place), self.with_refunds(name, state)))
-    }
-
-    /// Returns the state to use for a counter without a slot of its own, with its location and its name there.
-    ///
-    /// That is an overflow counter that has not expired, a copy of it if `may_promote` and there is room for a slot, or
-    /// a new state. Without any room the new state is full, so that it denies. `overflow_name` returns the name of the
-    /// overflow counter in a scope.
+    /// That is an overflow counter that has not expired, a copy of it in a slot of its own if there is room, or an
+    /// unused counter. Without any room, there is no counter with the returned name. `overflow_name` returns the name of
+    /// the overflow counter in a scope.
     ///
     /// The shard must have recorded the time of the decision ([`Shard::set_time`]). May grow the table or drop expired
-    /// counters to make room, which moves slots, and reserves that room. [`Shard::put`] or [`Shard::put_back`] must
-    /// follow, with the returned location and name.
+    /// counters to make room, which moves slots.
     #[cold]
-    pub(super) fn take_unknown(
+    pub(super) fn add(
         &mut self,
         limit: &Limit,
         budget: &Budget,
         name: CounterHash,
-        may_promote: bool,
         overflow_name: impl Fn(OverflowScope) -> CounterHash,
-    ) -> (SlotLocation, State, CounterHash) {
-        if self.overflow.len() > 0 {
-            for scope in [OverflowScope::Network, OverflowScope::Limit] {
-                let shared = overflow_name(scope);
-                let Some((place, state)) = self.take_overflow(shared) else { continue };
-                let place = SlotLocation::Overflow(place);
-                self.ops_to_sweep = 0;
-                if !may_promote || !self.has_room_again(budget) {
-                    return (place, state, shared);
-                }
-                let own = state.condensed(limit, self.latest);
-                self.put_back(place, state);
-                self.rooms_reserved += 1;
-                return (SlotLocation::Promoted, own, name);
-            }
+    ) -> (CounterHash, bool) {
+        self.ops_to_sweep = 0;
+        if let Some(shared) = self.overflow_of(&overflow_name) {
+            let has_room = self.has_room_again(budget);
+            let (true, Some(index)) = (has_room, self.overflow.find(shared)) else { return (shared, false) };
+            let (packed, beside) = (&mut self.overflow.slot_mut(index).state, &mut self.beside);
+            let own = Counter { packed, name: shared.in_table(), beside }.copy(self.latest, limit, name.in_table());
+            self.table.insert(Slot::new(name, own));
+            return (name, true);
         }
+        // It must not be dropped as expired before the decision.
+        let mut unused = Packed::default();
+        unused.set(0, self.latest.as_micros(), 0, 0);
         if self.make_room(budget) {
-            self.rooms_reserved += 1;
-            return (SlotLocation::NewInTable, State::unused(limit), name);
+            self.table.insert(Slot::new(name, unused));
+            return (name, true);
         }
         let (taken, max) = (self.overflow.len(), budget.overflow_counters_max());
         let scope = if taken < max - max / 4 { OverflowScope::Network } else { OverflowScope::Limit };
-        match taken < max {
-            true => (SlotLocation::NewInOverflow, State::unused(limit), overflow_name(scope)),
-            false => (SlotLocation::Nowhere, State::full(limit, self.latest), name),
+        if taken >= max {
+            return (name, false);
         }
+        let shared = overflow_name(scope);
+        // An expired one may still be stored.
+        if let Some(place) = self.overflow.find(shared) {
+            remove(&mut self.overflow, place, &mut self.beside);
+        }
+        self.overflow.insert(Slot::new(shared, unused));
+        (shared, true)
     }
 
-    /// Takes the state of the overflow counter with this name out of its slot, and returns it with the slot's index.
-    ///
-    /// Returns `None` if there is none, or if it has expired.
-    fn take_overflow(&mut self, name: CounterHash) -> Option<(usize, State)> {
-        let place = self.overflow.find(name)?;
-        let slot = self.overflow.slot_mut(place);
-        if is_expired(slot, self.refunded.as_deref(), self.latest) {
-            return None;
-        }
-        let state = slot.unpack(&mut self.rings);
-        Some((place, self.with_refunds(name, state)))
-    }
-
-    /// Puts back a state that was taken from `place` and not changed. Its lifetime stays as it is.
-    ///
-    /// A new state is dropped, and the room that was reserved for it is released.
-    pub(super) fn put_back(&mut self, place: SlotLocation, state: State) {
-        let slot = match place {
-            SlotLocation::Table(place) => Some(self.table.slot_mut(place)),
-            SlotLocation::Overflow(place) => Some(self.overflow.slot_mut(place)),
-            SlotLocation::NewInTable | SlotLocation::Promoted => {
-                self.rooms_reserved -= 1;
-                None
-            }
-            SlotLocation::NewInOverflow | SlotLocation::Nowhere => None,
-        };
-        if let (Some(slot), State::Log(log)) = (slot, state) {
-            slot.put_back(log, &mut self.rings);
-        }
-    }
-
-    /// Stores a state after a change: in the slot from which it was taken, or in a new one.
-    ///
-    /// `place` and `name` must be those with which the state was taken, and the state must belong to the limit's state
-    /// machine. A new state is not stored if it is unused, or if `place` is [`SlotLocation::Nowhere`]; the room that
-    /// was reserved for it is released in any case. An insertion may move slots, so states that have one must be put
-    /// first. The next [`Shard::finish`] then reclaims.
-    ///
-    /// # Panics
-    /// Panics if the state belongs to another state machine.
-    #[inline]
-    pub(super) fn put(&mut self, place: SlotLocation, name: CounterHash, limit: &Limit, state: State) {
-        if place != SlotLocation::Nowhere {
-            self.keep_refunds(name, limit, &state);
-        }
-        let is_own = matches!(place, SlotLocation::Table(_) | SlotLocation::NewInTable | SlotLocation::Promoted);
-        let table = if is_own { &mut self.table } else { &mut self.overflow };
-        match place {
-            SlotLocation::Table(place) | SlotLocation::Overflow(place) => {
-                let slot = table.slot_mut(place);
-                debug_assert!(slot.holds(name), "its place is still its own");
-                slot.pack(limit, state, &mut self.rings);
-                return;
-            }
-            SlotLocation::NewInTable | SlotLocation::Promoted => self.rooms_reserved -= 1,
-            SlotLocation::Nowhere => return,
-            SlotLocation::NewInOverflow => {
-                // An expired one may still be stored.
-                if let Some(place) = table.find(name) {
-                    remove(table, place, &mut self.rings);
-                }
-            }
-        }
-        if !state.is_unused() {
-            table.insert(Slot::new(name, limit, state, &mut self.rings));
-            self.ops_to_sweep = 0;
+    /// Removes a counter that [`Shard::add`] has added, because it was not charged. Other slots may move.
+    pub(super) fn remove_added(&mut self, name: CounterHash) {
+        match self.find_anywhere(name) {
+            Some(Place::Own(index)) => remove(&mut self.table, index, &mut self.beside),
+            Some(Place::Overflow(index)) => remove(&mut self.overflow, index, &mut self.beside),
+            _ => {}
         }
     }
 
     /// Completes a decision: reclaims expired slots if it is time to, and reports changed memory to the budget.
     ///
-    /// Reclaiming moves slots and rings, so all states must have been put back.
-    #[inline]
-    pub(super) fn finish(&mut self, budget: &Budget) {
-        self.finish_in_slot(budget);
-        self.report(budget);
-    }
-
-    /// Completes a decision that allocated and freed no memory, or whose caller has called [`Shard::report`].
-    ///
-    /// Reclaims expired slots after every 64th decision, and after each one that inserted a counter or used an overflow
-    /// counter. Reports the memory only then.
-    /// Reclaiming moves slots and rings, so all states must have been put back.
+    /// It is time after every 64th decision, and after each one that added a counter or used an overflow counter.
+    /// Reclaiming moves slots.
     #[inline(always)]
-    pub(super) fn finish_in_slot(&mut self, budget: &Budget) {
+    pub(super) fn finish(&mut self, budget: &Budget) {
         let is_time = self.ops_to_sweep == 0;
         self.ops_to_sweep = self.ops_to_sweep.wrapping_sub(1);
         if is_time {
-            self.reclaim(budget);
+            self.reclaim();
         }
+        self.report(budget);
     }
 
     #[cold]
-    fn reclaim(&mut self, budget: &Budget) {
+    fn reclaim(&mut self) {
         self.ops_to_sweep = SWEEP_EVERY_OPS - 1;
         self.sweep(SWEEP_SLOTS);
         self.sweep_overflow(SWEEP_SLOTS);
-        if let Some(refunded) = &mut self.refunded {
+        if let Some(refunded) = &mut self.beside.refunded {
             refunded.drop_expired(self.latest);
             if refunded.is_empty() {
-                self.refunded = None;
+                self.beside.refunded = None;
             }
         }
-        if self.rings.is_sparse(RINGS_WORTH_BYTES.max(self.tables_bytes / 8)) {
+        if self.beside.rings.is_sparse(RINGS_WORTH_BYTES.max(self.tables_bytes / 8)) {
             self.gather_rings();
         }
         self.measure_tables();
-        self.report(budget);
     }
 
     /// Removes the counter with this name if it has a slot of its own, and reports the freed memory to the budget.
     ///
     /// Other slots may move. Overflow counters are not removed. The count of refunded units becomes 0.
     pub(super) fn remove(&mut self, name: CounterHash, budget: &Budget) {
-        if let Some(refunded) = &mut self.refunded {
+        if let Some(refunded) = &mut self.beside.refunded {
             refunded.reset(name.in_table());
         }
         if let Some(place) = self.table.find(name) {
-            remove(&mut self.table, place, &mut self.rings);
+            remove(&mut self.table, place, &mut self.beside);
             self.report(budget);
         }
     }
@@ -361,16 +247,16 @@ impl Shard {
     /// Returns whether refunded units of any bucket are counted.
     #[cfg(test)]
     pub(super) fn counts_refunds(&self) -> bool {
-        self.refunded.is_some()
+        self.beside.refunded.is_some()
     }
 
     #[cfg(test)]
     pub(super) fn rings_bytes(&self) -> usize {
-        self.rings.heap_bytes()
+        self.beside.rings.heap_bytes()
     }
 
     fn has_room(&self) -> bool {
-        self.table.len() + self.rooms_reserved < self.table.capacity()
+        self.table.len() < self.table.capacity()
     }
 
     /// Returns whether there is room for one more counter, after growing the table if the budget allows it.
@@ -417,8 +303,7 @@ impl Shard {
     /// Other slots may move. Stops at the end of the table. The next call then begins at its start, and a table of more
     /// than 32 lines of which less than an eighth is in use shrinks.
     fn sweep(&mut self, places: usize) {
-        let (table, refunded) = (&mut self.table, self.refunded.as_deref());
-        self.cursor = drop_expired(table, self.cursor, places, self.latest, (&mut self.rings, refunded));
+        self.cursor = drop_expired(&mut self.table, self.cursor, places, self.latest, &mut self.beside);
         if self.cursor >= self.table.places() {
             self.cursor = 0;
             if self.table.lines() > 32 && self.table.len() < self.table.capacity() / 8 {
@@ -427,15 +312,13 @@ impl Shard {
         }
     }
 
-    /// Drops the overflow counters in the next `places` slots that have expired at `latest`. No [`SlotLocation`] may be
-    /// in use.
+    /// Drops the overflow counters in the next `places` slots that have expired at `latest`. No [`Place`] may be in use.
     ///
     /// Begins where the last call ended, and stops at the end of the table; the next call then begins at its start.
     /// Frees the overflow table if it is empty, so the caller must call [`Shard::measure_tables`] afterwards.
     fn sweep_overflow(&mut self, places: usize) {
         let (overflow, cursor) = (&mut self.overflow, self.overflow_cursor);
-        let others = (&mut self.rings, self.refunded.as_deref());
-        self.overflow_cursor = drop_expired(overflow, cursor, places, self.latest, others);
+        self.overflow_cursor = drop_expired(overflow, cursor, places, self.latest, &mut self.beside);
         if self.overflow_cursor >= overflow.places() {
             self.overflow_cursor = 0;
         }
@@ -444,31 +327,25 @@ impl Shard {
         }
     }
 
-    /// Moves all rings to new memory without gaps, and frees the old memory. No ring may be taken out.
+    /// Moves all rings to new memory without gaps, and frees the old memory.
     #[cold]
     fn gather_rings(&mut self) {
-        let mut scattered = std::mem::take(&mut self.rings);
+        let mut gathered = Rings::default();
         for slot in self.table.slots_mut().chain(self.overflow.slots_mut()) {
-            slot.move_ring(&mut scattered, &mut self.rings);
+            self.beside.move_rings(&mut slot.state, &mut gathered);
         }
+        self.beside.rings = gathered;
     }
 
-    /// Returns whether the budget allows `log` to allocate memory for another entry.
-    pub(super) fn log_may_grow(&self, log: &Log, budget: &Budget) -> bool {
-        budget.allows_growth(log.moved_bytes() + self.rings.moving_bytes())
-    }
-
-    /// Updates `tables_bytes` to the sizes of both tables and of the counts of refunded units. Must be called after one
-    /// of them was replaced or resized.
+    /// Updates `tables_bytes` to the sizes of both tables. Must be called after one of them was replaced or resized.
     fn measure_tables(&mut self) {
-        let refunded = self.refunded.as_ref().map_or(0, |refunded| refunded.heap_bytes());
-        self.tables_bytes = self.table.heap_bytes() + self.overflow.heap_bytes() + refunded;
+        self.tables_bytes = self.table.heap_bytes() + self.overflow.heap_bytes();
     }
 
     /// Reports this shard's memory to the budget if it has changed since the last report.
     #[inline]
     pub(super) fn report(&mut self, budget: &Budget) {
-        let bytes = self.tables_bytes + self.rings.heap_bytes();
+        let bytes = self.tables_bytes + self.beside.heap_bytes();
         if bytes != self.bytes_reported {
             budget.change(self.bytes_reported, bytes);
             self.bytes_reported = bytes;
@@ -481,29 +358,20 @@ fn read_again(clock: &impl Clock, latest: Timestamp) -> Timestamp {
     clock.now_at_least(latest)
 }
 
-fn remove(table: &mut Table, place: usize, rings: &mut Rings) {
-    if let Some(ring) = table.remove(place).ring_index() {
-        rings.free(ring);
-    }
+fn remove(table: &mut Table, place: usize, beside: &mut Beside) {
+    beside.free(table.remove(place).state);
 }
 
 /// Returns whether the counter in a slot affects no decision and no refund at `now`.
-fn is_expired(slot: &Slot, refunded: Option<&RefundedUnits>, now: Timestamp) -> bool {
+fn is_expired(slot: &Slot, beside: &Beside, now: Timestamp) -> bool {
     let is_counted = |refunded: &RefundedUnits| refunded.expires_at_us(slot.name_in_table()) > now.as_micros();
-    slot.expires_at_us() <= now.as_micros() && !refunded.is_some_and(is_counted)
+    slot.state.ends_at_us() <= now.as_micros() && !beside.refunded.as_deref().is_some_and(is_counted)
 }
 
 /// Drops the counters expired at `now` in the next `places` slots from index `cursor`.
 ///
-/// Returns the index to continue from. A dropped log's ring is freed in `rings`. The result is at least
-/// `table.places()` at the end of the table.
-fn drop_expired(
-    table: &mut Table,
-    cursor: usize,
-    places: usize,
-    now: Timestamp,
-    (rings, refunded): (&mut Rings, Option<&RefundedUnits>),
-) -> usize {
+/// Returns the index to continue from. The result is at least `table.places()` at the end of the table.
+fn drop_expired(table: &mut Table, cursor: usize, places: usize, now: Timestamp, beside: &mut Beside) -> usize {
     let (mut place, end) = (cursor, (cursor + places).min(table.places()));
     // A slot that moves into a gap is inspected, too. The bound keeps the loop finite.
     for _ in 0..2 * places {
@@ -511,7 +379,7 @@ fn drop_expired(
             break;
         }
         match table.get(place) {
-            Some(slot) if is_expired(slot, refunded, now) => remove(table, place, rings),
+            Some(slot) if is_expired(slot, beside, now) => remove(table, place, beside),
             _ => place += 1,
         }
     }

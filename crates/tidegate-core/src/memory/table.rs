@@ -92,20 +92,6 @@ impl Table {
         }
     }
 
-    /// Returns the slot of the counter with this name, expired or not, or `None` if there is none.
-    #[inline(always)]
-    pub(super) fn find_mut(&mut self, name: CounterHash) -> Option<&mut Slot> {
-        let home = self.home(name.table());
-        let CacheLine(line) = self.lines.get(home)?;
-        if line[0].holds(name) {
-            return Some(&mut self.lines[home].0[0]);
-        }
-        if line[1].holds(name) {
-            return Some(&mut self.lines[home].0[1]);
-        }
-        self.find_after(home, name).map(|place| self.slot_mut(place))
-    }
-
     /// Continues [`Table::find`] in the lines after `home`. Returns `None` at once if `home` is not full.
     #[inline(never)]
     fn find_after(&self, home: usize, name: CounterHash) -> Option<usize> {
@@ -261,21 +247,17 @@ pub(super) fn larger(lines: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{Pair, State};
-    use crate::memory::rings::Rings;
+    use crate::algorithm::Packed;
     use std::collections::HashMap;
 
-    fn slot(name: CounterHash, current: u32) -> Slot {
-        let pair = Pair { start_us: 1_000_000, window_us: 1_000_000, current, previous: 0 };
-        let limit = "9/s fixed-window".parse().unwrap();
-        Slot::new(name, &limit, State::Pair(pair), &mut Rings::default())
+    fn slot(name: CounterHash, number: u32) -> Slot {
+        let mut state = Packed::default();
+        state.set(0, 0, 0, number.into());
+        Slot::new(name, state)
     }
 
-    fn current(slot: &mut Slot) -> u32 {
-        match slot.unpack(&mut Rings::default()) {
-            State::Pair(pair) => pair.current,
-            state => panic!("{state:?}"),
-        }
+    fn number_in(slot: &Slot) -> u32 {
+        slot.state.small() as u32
     }
 
     /// Returns crowded hashes: many share a home, including the last line, so that searches wrap around.
@@ -308,10 +290,9 @@ mod tests {
             let number = next() % names;
             match (table.find(name(number)), next() % 8) {
                 (Some(place), 0..4) => {
-                    let mut removed = table.remove(place);
-                    assert_eq!(Some(current(&mut removed)), map.remove(&number));
+                    assert_eq!(Some(number_in(&table.remove(place))), map.remove(&number));
                 }
-                (Some(place), _) => assert_eq!(Some(&current(table.slot_mut(place))), map.get(&number)),
+                (Some(place), _) => assert_eq!(Some(&number_in(table.slot_mut(place))), map.get(&number)),
                 (None, 0..4) => {
                     assert_eq!(map.insert(number, step), None);
                     let place = table.insert(slot(name(number), step));

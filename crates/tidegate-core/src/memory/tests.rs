@@ -1,6 +1,7 @@
 //! Tests of memory use, reclaiming and overflow counters, which the conformance suite does not observe.
 
 use super::*;
+use crate::algorithm::{State, decide};
 use crate::limit::{Algorithm, Limit};
 use crate::time::ManualClock;
 use std::collections::HashMap;
@@ -323,7 +324,11 @@ fn new_key_is_refused_and_not_stored_when_no_counter_is_left() {
             assert!(!denied.allowed(), "{limit}");
             assert_eq!(denied.limits[0].remaining, 0, "{limit}");
             // The wait of a counter whose whole quota was used now.
-            assert_eq!(denied.retry_after(), State::full(&limit, START).look(&limit, START, 1).retry_after, "{limit}");
+            let mut full = [State::default()];
+            for cost in [limit.cost_max(), 1] {
+                decide(START, &[Demand::new(limit, crate::Key::new("k").unwrap()).cost(cost)], &mut full);
+            }
+            assert_eq!(denied.retry_after(), full[0].look(&limit, START, 1).retry_after, "{limit}");
             assert_eq!((store.len(), store.bytes_used()), (len, bytes), "{limit}");
         }
     }

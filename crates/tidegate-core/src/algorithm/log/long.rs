@@ -18,6 +18,7 @@
 use std::collections::VecDeque;
 
 use super::ring::Ring;
+use super::rings::Rings;
 use super::{Entry, Oldest};
 
 /// The maximum number of entries in a segment. Above what a limit with ticks can need, so only `sliding-log` has more.
@@ -29,107 +30,77 @@ const JOINED_ENTRIES_MAX: usize = SEGMENT_ENTRIES_MAX / 2;
 ///
 /// Fewer rings may be left after a removal. The caller must then convert it, as [`Log`](super::Log) does.
 #[derive(Clone, Debug)]
-pub(crate) struct Long {
+pub(super) struct Long {
     /// The rings, the oldest entries first.
-    segments: VecDeque<Ring>,
+    pub(super) segments: VecDeque<Ring>,
     /// The number of entries in all rings.
-    len: usize,
+    pub(super) len: usize,
     /// The units of all entries.
-    total: u32,
+    pub(super) total: u32,
 }
 
 impl Long {
     /// Creates a log of the entries of `ring`, which must have [`SEGMENT_ENTRIES_MAX`], and a newer `entry`.
-    pub(super) fn new(ring: Ring, entry: Entry) -> Long {
-        let (len, total) = (ring.len(), ring.head().total);
-        let mut long = Long { segments: VecDeque::from([ring]), len, total };
-        long.push(entry);
+    pub(super) fn new(ring: Ring, entry: Entry, rings: &mut Rings) -> Long {
+        let mut long = Long { segments: VecDeque::from([ring]), len: ring.len(), total: ring.total };
+        long.push(entry, rings);
         long
     }
 
-    /// Removes and returns the ring if only one is left, else returns `None`.
+    pub(super) fn newest_us(&self) -> u64 {
+        self.segments.back().map_or(0, |segment| segment.newest_us)
+    }
+
+    /// Returns the ring of the newest entries.
     ///
-    /// A log whose ring was removed must be dropped.
-    pub(super) fn take_only_ring(&mut self) -> Option<Ring> {
-        if self.segments.len() == 1 { self.segments.pop_front() } else { None }
+    /// # Panics
+    /// Panics if there are no entries.
+    pub(super) fn last(&self) -> &Ring {
+        self.segments.back().expect("a very long log has rings")
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.len
+    /// Returns the bytes of the list of rings, without their entries.
+    pub(super) fn list_bytes(&self) -> usize {
+        self.segments.capacity() * size_of::<Ring>()
     }
 
-    pub(crate) fn total(&self) -> u32 {
-        self.total
-    }
-
-    pub(crate) fn newest_us(&self) -> u64 {
-        self.segments.back().map_or(0, |segment| segment.head().newest_us)
-    }
-
-    pub(crate) fn heap_bytes(&self) -> usize {
-        let entries: usize = self.segments.iter().map(Ring::heap_bytes).sum();
-        entries + self.segments.capacity() * size_of::<Ring>()
-    }
-
-    pub(crate) fn segments(&self) -> usize {
-        self.segments.len()
-    }
-
-    /// Returns the bytes that must be reallocated if the newest ring grows by an entry.
-    pub(super) fn moved_bytes(&self) -> usize {
-        self.segments.back().map_or(0, Ring::heap_bytes)
-    }
-
-    pub(super) fn has_room_for(&self, units: u32) -> bool {
-        self.segments.back().is_some_and(|last| last.len() < last.capacity() && last.units_fit(units))
-    }
-
-    /// Returns whether `units` units can certainly be added to any entry of the newest ring without making it wide.
-    ///
-    /// A wide ring has two words per entry.
-    pub(super) fn units_fit(&self, units: u32) -> bool {
-        self.segments.back().is_some_and(|last| last.units_fit(units))
-    }
-
-    pub(super) fn get(&self, index: usize) -> Entry {
+    pub(super) fn get(&self, index: usize, rings: &Rings) -> Entry {
         let (segment, index) = self.segment_of(index);
-        self.segments[segment].get(index)
+        self.segments[segment].get(index, rings)
     }
 
     /// Replaces the entry `index` places after the oldest. Only the newest may get another time.
-    pub(super) fn set(&mut self, index: usize, entry: Entry) {
+    pub(super) fn set(&mut self, index: usize, entry: Entry, rings: &mut Rings) {
         let (segment, index) = self.segment_of(index);
         let ring = &mut self.segments[segment];
-        self.total -= ring.get(index).units;
-        ring.set(index, entry);
-        self.total += entry.units;
+        self.total -= ring.total;
+        ring.set(index, entry, rings);
+        self.total += ring.total;
     }
 
-    pub(super) fn push(&mut self, entry: Entry) {
+    pub(super) fn push(&mut self, entry: Entry, rings: &mut Rings) {
         self.len += 1;
         self.total += entry.units;
         match self.segments.back_mut() {
-            Some(last) if last.len() < SEGMENT_ENTRIES_MAX => last.push(entry, SEGMENT_ENTRIES_MAX),
+            Some(last) if last.len() < SEGMENT_ENTRIES_MAX => last.push(entry, SEGMENT_ENTRIES_MAX, rings),
             _ => {
-                let mut segment = Ring::default();
-                segment.push(entry, SEGMENT_ENTRIES_MAX);
+                let mut segment = Ring::new(rings);
+                segment.push(entry, SEGMENT_ENTRIES_MAX, rings);
                 self.segments.push_back(segment);
             }
         }
     }
 
     /// Counts the entries that are not later than `time_us`, and their units.
-    pub(super) fn count_until(&self, time_us: u64) -> Oldest {
+    pub(super) fn count_until(&self, time_us: u64, rings: &Rings) -> Oldest {
         let mut counted = Oldest::NONE;
         for segment in &self.segments {
-            if segment.head().newest_us > time_us {
-                let within = segment.count_until(time_us);
+            if segment.newest_us > time_us {
+                let within = segment.count_until(time_us, rings);
                 return Oldest { entries: counted.entries + within.entries, units: counted.units + within.units };
             }
-            counted = Oldest {
-                entries: counted.entries + segment.len(),
-                units: counted.units + u64::from(segment.head().total),
-            };
+            counted =
+                Oldest { entries: counted.entries + segment.len(), units: counted.units + u64::from(segment.total) };
         }
         counted
     }
@@ -137,82 +108,91 @@ impl Long {
     /// Returns the entry of the unit with this number, counted from 1 for the oldest unit. There must be an entry.
     ///
     /// Returns the newest entry if there are fewer units.
-    pub(super) fn entry_of_unit(&self, unit: u64) -> Entry {
+    pub(super) fn entry_of_unit(&self, unit: u64, rings: &Rings) -> Entry {
         let mut before = 0;
         for segment in &self.segments {
-            let units = u64::from(segment.head().total);
+            let units = u64::from(segment.total);
             if before + units >= unit {
-                return segment.entry_of_unit(unit - before);
+                return segment.entry_of_unit(unit - before, rings);
             }
             before += units;
         }
-        self.get(self.len - 1)
+        self.get(self.len - 1, rings)
     }
 
     /// Removes the `count` oldest entries; there must be at least that many.
-    pub(super) fn drop_front(&mut self, mut count: usize) {
+    pub(super) fn drop_front(&mut self, mut count: usize, rings: &mut Rings) {
         self.len -= count;
         while let Some(first) = self.segments.front_mut() {
+            self.total -= first.total;
             if first.len() > count {
-                self.total -= first.head().total;
-                first.drop_front(count);
-                self.total += first.head().total;
+                first.drop_front(count, rings);
+                self.total += first.total;
                 return;
             }
             count -= first.len();
-            self.total -= first.head().total;
-            self.segments.pop_front();
+            self.remove_segment(0, rings);
         }
     }
 
     /// Removes the entries later than `time_us`, and returns their units.
-    pub(super) fn remove_later_than(&mut self, time_us: u64) -> u32 {
+    pub(super) fn remove_later_than(&mut self, time_us: u64, rings: &mut Rings) -> u32 {
         let before = self.total;
         // If the segment before the last one ends after `time_us`, so do all entries of the last one.
-        while self.segments.len() > 1 && self.segments[self.segments.len() - 2].head().newest_us > time_us {
-            if let Some(last) = self.segments.pop_back() {
+        while self.segments.len() > 1 && self.segments[self.segments.len() - 2].newest_us > time_us {
+            if let Some(last) = self.remove_segment(self.segments.len() - 1, rings) {
                 self.len -= last.len();
-                self.total -= last.head().total;
+                self.total -= last.total;
             }
         }
         if let Some(last) = self.segments.back_mut() {
             let len = last.len();
-            self.total -= last.remove_later_than(time_us);
+            self.total -= last.remove_later_than(time_us, rings);
             self.len -= len - last.len();
             if last.len() == 0 {
-                self.segments.pop_back();
+                self.remove_segment(self.segments.len() - 1, rings);
             }
         }
         before - self.total
     }
 
-    pub(super) fn remove(&mut self, index: usize) {
+    pub(super) fn remove(&mut self, index: usize, rings: &mut Rings) {
         let (segment, index) = self.segment_of(index);
         let ring = &mut self.segments[segment];
         self.len -= 1;
-        self.total -= ring.get(index).units;
-        ring.remove(index);
+        self.total -= ring.get(index, rings).units;
+        ring.remove(index, rings);
         if ring.len() == 0 {
-            self.segments.remove(segment);
+            self.remove_segment(segment, rings);
             return;
         }
         for first in [segment, segment.saturating_sub(1)] {
             if first + 1 < self.segments.len()
                 && self.segments[first].len() + self.segments[first + 1].len() <= JOINED_ENTRIES_MAX
             {
-                self.join(first);
+                self.join(first, rings);
             }
         }
     }
 
     /// Moves the entries of the segment after the one with the index `first` into that one, and removes the former.
     ///
-    /// Does nothing if there is no segment after it. Together they must have at most [`SEGMENT_ENTRIES_MAX`] entries.
-    fn join(&mut self, first: usize) {
-        let Some(second) = self.segments.remove(first + 1) else { return };
+    /// There must be a segment after it. Together they must have at most [`SEGMENT_ENTRIES_MAX`] entries.
+    fn join(&mut self, first: usize, rings: &mut Rings) {
+        let second = self.segments[first + 1];
         for index in 0..second.len() {
-            self.segments[first].push(second.get(index), SEGMENT_ENTRIES_MAX);
+            self.segments[first].push(second.get(index, rings), SEGMENT_ENTRIES_MAX, rings);
         }
+        self.remove_segment(first + 1, rings);
+    }
+
+    /// Removes the ring with this index from the list and frees it. `len` and `total` stay as they are.
+    ///
+    /// Returns the ring without its entries, or `None` if there is no such index.
+    fn remove_segment(&mut self, index: usize, rings: &mut Rings) -> Option<Ring> {
+        let removed = self.segments.remove(index)?;
+        rings.free(removed.number);
+        Some(removed)
     }
 
     /// Returns the index of the segment that holds the entry `index` places after the oldest, and its index in there.
@@ -230,15 +210,6 @@ impl Long {
     }
 }
 
-impl PartialEq for Long {
-    /// Compares the entries, however they are divided into segments.
-    fn eq(&self, other: &Self) -> bool {
-        self.len == other.len && (0..self.len).all(|index| self.get(index) == other.get(index))
-    }
-}
-
-impl Eq for Long {}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,18 +225,19 @@ mod tests {
         for _ in 0..40 {
             let mut now_us = 1_760_000_000_000_000;
             let first = Entry { time_us: now_us, units: 1 };
-            let mut ring = Ring::default();
-            ring.push(first, SEGMENT_ENTRIES_MAX);
+            let mut rings = Rings::default();
+            let mut ring = Ring::new(&mut rings);
+            ring.push(first, SEGMENT_ENTRIES_MAX, &mut rings);
             let mut list = vec![first];
             while list.len() < SEGMENT_ENTRIES_MAX {
                 now_us += 1 + below(3) as u64;
                 let entry = Entry { time_us: now_us, units: 1 + below(4) as u32 };
-                ring.push(entry, SEGMENT_ENTRIES_MAX);
+                ring.push(entry, SEGMENT_ENTRIES_MAX, &mut rings);
                 list.push(entry);
             }
             now_us += 1;
             let entry = Entry { time_us: now_us, units: 2 };
-            let mut long = Long::new(ring, entry);
+            let mut long = Long::new(ring, entry, &mut rings);
             list.push(entry);
             for _ in 0..400 {
                 match below(12) {
@@ -275,7 +247,7 @@ mod tests {
                             // A few entries need two words.
                             let units = if below(2_000) == 0 { 600_000 } else { 1 + below(4) as u32 };
                             list.push(Entry { time_us: now_us, units });
-                            long.push(Entry { time_us: now_us, units });
+                            long.push(Entry { time_us: now_us, units }, &mut rings);
                         }
                     }
                     3 => {
@@ -284,14 +256,14 @@ mod tests {
                             let index = if from < list.len() { from } else { list.len() - 1 };
                             if list.len() > 1 {
                                 list.remove(index);
-                                long.remove(index);
+                                long.remove(index, &mut rings);
                             }
                         }
                     }
                     4 => {
                         let count = below(list.len().min(3_000));
                         list.drain(..count);
-                        long.drop_front(count);
+                        long.drop_front(count, &mut rings);
                     }
                     5 => {
                         let after = list[list.len() - 1 - below(list.len().min(1_500))];
@@ -299,40 +271,37 @@ mod tests {
                             list.iter().copied().filter(|entry| entry.time_us > after.time_us).collect();
                         list.truncate(list.len() - later.len());
                         let units: u32 = later.iter().map(|entry| entry.units).sum();
-                        assert_eq!(long.remove_later_than(after.time_us), units);
+                        assert_eq!(long.remove_later_than(after.time_us, &mut rings), units);
                         now_us = after.time_us;
                     }
                     6 => {
                         let index = below(list.len());
                         list[index].units += 1;
-                        long.set(index, list[index]);
+                        long.set(index, list[index], &mut rings);
                     }
                     _ => {
                         let time_us = list[below(list.len())].time_us + below(2) as u64;
                         let entries = list.iter().take_while(|entry| entry.time_us <= time_us).count();
                         let units: u32 = list[..entries].iter().map(|entry| entry.units).sum();
-                        let counted = long.count_until(time_us);
+                        let counted = long.count_until(time_us, &rings);
                         assert_eq!((counted.entries, counted.units), (entries, u64::from(units)));
                         let holder = list[entries - 1];
-                        assert_eq!(long.entry_of_unit(counted.units), holder);
-                        assert_eq!(long.entry_of_unit(counted.units - u64::from(holder.units) + 1), holder);
-                        assert_eq!(long.get(entries - 1), holder);
+                        assert_eq!(long.entry_of_unit(counted.units, &rings), holder);
+                        assert_eq!(long.entry_of_unit(counted.units - u64::from(holder.units) + 1, &rings), holder);
+                        assert_eq!(long.get(entries - 1, &rings), holder);
                     }
                 }
                 let total: u32 = list.iter().map(|entry| entry.units).sum();
-                assert_eq!(
-                    (long.len(), long.total(), long.newest_us()),
-                    (list.len(), total, list[list.len() - 1].time_us)
-                );
+                assert_eq!((long.len, long.total, long.newest_us()), (list.len(), total, list[list.len() - 1].time_us));
                 assert!(long.segments.iter().all(|segment| (1..=SEGMENT_ENTRIES_MAX).contains(&segment.len())));
                 assert!(
-                    long.segments() <= 4 + 2 * long.len() / JOINED_ENTRIES_MAX,
+                    long.segments.len() <= 4 + 2 * long.len / JOINED_ENTRIES_MAX,
                     "{} of {}",
-                    long.segments(),
-                    long.len()
+                    long.segments.len(),
+                    long.len
                 );
             }
-            assert!(list.iter().enumerate().all(|(index, entry)| long.get(index) == *entry));
+            assert!(list.iter().enumerate().all(|(index, entry)| long.get(index, &rings) == *entry));
         }
     }
 }

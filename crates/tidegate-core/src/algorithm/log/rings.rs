@@ -1,10 +1,10 @@
-//! The entries of a shard's long logs. Each ring has a number, so a slot needs four bytes to refer to it.
+//! The memory of a shard's longer logs. Each ring has a number, so a packed state needs four bytes to refer to it.
 //!
 //! ```text
 //!   class of 4   │ ring │ ring │ free │ ring │        a ring's number: │ index in its class │ which class │
 //!   class of 6   │ ring   │ ring   │
 //!     ···
-//!   large        → a block of its own each, of a ring or of the several rings of a very long log
+//!   large        → a block of its own each, of a ring or of the list of rings of a very long log
 //! ```
 //!
 //! Short rings are stored side by side in size classes. The position of a ring follows from its number, so a check
@@ -15,14 +15,15 @@
 //! moves all its rings together. Only the slots store the numbers of rings, so that walks over the whole table, and is
 //! done only if it frees enough.
 
-use crate::algorithm::{Long, SHORT_CAPACITIES};
+use super::long::Long;
+use super::ring::SHORT_CAPACITIES;
 
-/// The entries of all longer logs of a shard. A slot refers to its ring by a number.
-#[derive(Debug, Default)]
-pub(super) struct Rings {
+/// The entries of all longer logs of a shard. A packed state refers to its ring by a number.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rings {
     /// One for each of [`SHORT_CAPACITIES`]; empty until the first ring is stored.
     classes: Box<[SizeClass]>,
-    /// The blocks of larger logs; an empty ring where one is free or taken out.
+    /// The blocks of larger logs; an empty ring where one is free.
     large: Vec<Block>,
     /// The indices in `large` that are free.
     large_free: Vec<u32>,
@@ -30,17 +31,17 @@ pub(super) struct Rings {
     bytes: usize,
 }
 
-/// The entries of one longer log: the words of one ring, or several rings.
-#[derive(Debug)]
-pub(super) enum Block {
-    /// The words of one ring. Its head is in the slot.
+/// The memory of one larger log.
+#[derive(Clone, Debug)]
+enum Block {
+    /// The words of one ring.
     Ring(Box<[u64]>),
-    /// Several rings, with their heads.
+    /// The list of the rings of a very long log. Each ring has a number of its own.
     Long(Box<Long>),
 }
 
 /// The rings of one size, side by side in one block of memory.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct SizeClass {
     /// The words of all rings, including free ones.
     words: Vec<u64>,
@@ -59,83 +60,113 @@ const LARGE: usize = SHORT_CAPACITIES.len();
 const _: () = assert!(LARGE < 1 << CLASS_BITS);
 
 impl Rings {
-    /// Takes out the entries of the ring with this number, which must be in use.
-    ///
-    /// The number stays reserved until [`Rings::put`] or [`Rings::free`], one of which must follow.
-    pub(super) fn take(&mut self, ring: u32) -> Block {
-        let (class, place) = split_number(ring);
-        if let Some(rings) = self.classes.get_mut(class) {
-            return Block::Ring(rings.get_mut(place, SHORT_CAPACITIES[class]).into());
+    /// Allocates a ring of so many words, and returns its number. The words are arbitrary.
+    pub(super) fn allocate(&mut self, words: usize) -> u32 {
+        let Some(class) = SHORT_CAPACITIES.iter().position(|&capacity| capacity == words) else {
+            return self.put_block(Block::Ring(vec![0; words].into()));
+        };
+        if self.classes.is_empty() {
+            self.classes = (0..LARGE).map(|_| SizeClass::default()).collect();
         }
-        let block = std::mem::take(&mut self.large[place]);
-        self.bytes -= block.bytes();
-        block
+        let before = self.classes[class].heap_bytes();
+        let place = self.classes[class].reserve(words);
+        self.bytes += self.classes[class].heap_bytes() - before;
+        (place << CLASS_BITS | class) as u32
     }
 
-    /// Returns the words of the ring with this number, or `None` if it stands for a log of several rings.
+    /// Stores the list of the rings of a very long log, and returns its number.
+    pub(super) fn put_long(&mut self, long: Long) -> u32 {
+        self.put_block(Block::Long(Box::new(long)))
+    }
+
+    /// Returns the words of the ring with this number, which must be in use.
     ///
-    /// The number must be in use, and its entries not taken out.
-    #[inline]
-    pub(super) fn get_mut(&mut self, ring: u32) -> Option<&mut [u64]> {
+    /// # Panics
+    /// Panics if the number is that of a list of rings.
+    #[inline(always)]
+    pub(super) fn words(&self, ring: u32) -> &[u64] {
         let (class, place) = split_number(ring);
-        match self.classes.get_mut(class) {
-            Some(rings) => Some(rings.get_mut(place, SHORT_CAPACITIES[class])),
-            None => match &mut self.large[place] {
-                Block::Ring(words) => Some(words),
-                Block::Long(_) => None,
+        match self.classes.get(class) {
+            Some(rings) => &rings.words[place * SHORT_CAPACITIES[class]..][..SHORT_CAPACITIES[class]],
+            None => match &self.large[place] {
+                Block::Ring(words) => words,
+                Block::Long(_) => unreachable!("the number of a list of rings"),
             },
         }
     }
 
-    /// Stores the entries of a log, and returns the number under which they are found.
+    /// Returns the words of the ring with this number, which must be in use.
     ///
-    /// `ring` is the number from which they were taken, or `None` for a new log. The result is the same number if the
-    /// entries still belong to its size class. Otherwise it is a new one, and `ring` is freed.
-    pub(super) fn put(&mut self, ring: Option<u32>, block: Block) -> u32 {
-        let class = match &block {
-            Block::Ring(words) => {
-                SHORT_CAPACITIES.iter().position(|&capacity| capacity == words.len()).unwrap_or(LARGE)
-            }
-            Block::Long(_) => LARGE,
-        };
-        let place = match ring.map(|ring| (ring, split_number(ring))) {
-            Some((_, (same, place))) if same == class => place,
-            Some((other, _)) => {
-                self.free(other);
-                self.reserve(class)
-            }
-            None => self.reserve(class),
-        };
-        match block {
-            Block::Ring(words) if class < LARGE => {
-                self.classes[class].get_mut(place, SHORT_CAPACITIES[class]).copy_from_slice(&words);
-            }
-            block => {
-                self.bytes += block.bytes();
-                self.large[place] = block;
-            }
+    /// # Panics
+    /// Panics if the number is that of a list of rings.
+    #[inline(always)]
+    pub(super) fn words_mut(&mut self, ring: u32) -> &mut [u64] {
+        let (class, place) = split_number(ring);
+        match self.classes.get_mut(class) {
+            Some(rings) => rings.get_mut(place, SHORT_CAPACITIES[class]),
+            None => match &mut self.large[place] {
+                Block::Ring(words) => words,
+                Block::Long(_) => unreachable!("the number of a list of rings"),
+            },
         }
-        (place << CLASS_BITS | class) as u32
     }
 
-    /// Frees the ring with this number, which must be in use, and its entries if they were not taken out.
-    pub(super) fn free(&mut self, ring: u32) {
-        let (class, place) = split_number(ring);
+    /// Returns the list of rings with this number.
+    ///
+    /// # Panics
+    /// Panics if the number is that of a ring, or not in use.
+    pub(super) fn long(&self, number: u32) -> &Long {
+        match &self.large[split_number(number).1] {
+            Block::Long(long) => long,
+            Block::Ring(_) => unreachable!("the number of a ring"),
+        }
+    }
+
+    /// Changes the list of rings with this number, and returns what `change` returns.
+    ///
+    /// # Panics
+    /// Panics if the number is that of a ring, or not in use.
+    pub(super) fn change_long<R>(&mut self, number: u32, change: impl FnOnce(&mut Long, &mut Rings) -> R) -> R {
+        let place = split_number(number).1;
+        let Block::Long(mut long) = std::mem::take(&mut self.large[place]) else {
+            unreachable!("the number of a ring");
+        };
+        let before = long.list_bytes();
+        let result = change(&mut long, self);
+        self.bytes = self.bytes - before + long.list_bytes();
+        self.large[place] = Block::Long(long);
+        result
+    }
+
+    /// Frees the ring or the list of rings with this number, which must be in use. The rings in a list are not freed.
+    pub(super) fn free(&mut self, number: u32) {
+        let (class, place) = split_number(number);
         if class < LARGE {
             let before = self.classes[class].heap_bytes();
             self.classes[class].free(place, SHORT_CAPACITIES[class]);
             self.bytes -= before - self.classes[class].heap_bytes();
             return;
         }
-        drop(self.take(ring));
+        self.take_block(place);
         self.large_free.push(place as u32);
         if self.large_free.len() == self.large.len() {
             (self.large, self.large_free) = Default::default();
         }
     }
 
+    /// Moves the ring with this number to `to`, and returns its number there. The ring here must not be used again.
+    pub(super) fn move_ring(&mut self, ring: u32, to: &mut Rings) -> u32 {
+        let (class, place) = split_number(ring);
+        if class == LARGE {
+            return to.put_block(self.take_block(place));
+        }
+        let moved = to.allocate(SHORT_CAPACITIES[class]);
+        to.words_mut(moved).copy_from_slice(self.words(ring));
+        moved
+    }
+
     #[inline]
-    pub(super) fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         self.bytes
             + size_of_val(&*self.classes)
             + self.large.capacity() * size_of::<Block>()
@@ -151,39 +182,39 @@ impl Rings {
     ///
     /// `true` if there is a size class of which less than a quarter is in use and more than `worth_bytes` bytes are
     /// free. Large rings are not considered, because each has a block of its own.
-    pub(super) fn is_sparse(&self, worth_bytes: usize) -> bool {
+    pub(crate) fn is_sparse(&self, worth_bytes: usize) -> bool {
         self.classes.iter().zip(SHORT_CAPACITIES).any(|(class, words)| {
             let (all, used) = (class.words.len(), class.len * words);
             used < all / 4 && (all - used) * size_of::<u64>() > worth_bytes
         })
     }
 
-    /// Reserves room for a ring in a size class, and returns the ring's index in the class.
-    ///
-    /// `class` is the index of the class in [`SHORT_CAPACITIES`], or [`LARGE`]. Allocates if no place is free.
-    fn reserve(&mut self, class: usize) -> usize {
-        if class < LARGE {
-            if self.classes.is_empty() {
-                self.classes = (0..LARGE).map(|_| SizeClass::default()).collect();
+    fn put_block(&mut self, block: Block) -> u32 {
+        self.bytes += block.bytes();
+        let place = match self.large_free.pop() {
+            Some(place) => place as usize,
+            None => {
+                if self.large.len() == self.large.capacity() {
+                    self.large.reserve_exact(self.large.len() / 4 + 4);
+                }
+                self.large.push(Block::default());
+                self.large.len() - 1
             }
-            let before = self.classes[class].heap_bytes();
-            let place = self.classes[class].reserve(SHORT_CAPACITIES[class]);
-            self.bytes += self.classes[class].heap_bytes() - before;
-            return place;
-        }
-        if let Some(place) = self.large_free.pop() {
-            return place as usize;
-        }
-        if self.large.len() == self.large.capacity() {
-            self.large.reserve_exact(self.large.len() / 4 + 4);
-        }
-        self.large.push(Block::default());
-        self.large.len() - 1
+        };
+        self.large[place] = block;
+        (place << CLASS_BITS | LARGE) as u32
+    }
+
+    /// Takes a block out of its place, which is not free yet.
+    fn take_block(&mut self, place: usize) -> Block {
+        let block = std::mem::take(&mut self.large[place]);
+        self.bytes -= block.bytes();
+        block
     }
 }
 
 impl SizeClass {
-    #[inline]
+    #[inline(always)]
     fn get_mut(&mut self, place: usize, words: usize) -> &mut [u64] {
         &mut self.words[place * words..][..words]
     }
@@ -234,7 +265,7 @@ impl Block {
         match self {
             Block::Ring(words) if words.is_empty() => 0,
             Block::Ring(words) => size_of_val(&**words) + BLOCK_OVERHEAD_BYTES,
-            Block::Long(long) => size_of::<Long>() + long.heap_bytes() + long.segments() * BLOCK_OVERHEAD_BYTES,
+            Block::Long(long) => size_of::<Long>() + long.list_bytes() + 2 * BLOCK_OVERHEAD_BYTES,
         }
     }
 }
@@ -242,17 +273,6 @@ impl Block {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn block(words: usize, mark: u64) -> Box<[u64]> {
-        (0..words as u64).map(|word| mark * 1_000 + word).collect()
-    }
-
-    fn words_of(block: Block) -> Box<[u64]> {
-        match block {
-            Block::Ring(words) => words,
-            Block::Long(_) => panic!("a ring"),
-        }
-    }
 
     #[test]
     fn rings_of_every_size_keep_their_words_and_free_their_memory() {
@@ -269,25 +289,24 @@ mod tests {
                     let (ring, _) = kept.swap_remove(which);
                     rings.free(ring);
                 }
-                2 if !kept.is_empty() => {
-                    assert_eq!(words_of(rings.take(kept[which].0)), kept[which].1);
-                    let other = block(words, step);
-                    kept[which] = (rings.put(Some(kept[which].0), Block::Ring(other.clone())), other);
-                }
                 _ => {
-                    let new = block(words, step);
-                    kept.push((rings.put(None, Block::Ring(new.clone())), new));
+                    let new: Box<[u64]> = (0..words as u64).map(|word| step * 1_000 + word).collect();
+                    let ring = rings.allocate(words);
+                    rings.words_mut(ring).copy_from_slice(&new);
+                    kept.push((ring, new));
                 }
             }
             let (ring, expected) = &kept[which.min(kept.len() - 1)];
-            assert_eq!(rings.get_mut(*ring).unwrap(), &**expected);
+            assert_eq!(rings.words(*ring), &**expected);
         }
-        let bytes: usize = kept.iter().map(|(_, block)| size_of_val(&**block)).sum();
+        let bytes: usize = kept.iter().map(|(_, words)| size_of_val(&**words)).sum();
         assert!(rings.heap_bytes() >= bytes);
+        let mut moved = Rings::default();
         for (ring, expected) in kept {
-            assert_eq!(words_of(rings.take(ring)), expected);
-            rings.free(ring);
+            let ring = rings.move_ring(ring, &mut moved);
+            assert_eq!(moved.words(ring), &*expected);
+            moved.free(ring);
         }
-        assert_eq!(rings.bytes, 0);
+        assert_eq!(moved.bytes, 0);
     }
 }

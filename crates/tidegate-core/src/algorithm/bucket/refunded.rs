@@ -1,6 +1,6 @@
 //! The units that were refunded on buckets, which their slots have no room for.
 //!
-//! A bucket counts the refunded units (`algorithm/bucket.rs`), because a later refund depends on them. Few buckets are
+//! A bucket counts the refunded units (`bucket.rs`), because a later refund depends on them. Few buckets are
 //! ever refunded, and a count matters only until a full bucket would be empty. So the counts are in a map of their own,
 //! which a shard has only while it holds one.
 //!
@@ -12,10 +12,8 @@ use std::collections::{BinaryHeap, HashMap};
 
 use foldhash::fast::RandomState;
 
+use crate::algorithm::packed::Name;
 use crate::time::Timestamp;
-
-/// The name of a counter within its shard; see [`CounterHash::in_table`](super::counter_hash::CounterHash::in_table).
-type NameInTable = (u64, u32);
 
 /// The maximum number of entries that one call of [`RefundedUnits::drop_expired`] inspects.
 const SWEEP_ENTRIES: usize = 8;
@@ -23,11 +21,11 @@ const SWEEP_ENTRIES: usize = 8;
 const CAPACITY_MIN: usize = 64;
 
 /// The refunded units of the buckets of a shard, by the name of the bucket.
-#[derive(Debug, Default)]
-pub(super) struct RefundedUnits {
-    counts: HashMap<NameInTable, Count, RandomState>,
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RefundedUnits {
+    counts: HashMap<Name, Count, RandomState>,
     /// Has each entry of `counts` once, with a time that is not later than its expiry.
-    by_expiry: BinaryHeap<Reverse<(u64, NameInTable)>>,
+    by_expiry: BinaryHeap<Reverse<(u64, Name)>>,
 }
 
 /// The refunded units of one bucket.
@@ -40,31 +38,31 @@ struct Count {
 
 impl RefundedUnits {
     /// An upper bound on the bytes of the first entry.
-    pub(super) const FIRST_BYTES: usize = 512;
+    pub(crate) const FIRST_BYTES: usize = 512;
 
     /// Returns whether there is no entry, not even an expired one.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.counts.is_empty()
     }
 
     /// Returns whether the bucket has an entry, which may have expired or have 0 units.
     #[inline(never)]
-    pub(super) fn contains(&self, name: NameInTable) -> bool {
+    pub(crate) fn contains(&self, name: Name) -> bool {
         self.counts.contains_key(&name)
     }
 
     /// Returns the refunded units of the bucket; 0 without an entry.
-    pub(super) fn units(&self, name: NameInTable) -> u64 {
+    pub(crate) fn units(&self, name: Name) -> u64 {
         self.counts.get(&name).map_or(0, |count| count.units)
     }
 
     /// Returns the time at which the entry of the bucket expires, in microseconds since the epoch; 0 without an entry.
-    pub(super) fn expires_at_us(&self, name: NameInTable) -> u64 {
+    pub(crate) fn expires_at_us(&self, name: Name) -> u64 {
         self.counts.get(&name).map_or(0, |count| count.expires_at_us)
     }
 
     /// Sets the refunded units of a bucket. The entry expires at `expires_at_us`, or when it did before if that is later.
-    pub(super) fn set(&mut self, name: NameInTable, units: u64, expires_at_us: u64) {
+    pub(crate) fn set(&mut self, name: Name, units: u64, expires_at_us: u64) {
         let by_expiry = &mut self.by_expiry;
         let count = self.counts.entry(name).or_insert_with(|| {
             by_expiry.push(Reverse((expires_at_us, name)));
@@ -74,14 +72,14 @@ impl RefundedUnits {
     }
 
     /// Sets the refunded units of a bucket to 0, if it has an entry, and lets the entry expire.
-    pub(super) fn reset(&mut self, name: NameInTable) {
+    pub(crate) fn reset(&mut self, name: Name) {
         if let Some(count) = self.counts.get_mut(&name) {
             *count = Count { units: 0, expires_at_us: 0 };
         }
     }
 
     /// Removes up to eight entries that have expired at `now`, and frees memory if few are left.
-    pub(super) fn drop_expired(&mut self, now: Timestamp) {
+    pub(crate) fn drop_expired(&mut self, now: Timestamp) {
         for _ in 0..SWEEP_ENTRIES {
             let Some(&Reverse((at_us, name))) = self.by_expiry.peek() else { break };
             if at_us > now.as_micros() {
@@ -101,16 +99,16 @@ impl RefundedUnits {
     }
 
     /// Returns the bytes that must be reallocated for one more entry; 0 if there is room for it.
-    pub(super) fn bytes_to_grow(&self) -> usize {
+    pub(crate) fn bytes_to_grow(&self) -> usize {
         let has_room = self.counts.len() < self.counts.capacity() && self.by_expiry.len() < self.by_expiry.capacity();
         if has_room { 0 } else { self.heap_bytes() }
     }
 
     /// Returns the bytes that the entries use on the heap.
-    pub(super) fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         // A map has a byte per place besides the entry, and uses at most seven of eight places.
-        let map = self.counts.capacity() * 8 / 7 * (size_of::<(NameInTable, Count)>() + 1);
-        size_of::<RefundedUnits>() + map + self.by_expiry.capacity() * size_of::<Reverse<(u64, NameInTable)>>()
+        let map = self.counts.capacity() * 8 / 7 * (size_of::<(Name, Count)>() + 1);
+        size_of::<RefundedUnits>() + map + self.by_expiry.capacity() * size_of::<Reverse<(u64, Name)>>()
     }
 }
 

@@ -1,11 +1,11 @@
-//! Compares the fast paths of the memory store with its general path and with [`decide`] on plain states.
+//! Compares the decisions of the memory store with those on plain states.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::*;
-use crate::algorithm::decide;
+use crate::algorithm::{State, decide_limits};
 use crate::key::Scope;
 use crate::time::ManualClock;
 
@@ -50,7 +50,7 @@ impl Random {
     }
 }
 
-/// Random checks of some limits, on two stores of which one never uses a fast path.
+/// Random checks of some limits, on a store and on plain states.
 #[derive(Clone, Copy)]
 struct Run {
     /// The index of the first limit in [`LIMITS`], and how many there are.
@@ -104,77 +104,44 @@ impl Run {
     }
 }
 
-/// Decides by plain states, of which a log grows only if it may.
-fn decide_by(states: &mut [State], now: Timestamp, demands: &[Demand<'_>], may_grow: bool) -> Decision {
-    if may_grow {
-        return decide(now, demands, states);
-    }
-    let fits = |(demand, state): (&Demand<'_>, &State)| {
-        demand.cost.units() == 0 || state.fits(&demand.limit, now, demand.cost.units())
-    };
-    let allowed = demands.iter().zip(states.iter()).all(fits);
-    let apply = |(demand, state)| algorithm::apply(allowed, now, demand, state, false);
-    let limits = demands.iter().zip(states).map(apply).collect();
-    Decision { at: now, source: Source::Store, ban: None, limits }
-}
-
-/// What a run has shown.
-struct Outcome {
-    /// How many decisions of several limits were made in place.
-    in_place: usize,
-    /// The highest count of refunded units on a bucket before a charge that was refunded, too.
-    refunded_before: u64,
-}
-
-/// Compares every decision of a run.
-fn compare(run: Run) -> Outcome {
+/// Compares every decision of a run. Returns the highest count of refunded units on a bucket before a charge that was
+/// refunded, too.
+fn compare(run: Run) -> u64 {
     let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_000_000_000)));
-    let store = || MemoryStore::builder().clock(clock.clone()).build();
-    let (fast, general) = (store(), store());
-    let (mut random, mut in_place, mut edge_us, mut refunded_before) = (Random(run.seed), 0, None, 0);
+    let store = MemoryStore::builder().clock(clock.clone()).build();
+    let (mut random, mut edge_us, mut refunded_before) = (Random(run.seed), None, 0);
     let mut admitted: Vec<(Vec<Demand<'static>>, Decision)> = Vec::new();
-    let mut states: Vec<State> = run.demands(&mut random).iter().map(|demand| State::unused(&demand.limit)).collect();
+    let mut states = vec![State::default(); run.count];
     for step in 0..run.steps {
-        match run.goes_back && random.below(10) == 0 {
-            true => clock.set(Timestamp::from_micros(Clock::now(&*clock).as_micros() - random.below(20_000))),
-            false => clock.advance(Duration::from_micros(run.pause(&mut random, edge_us))),
+        if run.goes_back && random.below(10) == 0 {
+            clock.set(Timestamp::from_micros(Clock::now(&*clock).as_micros() - random.below(20_000)));
+        } else {
+            clock.advance(Duration::from_micros(run.pause(&mut random, edge_us)));
         }
         if step == run.full_from {
-            [&fast, &general].iter().for_each(|store| store.budget.change(0, store.max_bytes()));
+            store.budget.change(0, store.max_bytes());
         }
         let demands = run.demands(&mut random);
         let check = Check::new(&demands).unwrap();
         let now = Clock::now(&*clock);
 
-        let expected = decide_by(&mut states, now, &demands, step < run.full_from);
-        let mut by_general = Decision { limits: LimitStatuses::new(), ..expected };
-        by_general.at = general.check_in_general(now, &demands, &mut by_general.limits);
-        let mut by_fast = Decision { limits: LimitStatuses::new(), ..expected };
-        match (fast.admit_in_place(now, &demands, &mut by_fast.limits), &demands[..], step % 3) {
-            (Some(at), ..) => (by_fast.at, in_place) = (at, in_place + 1),
-            (None, [one], 0) => by_fast.limits.push(fast.check_one(&one.limit, one.key, one.cost)),
-            (None, _, 1) => by_fast = fast.check_batch(&[check]).remove(0),
-            (None, ..) => by_fast = fast.check(&check),
-        }
-        let status = expected.limits[random.below(demands.len() as u64) as usize];
+        let expected = decide_limits(now, &demands, &mut states, step < run.full_from);
+        let decision = if step % 3 == 1 { store.check_batch(&[check]).remove(0) } else { store.check(&check) };
+        assert_eq!((decision.at, &decision.limits), (now, &expected), "step {step}: {demands:?}");
+        assert_reported(&store);
+        let status = expected[random.below(demands.len() as u64) as usize];
         edge_us = [status.retry_after, status.next_after, status.reset_after][random.below(3) as usize].as_micros();
-        assert_eq!(by_general, expected, "general path, step {step}: {demands:?}");
-        assert_eq!(by_fast, expected, "fast path, step {step}: {demands:?}");
-        assert_reported(&fast);
 
-        if expected.allowed() && random.below(2) == 0 {
-            admitted.push((demands, expected));
+        if decision.allowed() && random.below(2) == 0 {
+            admitted.push((demands, decision));
         }
-        // The newest admission or, as often, one of the ten before it, so that charges are refunded in any order. A bucket
-        // with refunds is decided on the general path, so they begin late. Without memory, a refund on a bucket may do
-        // nothing.
+        // The newest admission or, as often, one of the ten before it, so that charges are refunded in any order.
+        // Without memory, a refund on a bucket may do nothing.
         let refunds = step > run.steps / 2 && step < run.full_from;
         if refunds && !admitted.is_empty() && random.below(4) == 0 {
             let back = random.below(20).saturating_sub(10).min(admitted.len() as u64 - 1) as usize;
             let (demands, decision) = admitted.remove(admitted.len() - 1 - back);
-            let check = Check::new(&demands).unwrap();
-            fast.refund(&check, &decision);
-            general.refund(&check, &decision);
+            store.refund(&Check::new(&demands).unwrap(), &decision);
             for ((demand, status), state) in demands.iter().zip(&decision.limits).zip(&mut states) {
                 let receipt = Receipt::of(decision.at, status);
                 receipt.into_iter().for_each(|receipt| state.refund(&demand.limit, now, receipt));
@@ -182,7 +149,7 @@ fn compare(run: Run) -> Outcome {
             }
         }
     }
-    Outcome { in_place, refunded_before }
+    refunded_before
 }
 
 /// Checks that the budget knows of all memory in use after each decision.
@@ -193,37 +160,28 @@ fn assert_reported(store: &MemoryStore) {
 }
 
 #[test]
-fn one_limit_is_decided_like_on_the_general_path() {
+fn one_limit_is_decided_like_on_a_plain_state() {
     for (first, limits) in LIMITS.iter().enumerate() {
-        let outcome = compare(Run::new(first, 1, true));
-        assert_eq!(outcome.in_place, 0, "a single limit is decided by `decide_one`");
-        let is_bucket = limits[0].contains("bucket");
-        assert_eq!(outcome.refunded_before > 0, is_bucket, "refunds of a bucket are counted");
+        let refunded_before = compare(Run::new(first, 1, true));
+        assert_eq!(refunded_before > 0, limits[0].contains("bucket"), "refunds of a bucket are counted");
     }
 }
 
 #[test]
-fn several_limits_are_decided_like_on_the_general_path() {
-    for count in 2..=4 {
+fn several_limits_are_decided_like_on_plain_states() {
+    for count in [2, 3, 4, 5, LIMITS.len()] {
         for first in 0..LIMITS.len() {
             for is_one_subject in [true, false] {
-                let Outcome { in_place, .. } = compare(Run::new(first, count, is_one_subject));
-                assert!((75..2_850).contains(&in_place), "both paths must run: {in_place} of 3000 in place");
+                compare(Run::new(first, count, is_one_subject));
             }
         }
     }
 }
 
-#[test]
-fn more_limits_than_the_fast_path_takes_are_decided_in_general() {
-    assert_eq!(compare(Run::new(0, 5, true)).in_place, 0);
-    assert_eq!(compare(Run::new(0, LIMITS.len(), false)).in_place, 0);
-}
-
 /// In runs so short that no counter expires: a store drops an expired counter, and a clock that goes back far enough
 /// would make a plain state count again.
 #[test]
-fn clock_that_goes_back_is_handled_like_on_the_general_path() {
+fn clock_that_goes_back_is_handled_like_on_plain_states() {
     for (first, count, seed) in short_runs() {
         compare(Run { steps: 50, pause_us: 600, goes_back: true, seed, ..Run::new(first, count, true) });
     }
@@ -231,7 +189,7 @@ fn clock_that_goes_back_is_handled_like_on_the_general_path() {
 
 /// In runs so short that no counter expires, because a limit with a longer window would still count it.
 #[test]
-fn counter_whose_limit_changes_is_decided_like_on_the_general_path() {
+fn counter_whose_limit_changes_is_decided_like_on_a_plain_state() {
     for (first, count, seed) in short_runs() {
         let run = Run { steps: 60, pause_us: 600, changes_limits: true, seed, ..Run::new(first, count, seed % 2 == 0) };
         compare(run);
@@ -240,7 +198,7 @@ fn counter_whose_limit_changes_is_decided_like_on_the_general_path() {
 }
 
 #[test]
-fn log_that_may_not_grow_is_decided_like_on_the_general_path() {
+fn log_that_may_not_grow_is_decided_like_on_a_plain_state() {
     for (first, count, seed) in short_runs().filter(|(_, _, seed)| *seed < 5) {
         let run = Run { steps: 600, pause_us: 4_000, seed, ..Run::new(first, count, seed % 2 == 0) };
         compare(Run { full_from: 40, ..run });
@@ -260,21 +218,8 @@ impl Clock for EarlyClock {
 
 #[test]
 fn check_that_was_overtaken_is_decided_at_the_time_of_a_second_reading() {
-    type Decide = fn(&MemoryStore, &[Demand<'_>]) -> Timestamp;
-    let by_check: Decide = |store, demands| store.check(&Check::new(demands).unwrap()).at;
-    let in_general: Decide =
-        |store, demands| store.check_in_general(store.clock.now(), demands, &mut LimitStatuses::new());
-    let in_place: Decide =
-        |store, demands| store.admit_in_place(store.clock.now(), demands, &mut LimitStatuses::new()).unwrap();
-    for (subjects, decide) in [
-        (&["a"][..], by_check),
-        (&["a"], in_general),
-        (&["a", "a"], in_place),
-        (&["a", "a"], in_general),
-        (&["a", "b"], in_place),
-        (&["a", "b", "c"], in_place),
-        (&["a", "b"], in_general),
-    ] {
+    let check = |store: &MemoryStore, demands: &[Demand<'_>]| store.check(&Check::new(demands).unwrap()).at;
+    for subjects in [&["a"][..], &["a", "a"], &["a", "b"], &["a", "b", "c"], &["a", "b", "c", "d", "e"]] {
         let demand = |(index, subject): (usize, &&'static str)| {
             Demand::new(LIMITS[index][0].parse().unwrap(), Key::new(*subject).unwrap())
         };
@@ -283,10 +228,10 @@ fn check_that_was_overtaken_is_decided_at_the_time_of_a_second_reading() {
         for overtaken in &demands {
             let clock = Arc::new(EarlyClock { early_us: AtomicU64::new(10) });
             let store = MemoryStore::builder().clock(clock.clone()).build();
-            by_check(&store, &demands);
-            let overtaking = by_check(&store, &[*overtaken]);
+            check(&store, &demands);
+            let overtaking = check(&store, &[*overtaken]);
             clock.early_us.store(5, Ordering::SeqCst);
-            assert_eq!(decide(&store, &demands), overtaking, "{subjects:?} {overtaken:?}");
+            assert_eq!(check(&store, &demands), overtaking, "{subjects:?} {overtaken:?}");
         }
     }
 }
