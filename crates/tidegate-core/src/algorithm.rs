@@ -231,7 +231,7 @@ pub fn decide(now: Timestamp, demands: &[Demand<'_>], states: &mut [State]) -> D
     };
     let allowed = demands.iter().zip(states.iter()).all(fits);
     let limits = demands.iter().zip(states).map(|(demand, state)| apply(allowed, now, demand, state, true)).collect();
-    Decision { at: now, source: Source::Store, ban: None, limits }
+    Decision::new(now, Source::Store, limits)
 }
 
 /// Applies the verdict on the whole check to the state of one demand, and returns the status of its limit.

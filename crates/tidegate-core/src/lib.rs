@@ -86,7 +86,7 @@ mod time;
 
 pub use ban_list::{BAN_ENTRY_BYTES_MAX, BAN_LIST_MAX, BanListing, ListedBan};
 pub use check::{Check, CheckError, Cost, DEMANDS_MAX, Demand};
-pub use decision::{Decision, LimitStatus, LimitStatuses, Source, Wait};
+pub use decision::{Decision, LimitStatus, LimitStatuses, OmittedLimits, Source, Wait};
 #[doc(hidden)]
 pub use io_reason::__io_reason;
 pub use key::{Key, KeyError, RuleScope, RuleScopeBuf, SUBJECT_BYTES_MAX, Scope, ScopeName, StateMachine};

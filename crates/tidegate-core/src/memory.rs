@@ -335,7 +335,7 @@ impl MemoryStore {
     /// Decides a check. `read` is the time that the caller read from the clock. Bans are not considered.
     #[inline]
     fn decide_at(&self, read: Timestamp, check: &Check<'_>) -> Decision {
-        let mut decision = Decision { at: read, source: Source::Store, ban: None, limits: LimitStatuses::new() };
+        let mut decision = Decision::new(read, Source::Store, LimitStatuses::new());
         match check.demands() {
             [demand] => {
                 let status = self.decide_one(&mut decision.at, &demand.limit, &demand.key, demand.cost);

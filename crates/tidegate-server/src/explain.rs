@@ -517,7 +517,7 @@ async fn decision_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost)
     let demands = denied_demands(limit, key, cost);
     let check = demands.as_ref().and_then(|demands| Check::new(demands).ok()).ok_or("the check cannot be built")?;
     // A refundable check neither uses the deny cache nor fills it.
-    let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable: true };
+    let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable: true, ..CheckOptions::default() };
     limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.to_string())
 }
 

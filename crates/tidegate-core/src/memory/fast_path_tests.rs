@@ -115,7 +115,7 @@ fn decide_by(states: &mut [State], now: Timestamp, demands: &[Demand<'_>], may_g
     let allowed = demands.iter().zip(states.iter()).all(fits);
     let apply = |(demand, state)| algorithm::apply(allowed, now, demand, state, false);
     let limits = demands.iter().zip(states).map(apply).collect();
-    Decision { at: now, source: Source::Store, ban: None, limits }
+    Decision::new(now, Source::Store, limits)
 }
 
 /// What a run has shown.

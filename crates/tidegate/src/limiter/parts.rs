@@ -125,15 +125,13 @@ impl<'a> Part<'a> {
     }
 
     /// Returns the answer to its [`vetoed`](Part::vetoed) demands without the status of the last.
-    pub(super) fn without_veto(&self, decision: Decision) -> Decision {
-        let limits = decision.limits.iter().take(self.demands.len()).copied().collect();
-        Decision { limits, ..decision }
+    pub(super) fn without_veto(&self, decision: &Decision) -> Decision {
+        decision.with_limits(decision.limits.iter().take(self.demands.len()).copied().collect())
     }
 
     /// Returns the statuses of this part in a decision on the whole check.
     pub(super) fn decision(&self, whole: &Decision) -> Decision {
-        let limits = self.indices.iter().filter_map(|&index| whole.limits.get(index).copied()).collect();
-        Decision { limits, ..*whole }
+        whole.with_limits(self.indices.iter().filter_map(|&index| whole.limits.get(index).copied()).collect())
     }
 
     /// Returns the part of a refused check that must be refunded: all but limits with `count_denied`, which are charged
@@ -142,7 +140,7 @@ impl<'a> Part<'a> {
         let kept = self.demands.iter().zip(&decision.limits).filter(|(demand, _)| !demand.limit.count_denied());
         let (demands, limits): (SmallVec<[Demand<'a>; 2]>, LimitStatuses) =
             kept.map(|(demand, status)| (*demand, *status)).unzip();
-        (!demands.is_empty()).then(|| (demands, Decision { limits, ..*decision }))
+        (!demands.is_empty()).then(|| (demands, decision.with_limits(limits)))
     }
 }
 
@@ -215,7 +213,7 @@ fn combine(check: &Check<'_>, parts: &[Part<'_>], decisions: &[(Asked, Decision)
             limits[index] = Some(status);
         }
     }
-    Decision { at, source: Source::Store, ban: None, limits: limits.into_iter().flatten().collect() }
+    Decision::new(at, Source::Store, limits.into_iter().flatten().collect())
 }
 
 /// Changes the status of `limit`, which the request was charged, to the one after its units are refunded.
@@ -331,7 +329,7 @@ mod tests {
         let used_up = Demand { cost: tidegate_core::Cost::new(5), ..demands[0] };
         assert!(store.0.check(&Check::one(&used_up)).allowed());
         let vetoed = parts[1].vetoed();
-        let other = parts[1].without_veto(store.0.check(&Check::new(&vetoed).unwrap()));
+        let other = parts[1].without_veto(&store.0.check(&Check::new(&vetoed).unwrap()));
         let expected = [1, 3].map(|index| (true, demands[index].limit.quota()));
         let statuses: Vec<_> = other.limits.iter().map(|status| (status.allowed, status.remaining)).collect();
         assert_eq!(statuses, expected, "uncharged, and without the status of the veto");

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use super::*;
-use tidegate_core::{Key, Limit, ManualClock, StoreFuture, Timestamp};
+use tidegate_core::{Key, Limit, ManualClock, Source, StoreFuture, Timestamp};
 
 mod degraded;
 mod in_memory;
@@ -56,8 +56,7 @@ impl Store for TestStore {
             SHORT => Box::pin(async { Ok(Vec::new()) }),
             NO_STATUSES => Box::pin(async {
                 let at = Timestamp::ZERO;
-                let decided =
-                    |_: &Check<'_>| Decision { at, source: Source::Store, ban: None, limits: Default::default() };
+                let decided = |_: &Check<'_>| Decision::new(at, Source::Store, Default::default());
                 Ok(checks.iter().map(decided).collect())
             }),
             LATE => self.decide_after(Duration::from_millis(100), checks),
