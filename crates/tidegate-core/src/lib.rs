@@ -80,6 +80,7 @@ mod key;
 mod limit;
 mod memory;
 mod names;
+mod preview;
 mod redemption;
 mod store;
 mod time;
@@ -96,6 +97,7 @@ pub use limit::{
 };
 pub use memory::{MemoryStore, MemoryStoreBuilder, UsedReceiptStats};
 pub use names::NameError;
+pub use preview::Preview;
 pub use redemption::{ReceiptId, Redeemed, Redemption};
 pub use store::{
     Atomicity, InstanceId, LiveInstances, Location, Shard, ShardId, Store, StoreError, StoreErrorKind, StoreFuture,

@@ -56,11 +56,11 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::future::join_all;
-use tidegate_core::{Check, Clock, Cost, Decision, MemoryStore, Redeemed, StoreError, SystemClock, Timestamp};
+use tidegate_core::{Check, Clock, Decision, MemoryStore, Redeemed, StoreError, SystemClock, Timestamp};
 use tokio::time::Instant;
 
 use self::active_rules::{ActiveRules, Limits};
-use self::check_plan::{CheckPlan, Demands, LimitGroup, Undecided};
+use self::check_plan::{CheckPlan, LimitGroup, Undecided};
 use self::permit::{ChargeList, Charges, GroupId, RefundReason};
 pub use self::permit::{Ending, Permit};
 pub use self::refusal::Refusal;
@@ -401,7 +401,7 @@ impl Engine {
         }
         match self.check_shield(shield, &context) {
             Ok(decision) if decision.allowed() => {
-                // A unit became available after the peek. It is charged with all other limits.
+                // A unit became available after the preview. It is charged with all other limits.
                 if let Ok(check) = shield.check(&shield.demands(&context)) {
                     catch_panic(|| self.0.shield.refund(&check, &decision));
                 }
@@ -416,14 +416,11 @@ impl Engine {
 
     /// Returns whether each limit of the shields has the units that a request costs, without charging them.
     ///
-    /// Also returns `false` if two limits count on one counter, or if the shields' store panics. Bans are not
-    /// considered.
+    /// Also returns `false` if two limits count on one counter, or if the shields' store panics.
     fn has_room(&self, shield: &LimitGroup, context: &RequestContext) -> bool {
         let demands = shield.demands(context);
-        let peeks: Demands<'_> = demands.iter().map(|demand| demand.cost(Cost::PEEK)).collect();
-        let Ok(peek) = Check::new(&peeks) else { return false };
-        let Some(decision) = catch_panic(|| self.0.shield.check(&peek)) else { return false };
-        decision.limits.iter().zip(&demands).all(|(status, demand)| demand.cost.units() <= status.remaining)
+        let Ok(check) = Check::new(&demands) else { return false };
+        catch_panic(|| self.0.shield.preview(&check)).is_some_and(|preview| preview.allowed())
     }
 
     /// Decides all limits of a plan. `context` must have the subjects of the plan's rules.

@@ -531,6 +531,22 @@ impl Limiter {
         }
     }
 
+    /// Returns the decision that a check would get from the store at the moment, and charges nothing. See
+    /// [`Store::preview`].
+    ///
+    /// It is not a decision on a request: it is neither counted in the statistics nor reported to the observers, and
+    /// uses no deny cache.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer within the deadline. The store is called even while the circuit
+    /// breaker is open, and the local share is not consulted.
+    pub async fn preview(&self, check: &Check<'_>) -> Result<Decision, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.preview(check)).ok_or_else(panicked),
+            Backend::Shared(shared) => Box::pin(shared.preview(check)).await,
+        }
+    }
+
     /// Bans `subject` for `duration`, or permanently if `None`. A new ban replaces an earlier one of the subject.
     ///
     /// Until the ban ends, every check that counts the subject and takes units is refused with [`Decision::ban`] set,

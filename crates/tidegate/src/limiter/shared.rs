@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use smallvec::SmallVec;
 use tidegate_core::{
-    Atomicity, BanListing, Check, Clock, Cost, Decision, Demand, LimitStatus, MemoryStore, ReceiptId, Redeemed,
-    ShardId, Source, Store, StoreError, StoreErrorKind as Kind, Timestamp, Wait,
+    Atomicity, BanListing, Check, Clock, Cost, Decision, Demand, LimitStatus, MemoryStore, Preview, ReceiptId,
+    Redeemed, ShardId, Source, Store, StoreError, StoreErrorKind as Kind, Timestamp, Wait,
 };
 use tokio::time::{Instant, timeout};
 
@@ -220,7 +220,7 @@ impl Shared {
         let blocked: Vec<Option<Unavailable>> = split.iter().map(blocked_by).collect();
         let turns: Vec<Turn<'_>> = split.iter().map(|parts| self.denied_parts.turn(parts, sent)).collect();
         let how = |check: usize, part: usize| match turns[check].first {
-            Some(first) if first != part => Asked::Vetoed,
+            Some(first) if first != part => Asked::Previewed,
             _ => Asked::Charged,
         };
 
@@ -234,13 +234,13 @@ impl Shared {
             answers[check].push(answer);
         }
 
-        // The parts that were vetoed so far, of checks that all parts allow.
+        // The parts that were previewed so far, of checks that all parts allow.
         let is_waiting =
             |check: &usize| turns[*check].first.is_some() && answers[*check].iter().all(PartAnswer::allows);
         let waiting: Vec<(usize, usize)> = (0..split.len())
             .filter(is_waiting)
             .flat_map(|check| of_check((check, &split[check])))
-            .filter(|&(check, part)| answers[check].get(part).is_some_and(|answer| answer.asked == Asked::Vetoed))
+            .filter(|&(check, part)| answers[check].get(part).is_some_and(|answer| answer.asked == Asked::Previewed))
             .collect();
         if !waiting.is_empty() {
             let asked: Vec<(&Part<'_>, Asked)> =
@@ -252,7 +252,7 @@ impl Shared {
                 true => self.ask_parts(&asked, now, left, counters).await,
                 false => {
                     let failure = Unavailable::new(Kind::TimedOut, "the deadline is too short for a second round trip");
-                    let failed = |_| PartAnswer { asked: Asked::Vetoed, result: Err(failure.clone()) };
+                    let failed = |_| PartAnswer { asked: Asked::Previewed, result: Err(failure.clone()) };
                     asked.iter().map(failed).collect()
                 }
             };
@@ -297,19 +297,12 @@ impl Shared {
         budget: Option<Duration>,
         counters: &Counters,
     ) -> Vec<PartAnswer> {
-        // The demands of each part as they are sent; empty if these are its own.
-        let demands_of = |part: &Part<'a>, asked| match asked {
-            Asked::Charged => SmallVec::new(),
-            Asked::Vetoed => part.vetoed(),
-        };
-        let vetoed: Vec<SmallVec<[Demand<'a>; 2]>> =
-            parts.iter().map(|&(part, asked)| demands_of(part, asked)).collect();
+        let preview =
+            |&(part, asked): &(&Part<'a>, Asked)| (asked == Asked::Previewed).then(|| Preview::of(&part.demands));
+        let previews: Vec<Option<Preview<'a>>> = parts.iter().map(preview).collect();
         let mut calls: Vec<(Arc<ShardHealth>, Vec<Check<'_>>)> = Vec::new();
-        for ((part, asked), vetoed) in parts.iter().zip(&vetoed) {
-            let check = match asked {
-                Asked::Charged => part.check(),
-                Asked::Vetoed => Check::of_distinct(vetoed),
-            };
+        for ((part, _), preview) in parts.iter().zip(&previews) {
+            let check = preview.as_ref().map_or_else(|| part.check(), Preview::check);
             match calls.iter_mut().find(|(shard, _)| shard.id == part.location.shard) {
                 Some((_, checks)) => checks.push(check),
                 None => calls.push((self.health.of(part.location.shard, &*self.store), vec![check])),
@@ -318,17 +311,17 @@ impl Shared {
         let answers = calls.iter().map(|(shard, checks)| self.ask_shard(shard, checks, sent, budget, counters));
         let mut answers: Vec<_> = join_all(answers).await.into_iter().map(Vec::into_iter).collect();
         // Each call answers its parts in the order in which they were put into it.
-        let answer_to = |&(part, asked): &(&Part<'a>, Asked)| {
+        let answer_to = |(&(part, asked), preview): (&(&Part<'a>, Asked), &Option<Preview<'a>>)| {
             let call = calls.iter().position(|(shard, _)| shard.id == part.location.shard);
             let result =
                 call.and_then(|call| answers[call].next()).unwrap_or_else(|| Err(Unavailable::from(&panicked())));
-            let result = match asked {
-                Asked::Charged => result,
-                Asked::Vetoed => result.map(|decision| part.without_veto(&decision)),
+            let result = match preview {
+                Some(preview) => result.map(|decision| preview.conclude(&decision)),
+                None => result,
             };
             PartAnswer { asked, result }
         };
-        parts.iter().map(answer_to).collect()
+        parts.iter().zip(&previews).map(answer_to).collect()
     }
 
     /// Records the answers to the parts of a check: which of them denied it, and bans.
@@ -342,6 +335,14 @@ impl Shared {
         }
     }
 
+    /// Returns the parts of a check that the store decides at once: all of it, or one per partition.
+    fn parts_of<'a>(&self, check: &Check<'a>) -> SmallVec<[Part<'a>; 1]> {
+        match self.store.atomicity() {
+            Atomicity::Check => SmallVec::from_iter([Part::whole(check, &*self.store)]),
+            _ => parts::split(check, &*self.store),
+        }
+    }
+
     /// Makes a call for each part of a check, at the same time, except to servers whose breaker is open.
     ///
     /// # Errors
@@ -351,10 +352,7 @@ impl Shared {
         F: Fn(Part<'a>) -> Fut,
         Fut: Future<Output = Result<T, StoreError>>,
     {
-        let parts = match self.store.atomicity() {
-            Atomicity::Check => SmallVec::from_iter([Part::whole(check, &*self.store)]),
-            _ => parts::split(check, &*self.store),
-        };
+        let parts = self.parts_of(check);
         let count = parts.len();
         let calls = parts.into_iter().map(|part| async {
             self.fail_if_open(part.location.shard)?;
@@ -547,6 +545,18 @@ impl Shared {
 
     pub(super) async fn inspect(self: &Arc<Self>, demand: &Demand<'_>) -> Result<LimitStatus, StoreError> {
         self.call(Call::Inspect, 1, async { self.store.inspect(demand).await }).await
+    }
+
+    /// Previews a check: each partition by itself, at the same time.
+    pub(super) async fn preview(&self, check: &Check<'_>) -> Result<Decision, StoreError> {
+        let parts = self.parts_of(check);
+        let preview = async |part: &Part<'_>| {
+            let check = part.check();
+            let previewed = self.call(Call::Inspect, 1, async { self.store.preview(&check).await }).await?;
+            Ok((Asked::Previewed, previewed))
+        };
+        let previews = try_join_all(parts.iter().map(preview)).await?;
+        Ok(parts::combine(check, &parts, &previews))
     }
 
     /// Calls the store for decisions, within `budget`, and reports the result to the breaker. Without a budget, the
