@@ -338,7 +338,7 @@ impl State {
 /// Panics if `states` is shorter than `demands`.
 pub fn decide(now: Timestamp, demands: &[Demand<'_>], states: &mut [State]) -> Decision {
     let limits = decide_limits(now, demands, states, true);
-    Decision { at: now, source: Source::Store, ban: None, limits }
+    Decision::new(now, Source::Store, limits)
 }
 
 /// Implements [`decide`]. If `may_grow` is `false`, no state allocates memory for a charge; see [`Machine::charge`].

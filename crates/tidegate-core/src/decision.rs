@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::check::{Check, Cost};
+use crate::check::{Check, Cost, DEMANDS_MAX};
 use crate::time::Timestamp;
 
 /// A duration in whole microseconds, or *never*.
@@ -250,6 +250,50 @@ impl fmt::Debug for LimitStatuses {
     }
 }
 
+/// Limits of a check that a decision omits, by their index in the check.
+///
+/// If the store did not answer, limits with the failure policy `allow` are omitted. If a cache denied the check, limits
+/// whose status it does not have are omitted.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct OmittedLimits(u32);
+
+// One bit per limit of a check.
+const _: () = assert!(DEMANDS_MAX == u32::BITS as usize);
+
+impl OmittedLimits {
+    /// No limit.
+    pub const NONE: OmittedLimits = OmittedLimits(0);
+    /// All limits of a check, however many it has.
+    pub const ALL: OmittedLimits = OmittedLimits(u32::MAX);
+
+    /// Returns whether no limit is omitted.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Returns whether the limit at this index of the check is omitted. `false` if no check has so many limits.
+    pub const fn contains(self, index: usize) -> bool {
+        index < DEMANDS_MAX && self.0 & (1 << index) != 0
+    }
+}
+
+/// Collects the indices of limits. Those that no check has are ignored.
+impl FromIterator<usize> for OmittedLimits {
+    fn from_iter<I: IntoIterator<Item = usize>>(indices: I) -> OmittedLimits {
+        let bits = indices.into_iter().filter(|&index| index < DEMANDS_MAX).fold(0, |bits, index| bits | 1 << index);
+        OmittedLimits(bits)
+    }
+}
+
+impl fmt::Debug for OmittedLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            OmittedLimits::ALL => f.write_str("all"),
+            _ => f.debug_list().entries((0..DEMANDS_MAX).filter(|&index| self.contains(index))).finish(),
+        }
+    }
+}
+
 /// The result of a check. A denial is a decision, not an error.
 ///
 /// The caller must check [`allowed`](Decision::allowed): a decision that is dropped limits nothing.
@@ -265,17 +309,24 @@ pub struct Decision {
     /// `None` if no ban applies: the limits alone decided. If a ban applies, no counter was read or charged, and each
     /// status in `limits` denies until the ban ends.
     pub ban: Option<Wait>,
-    /// One status per demand, in the order of the check.
+    /// One status for each limit that was decided, in the order of the check.
     ///
     /// Empty if no counter decided, so that the source is [`Source::None`]: usually the store did not answer, and the
     /// failure policy admitted the request.
     pub limits: LimitStatuses,
+    /// The limits of the check that were not decided, and have no status. A store decides all of them.
+    pub omitted: OmittedLimits,
 }
 
 impl Decision {
+    /// Creates a decision on all limits of a check, without a ban.
+    pub fn new(at: Timestamp, source: Source, limits: LimitStatuses) -> Decision {
+        Decision { at, source, ban: None, limits, omitted: OmittedLimits::NONE }
+    }
+
     /// Creates an admission that no counter was read for: [`Source::None`], no ban, and no limit statuses.
     pub fn uncounted(at: Timestamp) -> Decision {
-        Decision { at, source: Source::None, ban: None, limits: LimitStatuses::new() }
+        Decision { omitted: OmittedLimits::ALL, ..Decision::new(at, Source::None, LimitStatuses::new()) }
     }
 
     /// Creates the decision of `check` that is refused by a ban which ends after `ban`.
@@ -283,7 +334,18 @@ impl Decision {
     /// Every limit has the status [`LimitStatus::banned`]: denied, with no units left until the ban ends.
     pub fn banned(at: Timestamp, source: Source, ban: Wait, check: &Check<'_>) -> Decision {
         let limits = check.demands().iter().map(|demand| LimitStatus::banned(demand.limit.quota(), demand.cost, ban));
-        Decision { at, source, ban: Some(ban), limits: limits.collect() }
+        Decision { ban: Some(ban), ..Decision::new(at, source, limits.collect()) }
+    }
+
+    /// Iterates over the statuses, each with the index of its limit in the check.
+    pub fn statuses(&self) -> impl Iterator<Item = (usize, &LimitStatus)> {
+        (0..DEMANDS_MAX).filter(|&index| !self.omitted.contains(index)).zip(&self.limits)
+    }
+
+    /// Returns the decision on a check of some of the limits, with their statuses. None of them is omitted.
+    #[must_use]
+    pub fn with_limits(&self, limits: LimitStatuses) -> Decision {
+        Decision { limits, omitted: OmittedLimits::NONE, ..*self }
     }
 
     /// Returns whether the request is admitted: no ban applies, and every limit allows it.

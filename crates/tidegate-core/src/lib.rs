@@ -80,13 +80,14 @@ mod key;
 mod limit;
 mod memory;
 mod names;
+mod preview;
 mod redemption;
 mod store;
 mod time;
 
 pub use ban_list::{BAN_ENTRY_BYTES_MAX, BAN_LIST_MAX, BanListing, ListedBan};
 pub use check::{Check, CheckError, Cost, DEMANDS_MAX, Demand};
-pub use decision::{Decision, LimitStatus, LimitStatuses, Source, Wait};
+pub use decision::{Decision, LimitStatus, LimitStatuses, OmittedLimits, Source, Wait};
 #[doc(hidden)]
 pub use io_reason::__io_reason;
 pub use key::{Key, KeyError, RuleScope, RuleScopeBuf, SUBJECT_BYTES_MAX, Scope, ScopeName, StateMachine};
@@ -96,6 +97,7 @@ pub use limit::{
 };
 pub use memory::{MemoryStore, MemoryStoreBuilder, UsedReceiptStats};
 pub use names::NameError;
+pub use preview::Preview;
 pub use redemption::{ReceiptId, Redeemed, Redemption};
 pub use store::{
     Atomicity, InstanceId, LiveInstances, Location, Shard, ShardId, Store, StoreError, StoreErrorKind, StoreFuture,

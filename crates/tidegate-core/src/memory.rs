@@ -192,6 +192,33 @@ impl MemoryStore {
         self.check(&Check::one(&demand)).limits[0]
     }
 
+    /// Returns the decision that a check would get at the moment, and charges nothing. See [`Store::preview`].
+    ///
+    /// The statuses are read one after the other; other checks may be decided in between.
+    pub fn preview(&self, check: &Check<'_>) -> Decision {
+        let read = self.clock.now();
+        if !self.bans.is_empty()
+            && let Some(ban) = self.ban_of_check(read, check)
+        {
+            return Decision::banned(read, Source::Store, ban, check);
+        }
+        let limits = check.demands().iter().map(|demand| self.look(read, demand)).collect();
+        Decision::new(read, Source::Store, limits)
+    }
+
+    /// Returns the status of one limit for the demand's cost, without charging it.
+    fn look(&self, read: Timestamp, demand: &Demand<'_>) -> LimitStatus {
+        let name = self.hasher.name(&demand.limit, &demand.key);
+        let mut shard = self.shard(name).lock();
+        let now = shard.decision_time(read, &self.clock);
+        shard.set_time(now);
+        let taken = self.take(&mut shard, name, demand, false, &[]);
+        let status = taken.state.look(&demand.limit, now, demand.cost.units());
+        shard.put_back(taken.place, taken.state);
+        shard.finish(&self.budget);
+        status
+    }
+
     /// Bans `subject` for `duration`, or permanently if `None`.
     ///
     /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, and nothing is
@@ -298,7 +325,7 @@ impl MemoryStore {
         {
             return Decision::banned(read, Source::Store, ban, check);
         }
-        let mut decision = Decision { at: read, source: Source::Store, ban: None, limits: LimitStatuses::new() };
+        let mut decision = Decision::new(read, Source::Store, LimitStatuses::new());
         decision.at = self.decide_all(read, check, &mut decision.limits);
         decision
     }
@@ -526,6 +553,10 @@ impl Store for MemoryStore {
 
     fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         Box::pin(std::future::ready(Ok(MemoryStore::inspect(self, demand))))
+    }
+
+    fn preview<'a>(&'a self, check: &'a Check<'a>) -> StoreFuture<'a, Decision> {
+        Box::pin(std::future::ready(Ok(MemoryStore::preview(self, check))))
     }
 
     fn ban<'a>(&'a self, subject: &'a [u8], duration: Option<Duration>) -> StoreFuture<'a, ()> {

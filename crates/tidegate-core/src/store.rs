@@ -27,8 +27,9 @@ use std::time::Duration;
 #[cfg(doc)]
 use crate::ban_list::BAN_LIST_MAX;
 use crate::ban_list::{BAN_ENTRY_BYTES_MAX, BanListing};
-use crate::check::{Check, Demand};
+use crate::check::{Check, DEMANDS_MAX, Demand};
 use crate::decision::{Decision, LimitStatus, Wait};
+use crate::preview::Preview;
 use crate::redemption::{Redeemed, Redemption};
 
 /// The future that a store returns. It is boxed, so that a store can be chosen at run time.
@@ -87,6 +88,29 @@ pub trait Store: Send + Sync {
     /// The cost is ignored: the status is that of a peek (cost 0), which is always allowed, even if the subject is
     /// banned.
     fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus>;
+
+    /// Returns the decision that a check would get at the moment, and charges nothing, not even limits with
+    /// `count_denied`.
+    ///
+    /// Each status tells whether its limit alone has room for the cost, and has the units that are left without the
+    /// charge. The decision is an admission if all limits have room; then [`Store::decide`] would admit the check.
+    ///
+    /// The default implementation decides a [`Preview`]. It returns an error of the kind [`StoreErrorKind::Protocol`] if
+    /// the store returns the wrong number of results.
+    fn preview<'a>(&'a self, check: &'a Check<'a>) -> StoreFuture<'a, Decision> {
+        Box::pin(async move {
+            let wrong_number =
+                || StoreError::new(StoreErrorKind::Protocol, "the store returned the wrong number of results");
+            if !check.charges() {
+                // A peek, which no ban refuses.
+                return self.decide(&[*check]).await?.pop().ok_or_else(wrong_number);
+            }
+            let previews: Vec<Preview<'_>> = check.demands().chunks(DEMANDS_MAX - 1).map(Preview::of).collect();
+            let checks: Vec<Check<'_>> = previews.iter().map(Preview::check).collect();
+            let denied = self.decide(&checks).await?;
+            Preview::combine(check, &previews, &denied).ok_or_else(wrong_number)
+        })
+    }
 
     /// Returns what the store decides atomically: a whole check, or only the demands of one subject.
     ///

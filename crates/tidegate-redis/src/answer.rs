@@ -115,13 +115,13 @@ fn decision(at: Timestamp, asked: &[QuotaAndCost], numbers: &mut Numbers) -> Res
             refunded_before,
         });
     }
-    Ok(Decision { at, source: Source::Store, ban: None, limits })
+    Ok(Decision::new(at, Source::Store, limits))
 }
 
 /// Builds the decision of a step that was refused by a ban which ends after `ban`.
 fn banned(at: Timestamp, asked: &[QuotaAndCost], ban: Wait) -> Decision {
     let status = |&QuotaAndCost { quota, cost }: &QuotaAndCost| LimitStatus::banned(quota, Cost::new(cost), ban);
-    Decision { at, source: Source::Store, ban: Some(ban), limits: asked.iter().map(status).collect() }
+    Decision { ban: Some(ban), ..Decision::new(at, Source::Store, asked.iter().map(status).collect()) }
 }
 
 /// Reads a wait in microseconds; -1 is `NEVER`. A missing number, or another negative one, is a fault.

@@ -347,7 +347,7 @@ mod tests {
             refunded_before: 41,
         };
         let limits = [status].into_iter().collect();
-        let decision = Decision { at: Timestamp::from_micros(5), source: Source::Store, ban: None, limits };
+        let decision = Decision::new(Timestamp::from_micros(5), Source::Store, limits);
         let marks = Redemption::new(id, b"k", Timestamp::from_micros(77));
         let both = Step::redemption(&marks.refund(refund, &decision).charge(charge), &prefix);
         let only_marks = Step::redemption(&marks, &prefix);

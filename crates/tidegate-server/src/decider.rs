@@ -169,9 +169,9 @@ impl Decider {
     }
 
     /// Returns the options of an explicit check, or `None` if the kill switch is on.
-    fn explicit_options(&self, refundable: bool) -> Option<CheckOptions> {
+    fn explicit_options(&self, refundable: bool) -> Option<CheckOptions<'static>> {
         let ExplicitSettings { is_off, on_failure, .. } = self.explicit_settings();
-        (!is_off).then_some(CheckOptions { on_failure, refundable })
+        (!is_off).then_some(CheckOptions { on_failure, refundable, ..CheckOptions::default() })
     }
 }
 

@@ -25,10 +25,7 @@ use tidegate::answer::{Policies, Policy};
 use tidegate::config::{Loaded, RuleConditions};
 use tidegate::identity::{Caller, Identifier, Identity, KeyDigest, KnownKey, Origin, User};
 use tidegate::rules::{ClientBans, CompiledRule, LimitSet, Lookups, Mode, RequestView, RuleSet};
-use tidegate::{
-    Check, CheckOptions, Cost, Decision, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, OnFailure, Scope,
-    Timestamp, Wait,
-};
+use tidegate::{Check, CheckError, Decision, Demand, Key, LimitStatus, Limiter, MemoryStore, Scope, Timestamp, Wait};
 
 use crate::client::Client;
 use crate::wait_text::format_wait;
@@ -278,15 +275,10 @@ impl Explanation {
     /// the [engine](tidegate::engine::Engine::shield) that decides the requests: each process has its own.
     pub fn read_shields(&mut self, shield: &MemoryStore) {
         for rule in self.rules.iter_mut().filter(|rule| rule.applies && rule.shield) {
-            for limit in &mut rule.limits {
-                let scope = Scope::rule(&rule.name, limit.policy.limit_name());
-                let Ok(key) = Key::scoped(&rule.subject, scope) else { continue };
-                let demands = denied_demands(*limit.policy.limit(), key, Cost::new(rule.cost));
-                let check = demands.as_ref().and_then(|demands| Check::new(demands).ok());
-                let decision = check.map(|check| shield.check(&check));
-                if let Some(status) = decision.as_ref().and_then(|decision| decision.limits.first()) {
-                    limit.set(status);
-                }
+            let demands = rule.demands();
+            let preview = Check::new(&demands).ok().map(|check| shield.preview(&check));
+            if let Some(preview) = preview {
+                rule.set_counters(&preview);
             }
         }
         self.verdict = self.conclude();
@@ -300,8 +292,7 @@ impl Explanation {
     /// the store, sets [`Explanation::banned`], unless it is set already, and leaves its counters unknown. If the store
     /// does not answer, sets [`Explanation::counters_unknown`] and stops.
     ///
-    /// `limiter` must have the store that the rules count in. It decides one check per limit, each a denial that
-    /// charges nothing; they appear in the limiter's statistics and are reported to its observers.
+    /// `limiter` must have the store that the rules count in. It is called once per rule.
     pub async fn read_counters(&mut self, limiter: &Limiter) {
         self.read_shared(limiter).await;
         self.verdict = self.conclude();
@@ -309,22 +300,22 @@ impl Explanation {
 
     async fn read_shared(&mut self, limiter: &Limiter) {
         for rule in self.rules.iter_mut().filter(|rule| rule.applies && !rule.shield) {
-            for limit in &mut rule.limits {
-                let scope = Scope::rule(&rule.name, limit.policy.limit_name());
-                let Ok(key) = Key::scoped(&rule.subject, scope) else { continue };
-                let decision = match decision_for(limiter, *limit.policy.limit(), key, Cost::new(rule.cost)).await {
-                    Ok(decision) => decision,
-                    Err(reason) => {
-                        self.counters_unknown = Some(reason);
-                        return;
-                    }
-                };
-                if let Some(ban) = decision.ban {
-                    self.banned.get_or_insert_with(|| banned_in_store(&rule.counts, ban));
-                    break;
+            let preview = {
+                let demands = rule.demands();
+                match Check::new(&demands) {
+                    Ok(check) => limiter.preview(&check).await.map_err(|error| error.to_string()),
+                    Err(CheckError::Empty) => continue,
+                    Err(error) => Err(error.to_string()),
                 }
-                if let Some(status) = decision.limits.first() {
-                    limit.set(status);
+            };
+            match preview {
+                Ok(Decision { ban: Some(ban), .. }) => {
+                    self.banned.get_or_insert_with(|| banned_in_store(&rule.counts, ban));
+                }
+                Ok(preview) => rule.set_counters(&preview),
+                Err(reason) => {
+                    self.counters_unknown = Some(reason);
+                    return;
                 }
             }
         }
@@ -462,6 +453,23 @@ fn identify<'r>(
     loaded.rules.identifier().identify(Origin { peer, headers, path }, &loaded.rules, now)
 }
 
+impl RuleExplanation {
+    /// Returns the demands of the request on the limits of the rule, in their order.
+    fn demands(&self) -> Vec<Demand<'_>> {
+        let policies = self.limits.iter().map(|limit| &*limit.policy);
+        let demands = policies.filter_map(|policy| {
+            let key = Key::scoped(&self.subject, Scope::rule(&self.name, policy.limit_name())).ok()?;
+            Some(Demand::new(*policy.limit(), key).cost(self.cost))
+        });
+        demands.collect()
+    }
+
+    /// Sets the fields of the limits that depend on their counters, from the preview of [`demands`](Self::demands).
+    fn set_counters(&mut self, preview: &Decision) {
+        self.limits.iter_mut().zip(&preview.limits).for_each(|(limit, status)| limit.set(status));
+    }
+}
+
 impl LimitExplanation {
     /// Sets the fields that depend on the counter, from its status for the request.
     fn set(&mut self, status: &LimitStatus) {
@@ -494,31 +502,6 @@ pub(crate) fn banned_in_store(subject: &str, ban: Wait) -> String {
         Wait::NEVER => format!("{subject} is banned in the store permanently"),
         ban => format!("{subject} is banned in the store for {}", format_wait(ban)),
     }
-}
-
-/// Returns a decision whose `limits[0]` is the status of `limit` for a request of this cost. Charges nothing.
-///
-/// The decision as a whole is always a denial, because the check includes a second demand that never passes. Use only
-/// `limits[0]`, or `ban` if it is set. `count_denied` is ignored.
-///
-/// # Errors
-/// If the store does not answer, or the check cannot be built. The message names the store, and no client.
-async fn decision_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<Decision, String> {
-    let demands = denied_demands(limit, key, cost);
-    let check = demands.as_ref().and_then(|demands| Check::new(demands).ok()).ok_or("the check cannot be built")?;
-    // A refundable check neither uses the deny cache nor fills it.
-    let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable: true };
-    limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.to_string())
-}
-
-/// Returns the demand of a request on `limit`, and a second demand that is always denied. `None` if the second cannot
-/// be built.
-fn denied_demands(limit: Limit, key: Key<'_>, cost: Cost) -> Option<[Demand<'_>; 2]> {
-    let one: Limit = "1/s".parse().ok()?;
-    // The same subject, so that both counters are on one node of a cluster.
-    let denied = Demand::new(one, Key::new(key.subject()).ok()?).cost(Cost::new(2));
-    // With `count_denied` the denial would be charged. The option does not select the counter.
-    Some([Demand::new(limit.with_count_denied(false), key).cost(cost), denied])
 }
 
 /// Returns the groups of a rule in a phrase, such as `the group partners` or `one of the groups a, b`.

@@ -68,7 +68,7 @@ impl Oracle {
         let admitted = verdicts.iter().all(|&fits| fits);
         let verdicts = check.demands().iter().zip(verdicts);
         let statuses = verdicts.map(|(demand, fits)| self.write_verdict(demand, now_us, fits, admitted));
-        Decision { at: now, source: Source::Store, ban: None, limits: statuses.collect::<LimitStatuses>() }
+        Decision::new(now, Source::Store, statuses.collect::<LimitStatuses>())
     }
 
     /// Refunds what `decision` charged for `check`, as far as it still counts at `now`.

@@ -267,7 +267,7 @@ impl SimulatedRedis {
             });
             refunded.push(demand);
         }
-        let decision = Decision { at, source: Source::Store, ban: None, limits };
+        let decision = Decision::new(at, Source::Store, limits);
         let Some((id, until)) = receipt else {
             self.0.counters.refund(&Check::new(&refunded).expect("a refund"), &decision);
             return 1;

@@ -40,8 +40,8 @@
 //!
 //! So an exhausted limit that many subjects share costs one call per second, not one per second and subject. The price
 //! is that a repeated status misses what other checks have taken from the counter since. It is repeated for at most ten
-//! seconds. A repeated status that denies follows the rules of denials. A limit without a cached status is left out of
-//! the decision, which is then partial: a client that invents a new path for each request has no status to repeat, and
+//! seconds. A repeated status that denies follows the rules of denials. A limit without a cached status is omitted
+//! from the decision: a client that invents a new path for each request has no status to repeat, and
 //! must not cost a call for each. If the caller needs a status for every limit, the store is called instead.
 //!
 //! **Checks on several servers.** A part of such a check may have been denied by units that another check has charged
@@ -52,9 +52,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
-use tidegate_core::{Check, Decision, Demand, LimitStatus, LimitStatuses, Source, Timestamp, Wait};
+use tidegate_core::{Check, Decision, Demand, LimitStatus, OmittedLimits, Source, Timestamp, Wait};
 
-use crate::limiter::EachDecision;
+use crate::limiter::LimitOptions;
 use crate::ttl_cache::{Expire, Id, TtlCache};
 
 /// Longest time that a denial is cached, in microseconds.
@@ -126,11 +126,11 @@ impl DenyCache {
     ///
     /// The decision is made at `now` and has source [`Source::DenyCache`]. It is a ban if one of the check's subjects
     /// has a cached ban. Otherwise a denial is cached for at least one demand. The decision has the statuses of these
-    /// demands, and of the others if they are cached. If one is not, the decision is partial if `allows_partial`, else
-    /// the result is `None`. Never returns an admission.
-    pub(crate) fn recall(&self, check: &Check<'_>, now: Timestamp, allows_partial: bool) -> Option<EachDecision> {
+    /// demands, and of the others if they are cached. If one is not, the decision omits it if `may_omit`, else the
+    /// result is `None`. Never returns an admission.
+    pub(crate) fn recall(&self, check: &Check<'_>, now: Timestamp, may_omit: bool) -> Option<Decision> {
         if let Some(ban) = self.ban_of(check, now) {
-            return Some(EachDecision::Complete(Decision::banned(now, Source::DenyCache, ban, check)));
+            return Some(Decision::banned(now, Source::DenyCache, ban, check));
         }
         let demands = check.demands();
         let ids: SmallVec<[Id; 4]> = demands.iter().map(|demand| self.id(demand)).collect();
@@ -145,13 +145,10 @@ impl DenyCache {
         let statuses = demands.iter().zip(&ids).zip(&denied);
         let statuses: SmallVec<[Option<LimitStatus>; 4]> =
             statuses.map(|((demand, &id), denied)| denied.or_else(|| repeated(demand, id))).collect();
-        let limits: LimitStatuses = statuses.iter().copied().flatten().collect();
-        let decision = Decision { at: now, source: Source::DenyCache, ban: None, limits };
-        if decision.limits.len() == demands.len() {
-            return Some(EachDecision::Complete(decision));
-        }
-        let known = statuses.iter().enumerate().filter(|(_, status)| status.is_some());
-        allows_partial.then(|| EachDecision::partial(decision, known.map(|(index, _)| index).collect()))
+        let unknown = statuses.iter().enumerate().filter(|(_, status)| status.is_none()).map(|(index, _)| index);
+        let omitted: OmittedLimits = unknown.collect();
+        let limits = statuses.into_iter().flatten().collect();
+        (may_omit || omitted.is_empty()).then(|| Decision { omitted, ..Decision::new(now, Source::DenyCache, limits) })
     }
 
     /// Caches the consequences of a decision that the store has made for `check` during `call`.
@@ -183,13 +180,13 @@ impl DenyCache {
 
     /// Caches the denials of a check that several servers decided during `call`, as far as they are certain enough.
     ///
-    /// `own` tells which limits, in the order of the check, count something that identifies the caller; limits beyond its
-    /// end do not. A denial is cached for each of these that denied the check, or that its admission left without units.
-    /// The statuses of limits that allow the check are cached beside a denial.
-    pub(crate) fn learn_own(&self, check: &Check<'_>, decision: &Decision, own: &[bool], call: CallSpan) {
+    /// `each` holds the options of the limits, in the order of the check. A denial is cached for each limit that
+    /// [identifies the caller](LimitOptions::identifies_caller) and denied the check, or that its admission left without
+    /// units. The statuses of limits that allow the check are cached beside a denial.
+    pub(crate) fn learn_own(&self, check: &Check<'_>, decision: &Decision, each: &[LimitOptions], call: CallSpan) {
         let allowed = decision.allowed();
         let mut statuses = check.demands().iter().zip(&decision.limits).enumerate();
-        let is_own = |index: usize| own.get(index).copied().unwrap_or(false);
+        let is_own = |index: usize| each.get(index).is_some_and(|limit| limit.identifies_caller);
         let denied = |index, status| denied_by(status, allowed).filter(|_| is_own(index));
         if decision.ban.is_some() || !statuses.clone().any(|(index, (_, status))| denied(index, status).is_some()) {
             return;
@@ -395,7 +392,7 @@ mod tests {
 
     /// Returns the denial of a check from the cache, with a status for each limit. `None` if one is not cached.
     fn recall(cache: &DenyCache, check: &Check<'_>, now: Timestamp) -> Option<Decision> {
-        cache.recall(check, now, false).map(EachDecision::into_decision)
+        cache.recall(check, now, false)
     }
 
     fn store() -> (MemoryStore, Arc<ManualClock>) {
@@ -537,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_without_a_cached_status_is_left_out_of_the_denial() {
+    fn limit_without_a_cached_status_is_omitted_from_the_denial() {
         let (store, _clock) = store();
         let cache = DenyCache::default();
         let (own, day) = (demand("1/min", "a"), demand("9/day", "a"));
@@ -546,11 +543,10 @@ mod tests {
         cache.learn(&check, &store.check(&check), at(START));
         let with_invented = [demand("5/min", "path:/x1"), own, day];
         let recalled = cache.recall(&Check::new(&with_invented).unwrap(), START, true).unwrap();
-        let EachDecision::Partial(partial) = &recalled else { panic!("{recalled:?}") };
-        assert_eq!(partial.decided, [1, 2]);
-        let statuses: Vec<_> = partial.decision.limits.iter().map(|status| (status.allowed, status.quota)).collect();
+        assert_eq!(recalled.omitted, OmittedLimits::from_iter([0]));
+        let statuses: Vec<_> = recalled.limits.iter().map(|status| (status.allowed, status.quota)).collect();
         assert_eq!(statuses, [(false, 1), (true, 9)]);
-        assert_eq!(partial.decision.retry_after(), Wait::from_micros(60_000_000));
+        assert_eq!(recalled.retry_after(), Wait::from_micros(60_000_000));
         let other = [demand("5/min", "path:/x1"), day];
         assert!(cache.recall(&Check::new(&other).unwrap(), START, true).is_none(), "no limit denies");
     }
@@ -560,7 +556,9 @@ mod tests {
         let (store, _clock) = store();
         let demands = [demand("1/min", "ip:1"), demand("2/min", "global")];
         let check = Check::new(&demands).unwrap();
-        for (own, is_cached) in [(&[true, false][..], true), (&[false, true], false), (&[], false)] {
+        let own = LimitOptions { identifies_caller: true, ..LimitOptions::default() };
+        let [first, second] = [[own, LimitOptions::default()], [LimitOptions::default(), own]];
+        for (own, is_cached) in [(&first[..], true), (&second, false), (&[], false)] {
             let cache = DenyCache::default();
             store.reset(&demands[0]);
             store.reset(&demands[1]);

@@ -58,11 +58,11 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::future::join_all;
-use tidegate_core::{Check, Clock, Cost, Decision, MemoryStore, Redeemed, StoreError, SystemClock, Timestamp};
+use tidegate_core::{Check, Clock, Decision, MemoryStore, Redeemed, StoreError, SystemClock, Timestamp};
 use tokio::time::Instant;
 
 use self::active_rules::{ActiveRules, Limits};
-use self::check_plan::{CheckPlan, Demands, LimitGroup, Undecided};
+use self::check_plan::{CheckPlan, LimitGroup, Undecided};
 use self::permit::{ChargeList, Charges, GroupId, RefundReason};
 pub use self::permit::{Ending, Permit};
 pub use self::refusal::Refusal;
@@ -72,7 +72,7 @@ pub use self::rule_counts::RuleStats;
 use self::run_time_bans::RunTimeBans;
 use self::run_to_completion::{PendingWork, RunToCompletion};
 use crate::identity::{AddressKey, Identity, KeyDigest, KnownKey};
-use crate::limiter::{EachDecision, Limiter, catch_panic, panicked};
+use crate::limiter::{CheckOptions, Limiter, catch_panic, panicked};
 use crate::observe::BannedBy;
 use crate::receipt::{Receipt, RedeemError, Settlement};
 use crate::rules::{CompiledRule, Indices, LazyReadings, Lookups, RequestView, RuleSet, WarningGate};
@@ -433,10 +433,10 @@ impl Engine {
             return Ok(());
         }
         match self.check_shield(shield, &context) {
-            Ok(decided) if decided.decision().allowed() => {
-                // A unit became available after the peek. It is charged with all other limits.
+            Ok(decision) if decision.allowed() => {
+                // A unit became available after the preview. It is charged with all other limits.
                 if let Ok(check) = shield.check(&shield.demands(&context)) {
-                    catch_panic(|| self.0.shield.refund(&check, decided.decision()));
+                    catch_panic(|| self.0.shield.refund(&check, &decision));
                 }
                 Ok(())
             }
@@ -449,14 +449,11 @@ impl Engine {
 
     /// Returns whether each limit of the shields has the units that a request costs, without charging them.
     ///
-    /// Also returns `false` if two limits count on one counter, or if the shields' store panics. Bans are not
-    /// considered.
+    /// Also returns `false` if two limits count on one counter, or if the shields' store panics.
     fn has_room(&self, shield: &LimitGroup, context: &RequestContext) -> bool {
         let demands = shield.demands(context);
-        let peeks: Demands<'_> = demands.iter().map(|demand| demand.cost(Cost::PEEK)).collect();
-        let Ok(peek) = Check::new(&peeks) else { return false };
-        let Some(decision) = catch_panic(|| self.0.shield.check(&peek)) else { return false };
-        decision.limits.iter().zip(&demands).all(|(status, demand)| demand.cost.units() <= status.remaining)
+        let Ok(check) = Check::new(&demands) else { return false };
+        catch_panic(|| self.0.shield.preview(&check)).is_some_and(|preview| preview.allowed())
     }
 
     /// Decides all limits of a plan. `context` must have the subjects of the plan's rules.
@@ -469,10 +466,12 @@ impl Engine {
         let decided = self.check_groups(&plan, &context, &mut charges).await;
         let charges = Charges::new(self, &plan, context, charges);
         let (reason, refusal) = match (decided, options.max_wait, plan.shown()) {
-            (Ok(Some(decided)), Some(max_wait), Some(shown)) if charges.is_some() && plan.wait(&decided) > max_wait => {
-                (RefundReason::Withdrawn, Box::new(shown.withdrawal(decided, max_wait)))
+            (Ok(Some(decision)), Some(max_wait), Some(shown))
+                if charges.is_some() && plan.wait(&decision) > max_wait =>
+            {
+                (RefundReason::Withdrawn, Box::new(shown.withdrawal(decision, max_wait)))
             }
-            (Ok(decided), ..) => return Outcome::Admitted(Permit::new(plan, decided, charges)),
+            (Ok(decision), ..) => return Outcome::Admitted(Permit::new(plan, decision, charges)),
             (Err(refusal), ..) => (RefundReason::Ended(Ending::Failure), refusal),
         };
         if let Some(charges) = charges {
@@ -498,25 +497,25 @@ impl Engine {
         plan: &CheckPlan,
         context: &RequestContext,
         charges: &mut ChargeList,
-    ) -> Result<Option<EachDecision>, Box<Refusal>> {
+    ) -> Result<Option<Decision>, Box<Refusal>> {
         let options = &context.options;
         let may_be_withdrawn = plan.may_be_withdrawn(options, !self.0.limiter.is_in_process());
-        let mut charge = |id: GroupId, group: &LimitGroup, decided: &EachDecision| {
-            if (group.is_refundable || may_be_withdrawn) && decided.decision().allowed() {
-                charges.push((id, decided.clone()));
+        let mut charge = |id: GroupId, group: &LimitGroup, decision: &Decision| {
+            if (group.is_refundable || may_be_withdrawn) && decision.allowed() {
+                charges.push((id, decision.clone()));
             }
         };
         let mut shown = None;
         for (id, group) in [(GroupId::Shield, &plan.shield), (GroupId::Enforced, &plan.enforced)] {
             let Some(group) = group else { continue };
-            let decided = group.conclude(self.check_group(group, context, may_be_withdrawn).await, options);
-            let decided = decided.inspect_err(|refusal| {
+            let decision = group.conclude(self.check_group(group, context, may_be_withdrawn).await, options);
+            let decision = decision.inspect_err(|refusal| {
                 if id == GroupId::Shield {
                     self.observe_shield(group, context, refusal);
                 }
             })?;
-            charge(id, group, &decided);
-            shown = Some(decided);
+            charge(id, group, &decision);
+            shown = Some(decision);
         }
         if !plan.shadow.is_empty() {
             Box::pin(self.check_shadow(plan, context, may_be_withdrawn, charge)).await?;
@@ -537,17 +536,17 @@ impl Engine {
         plan: &CheckPlan,
         context: &RequestContext,
         may_be_withdrawn: bool,
-        mut charge: impl FnMut(GroupId, &LimitGroup, &EachDecision),
+        mut charge: impl FnMut(GroupId, &LimitGroup, &Decision),
     ) -> Result<(), Box<Refusal>> {
         let checks = plan.shadow.iter().map(|shadow| self.check_group(shadow, context, may_be_withdrawn));
         let mut banned = None;
         for ((index, shadow), result) in plan.shadow.iter().enumerate().zip(join_all(checks).await) {
-            let Ok(decided) = result else { continue };
-            match Refusal::by_ban(decided.decision()) {
+            let Ok(decision) = result else { continue };
+            match Refusal::by_ban(&decision) {
                 Some(refusal) => banned = Some(refusal),
-                None => shadow.count(&decided, &context.options),
+                None => shadow.count(&decision, &context.options),
             }
-            charge(GroupId::Shadow(index), shadow, &decided);
+            charge(GroupId::Shadow(index), shadow, &decision);
         }
         banned.map_or(Ok(()), |banned| Err(Box::new(banned)))
     }
@@ -566,14 +565,14 @@ impl Engine {
     ///
     /// If the shields' store panics, returns an uncounted admission, or an error if the failure policy of a limit is
     /// `deny`. Also returns an error if two limits count on one counter.
-    fn check_shield(&self, group: &LimitGroup, context: &RequestContext) -> Result<EachDecision, Undecided> {
+    fn check_shield(&self, group: &LimitGroup, context: &RequestContext) -> Result<Decision, Undecided> {
         let demands = group.demands(context);
         let check = group.check(&demands)?;
         match catch_panic(|| self.0.shield.check(&check)) {
-            Some(decision) => Ok(EachDecision::Complete(decision)),
+            Some(decision) => Ok(decision),
             None if group.denies_on_failure() => Err(Undecided::NoAnswer),
             // Not the time: the clock may be what panicked.
-            None => Ok(EachDecision::uncounted(Timestamp::ZERO)),
+            None => Ok(Decision::uncounted(Timestamp::ZERO)),
         }
     }
 
@@ -590,16 +589,20 @@ impl Engine {
         group: &LimitGroup,
         context: &RequestContext,
         may_be_withdrawn: bool,
-    ) -> Result<EachDecision, Undecided> {
+    ) -> Result<Decision, Undecided> {
         if group.is_shield {
             return self.check_shield(group, context);
         }
         let demands = group.demands(context);
         let check = group.check(&demands)?;
-        let refundable = group.is_refundable || may_be_withdrawn;
-        let limiter = &self.0.limiter;
-        let decided = limiter.check_each_after(context.spent, &check, &group.on_failure, refundable, &group.own).await;
-        decided.map_err(|_unavailable| Undecided::NoAnswer)
+        let options = CheckOptions {
+            on_failure: None,
+            refundable: group.is_refundable || may_be_withdrawn,
+            each: &group.each,
+            may_omit: true,
+            spent: context.spent,
+        };
+        self.0.limiter.check_with(&check, options).await.map_err(|_unavailable| Undecided::NoAnswer)
     }
 
     /// Refunds a decision on limits of a group, in the store in which they were charged: the shields' store, the

@@ -27,7 +27,7 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Check, Demand, KeyError, Limit, StoreError, StoreErrorKind, Wait};
+use tidegate_core::{Demand, KeyError, Limit, StoreError, StoreErrorKind, Wait};
 
 /// The failure policy: how a check is decided when the store does not answer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -48,34 +48,6 @@ tidegate_core::__names! {
         Local = "local",
         Allow = "allow",
         Deny = "deny",
-    }
-}
-
-/// The failure policies of the limits of one check: those in `each` for the first limits, `rest` for all others.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FailurePolicy<'a> {
-    /// The policies of the first limits, in the order of the check.
-    pub(crate) each: &'a [OnFailure],
-    /// The policy of all further limits.
-    pub(crate) rest: OnFailure,
-}
-
-impl<'a> FailurePolicy<'a> {
-    /// Creates the failure policies of a check whose limits all have this policy.
-    pub(crate) fn uniform(policy: OnFailure) -> FailurePolicy<'static> {
-        FailurePolicy { each: &[], rest: policy }
-    }
-
-    /// Returns one policy per limit of a check, in the order of the check.
-    pub(crate) fn per_limit(self, check: &Check<'_>) -> impl Iterator<Item = OnFailure> + use<'a> {
-        let rest = std::iter::repeat(self.rest);
-        self.each.iter().copied().chain(rest).take(check.demands().len())
-    }
-
-    /// Returns whether a check whose store did not answer is refused, because at least one limit has
-    /// [`OnFailure::Deny`].
-    pub(crate) fn denies(self, check: &Check<'_>) -> bool {
-        self.per_limit(check).any(|policy| policy == OnFailure::Deny)
     }
 }
 
@@ -174,7 +146,7 @@ mod tests {
     use std::io::Write;
     use std::sync::Mutex;
 
-    use tidegate_core::{Decision, Key, LimitStatus, Store, StoreFuture};
+    use tidegate_core::{Check, Decision, Key, LimitStatus, Store, StoreFuture};
 
     use crate::limiter::Limiter;
 

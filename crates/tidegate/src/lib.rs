@@ -84,8 +84,7 @@ pub use layer::RateLimitLayer;
 #[cfg(feature = "redis")]
 pub use limiter::StoreUrlError;
 pub use limiter::{
-    CheckOptions, ClusterLocation, EachDecision, Limiter, LimiterBuilder, LimiterStats, NotReady, PartialDecision,
-    StoreServer,
+    CheckOptions, ClusterLocation, LimitOptions, Limiter, LimiterBuilder, LimiterStats, NotReady, StoreServer,
 };
 pub use observe::Observer;
 #[cfg(feature = "rules")]
@@ -95,9 +94,9 @@ pub use tidegate_core::__io_reason;
 pub use tidegate_core::{
     Algorithm, Atomicity, BAN_ENTRY_BYTES_MAX, BAN_LIST_MAX, BanListing, Check, CheckError, Clock, Cost, DEMANDS_MAX,
     Decision, Demand, InstanceId, Key, KeyError, Limit, LimitError, LimitStatus, LimitStatuses, LimitTextError,
-    ListedBan, LiveInstances, Location, ManualClock, MemoryStore, MemoryStoreBuilder, NameError, ReceiptId, Redeemed,
-    Redemption, RuleScope, RuleScopeBuf, Scope, ScopeName, Shard, ShardId, Source, StateMachine, Store, StoreError,
-    StoreErrorKind, StoreFuture, SystemClock, Timestamp, UsedReceiptStats, Wait,
+    ListedBan, LiveInstances, Location, ManualClock, MemoryStore, MemoryStoreBuilder, NameError, OmittedLimits,
+    ReceiptId, Redeemed, Redemption, RuleScope, RuleScopeBuf, Scope, ScopeName, Shard, ShardId, Source, StateMachine,
+    Store, StoreError, StoreErrorKind, StoreFuture, SystemClock, Timestamp, UsedReceiptStats, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tidegate_redis as redis;

@@ -20,7 +20,6 @@
 
 mod announcing;
 mod denied_parts;
-mod each_decision;
 mod fair_queue;
 mod health;
 mod parts;
@@ -35,22 +34,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tidegate_core::{
-    Atomicity, BanListing, Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Shard, ShardId,
-    Source, Store, StoreError, StoreErrorKind, SystemClock, Wait,
+    Atomicity, BanListing, Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Shard, ShardId, Store,
+    StoreError, StoreErrorKind, SystemClock, Timestamp, Wait,
 };
 
-pub use self::each_decision::{EachDecision, PartialDecision};
 use self::fair_queue::FairQueues;
 #[cfg(feature = "rules")]
 pub(crate) use self::parts::refund_status;
 pub use self::ready::NotReady;
 use self::receipt_ids::ReceiptIds;
 pub(crate) use self::settle::redeem_in_memory;
-use self::shared::{CheckSettings, Deadlines, Shared, SharedParts, TimeBudget};
+use self::shared::{Deadlines, Shared, SharedParts};
 use self::stats::Counters;
 pub use self::stats::LimiterStats;
-use crate::failure::{CheckKeyError, FailurePolicy, OnFailure, Unavailable};
+use crate::failure::{CheckKeyError, OnFailure, Unavailable};
 use crate::observe::{Observer, Observers};
 
 /// The default deadline for an answer from the shared store.
@@ -83,9 +82,8 @@ struct Inner {
     clock: Arc<dyn Clock>,
     counters: Counters,
     observers: Observers,
-    /// The deadline of a check. Counters in process memory need none, but the lookups of an engine do.
-    #[cfg(feature = "rules")]
-    deadline: Duration,
+    /// Counters in process memory need no deadline, but the lookups of an engine do.
+    deadlines: Deadlines,
     /// The queues of [`Limiter::until_ready`].
     queues: FairQueues,
     /// The ids of the receipts that were issued.
@@ -99,16 +97,56 @@ enum Backend {
     Shared(Arc<Shared>),
 }
 
-/// Options of [`Limiter::check_with`] and [`Limiter::check_batch`]: the failure policy, and whether units may be
-/// refunded.
+/// Options of [`Limiter::check_with`] and [`Limiter::check_batch`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct CheckOptions {
+pub struct CheckOptions<'a> {
     /// How the check is decided if the store does not answer. Defaults to the limiter's own policy.
     pub on_failure: Option<OnFailure>,
     /// Whether units of the check, or of other checks on its counters, may be refunded later. Defaults to `false`.
     ///
     /// Denials of such checks are neither cached nor answered from the deny cache, since a refund ends them early.
     pub refundable: bool,
+    /// The options of single limits, in the order of the check. Limits beyond its end have the default options. Defaults
+    /// to an empty list.
+    pub each: &'a [LimitOptions],
+    /// Whether a denial from the deny cache may [omit](Decision::omitted) limits whose status is not cached. Defaults to
+    /// `false`: the store is called instead.
+    pub may_omit: bool,
+    /// The time that the caller has already used of the decision's deadline. Defaults to zero.
+    ///
+    /// The store gets the rest of the deadline; if nothing is left, it is not called. If it does not answer in less than
+    /// half of the deadline, the failure policies decide, but the circuit breaker counts a failure only if another call
+    /// has been waiting for the store for the whole deadline.
+    pub spent: Duration,
+}
+
+/// Options of one limit of a check. See [`CheckOptions::each`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LimitOptions {
+    /// The failure policy of this limit. Defaults to that of the check.
+    ///
+    /// If the store does not answer, one limit with [`OnFailure::Deny`] refuses the check as unavailable. Otherwise the
+    /// limits with [`OnFailure::Local`] are decided together by this instance's share, and those with
+    /// [`OnFailure::Allow`] are [omitted](Decision::omitted).
+    pub on_failure: Option<OnFailure>,
+    /// Whether the limit counts something that identifies the caller, such as its address. Defaults to `false`.
+    ///
+    /// Denials by such limits are cached even if several servers decide the check.
+    pub identifies_caller: bool,
+}
+
+impl CheckOptions<'_> {
+    /// Returns the failure policy of each limit of a check, in its order.
+    fn policies(&self, check: &Check<'_>) -> impl Iterator<Item = OnFailure> {
+        let of_check = self.on_failure.unwrap_or_default();
+        let own = |index: usize| self.each.get(index).and_then(|limit| limit.on_failure);
+        (0..check.demands().len()).map(move |index| own(index).unwrap_or(of_check))
+    }
+
+    /// Returns whether a check whose store did not answer is refused: at least one limit has [`OnFailure::Deny`].
+    fn denies_on_failure(&self, check: &Check<'_>) -> bool {
+        self.policies(check).any(|policy| policy == OnFailure::Deny)
+    }
 }
 
 /// A server of the shared store, as [`Limiter::servers`] returns it.
@@ -317,8 +355,7 @@ impl LimiterBuilder {
             clock,
             counters,
             observers,
-            #[cfg(feature = "rules")]
-            deadline,
+            deadlines,
             queues,
             receipt_ids: ReceiptIds::default(),
             on_failure,
@@ -362,181 +399,107 @@ impl Limiter {
         self.check_with(check, CheckOptions::default()).await
     }
 
-    /// Decides a check like [`Limiter::check`], with another failure policy, or for units that may be refunded.
+    /// Decides a check like [`Limiter::check`], with options: failure policies, units that may be refunded, and others.
     ///
     /// If the future is dropped while it waits for a shared store, the units may still be charged.
     ///
     /// # Errors
-    /// Returns an error only if the store does not answer and the failure policy is [`OnFailure::Deny`].
-    pub async fn check_with(&self, check: &Check<'_>, options: CheckOptions) -> Result<Decision, Unavailable> {
-        self.check_in(TimeBudget::CHECK, check, options).await
-    }
-
-    /// Decides a check like [`Limiter::check_with`], but within `budget`.
-    async fn check_in(
-        &self,
-        budget: TimeBudget,
-        check: &Check<'_>,
-        options: CheckOptions,
-    ) -> Result<Decision, Unavailable> {
-        self.check_by(check, self.settings(options, budget)).await.map(EachDecision::into_decision)
-    }
-
-    /// Decides a check whose limits each have their own failure policy.
-    ///
-    /// `on_failure` holds the policies in the order of the check. Limits beyond its end have the limiter's own policy.
-    /// If the store does not answer, one limit with [`OnFailure::Deny`] refuses the check as unavailable. Otherwise the
-    /// limits with [`OnFailure::Local`] are decided together by this instance's share, and those with
-    /// [`OnFailure::Allow`] are left out; the result is [`EachDecision::Partial`] if any is left out. It is also partial if
-    /// the deny cache denies the check and has no status for one of its limits.
-    ///
-    /// `refundable` says whether units may be refunded later, as in [`CheckOptions`].
-    ///
-    /// # Errors
-    /// Returns an error only if the store does not answer and one of the limits has [`OnFailure::Deny`].
-    pub async fn check_each(
-        &self,
-        check: &Check<'_>,
-        on_failure: &[OnFailure],
-        refundable: bool,
-    ) -> Result<EachDecision, Unavailable> {
-        self.check_each_after(Duration::ZERO, check, on_failure, refundable, &[]).await
-    }
-
-    /// Decides like [`Limiter::check_each`], for a caller that has already used the time `spent` of the decision's
-    /// deadline.
-    ///
-    /// The store gets the rest of the deadline; if nothing is left, it is not called. If it does not answer in less than
-    /// half of the deadline, the failure policies decide, but the circuit breaker counts a failure only if another call
-    /// has been waiting for the store for the whole deadline.
-    ///
-    /// `own` tells which limits, in the order of the check, count something that identifies the caller; limits beyond its
-    /// end do not. Their denials are cached even if several servers decide the check.
-    pub(crate) async fn check_each_after(
-        &self,
-        spent: Duration,
-        check: &Check<'_>,
-        on_failure: &[OnFailure],
-        refundable: bool,
-        own: &[bool],
-    ) -> Result<EachDecision, Unavailable> {
-        let policy = FailurePolicy { each: on_failure, rest: self.0.on_failure };
-        let budget = TimeBudget::Check { spent };
-        self.check_by(check, CheckSettings { policy, refundable, budget, allows_partial: true, own }).await
+    /// Returns an error only if the store does not answer and the failure policy of a limit is [`OnFailure::Deny`].
+    pub async fn check_with(&self, check: &Check<'_>, options: CheckOptions<'_>) -> Result<Decision, Unavailable> {
+        self.check_within(self.0.deadlines.check, check, options).await
     }
 
     /// Decides many checks, one after the other, with at most one call to the store. Returns one result per check, in
     /// order.
     ///
     /// Each result is as from [`Limiter::check_with`]. Checks in the deny cache are not sent to the store.
-    pub async fn check_batch(&self, checks: &[Check<'_>], options: CheckOptions) -> Vec<Result<Decision, Unavailable>> {
-        let decided = self.check_all(checks, self.settings(options, TimeBudget::CHECK)).await;
-        decided.into_iter().map(|decided| decided.map(EachDecision::into_decision)).collect()
-    }
-
-    /// Decides one check, counts the decision and calls the observers.
-    ///
-    async fn check_by(&self, check: &Check<'_>, settings: CheckSettings<'_>) -> Result<EachDecision, Unavailable> {
-        match &self.0.backend {
-            Backend::Memory(store) => self.check_in_memory(store, check, settings.policy),
-            Backend::Shared(_) => {
-                // Boxed, so that the futures of callers with counters in memory stay small enough to be moved.
-                let decided = Box::pin(self.check_all(std::slice::from_ref(check), settings));
-                let mut decided = decided.await;
-                decided.pop().unwrap_or_else(|| Err(Unavailable::from(&panicked())))
-            }
-        }
-    }
-
-    async fn check_all(
+    pub async fn check_batch(
         &self,
         checks: &[Check<'_>],
-        settings: CheckSettings<'_>,
-    ) -> Vec<Result<EachDecision, Unavailable>> {
-        let Inner { clock, counters, observers, .. } = &*self.0;
-        let begun = observers.begin(&**clock);
-        let decided: Vec<Result<EachDecision, Unavailable>> = match &self.0.backend {
+        options: CheckOptions<'_>,
+    ) -> Vec<Result<Decision, Unavailable>> {
+        let Inner { backend, deadlines, counters, .. } = &*self.0;
+        let (options, begun) = (self.with_policy(options), self.begin());
+        let decided = match backend {
             Backend::Memory(store) => match catch_panic(|| store.check_batch(checks)) {
-                Some(decisions) => decisions.into_iter().map(|decision| Ok(EachDecision::Complete(decision))).collect(),
-                None => checks.iter().map(|check| self.undecided(check, settings.policy)).collect(),
+                Some(decisions) => decisions.into_iter().map(Ok).collect(),
+                None => checks.iter().map(|check| self.undecided(check, &options)).collect(),
             },
-            Backend::Shared(shared) => shared.check_batch(checks, settings, counters).await,
+            Backend::Shared(shared) => shared.check_batch(checks, &options, deadlines.check, counters).await,
         };
-        let decisions = || decided.iter().map(|decided| decided.as_ref().map(EachDecision::decision));
-        decisions().for_each(|decision| counters.count(decision));
-        observers.decided(begun, &**clock, checks, decisions().map(|decision| decision.map_err(Unavailable::kind)));
+        self.report(begun, checks, &decided);
         decided
     }
 
-    fn check_in_memory(
+    /// Decides one check, within this deadline for an answer from a shared store, counts the decision and calls the
+    /// observers.
+    async fn check_within(
         &self,
-        store: &MemoryStore,
+        deadline: Duration,
         check: &Check<'_>,
-        policy: FailurePolicy<'_>,
-    ) -> Result<EachDecision, Unavailable> {
-        let Inner { clock, counters, observers, .. } = &*self.0;
-        let begun = observers.begin(&**clock);
-        let decided = match catch_panic(|| store.check(check)) {
-            Some(decision) => Ok(EachDecision::Complete(decision)),
-            None => self.undecided(check, policy),
+        options: CheckOptions<'_>,
+    ) -> Result<Decision, Unavailable> {
+        let (options, begun) = (self.with_policy(options), self.begin());
+        let decided = match &self.0.backend {
+            Backend::Memory(store) => match catch_panic(|| store.check(check)) {
+                Some(decision) => Ok(decision),
+                None => self.undecided(check, &options),
+            },
+            Backend::Shared(shared) => {
+                let checks = std::slice::from_ref(check);
+                // Boxed, so that the futures of callers with counters in memory stay small enough to be moved.
+                let decided = Box::pin(shared.check_batch(checks, &options, deadline, &self.0.counters));
+                decided.await.pop().unwrap_or_else(|| Err(Unavailable::from(&panicked())))
+            }
         };
-        let decision = decided.as_ref().map(EachDecision::decision);
-        counters.count(decision);
-        observers.decided(begun, &**clock, std::slice::from_ref(check), [decision.map_err(Unavailable::kind)]);
+        self.report(begun, std::slice::from_ref(check), std::slice::from_ref(&decided));
         decided
+    }
+
+    /// Returns the time at which a decision begins, for the observers. `None` without observers.
+    fn begin(&self) -> Option<Timestamp> {
+        self.0.observers.begin(&*self.0.clock)
+    }
+
+    /// Counts decisions, which are in the order of `checks`, and calls the observers.
+    fn report(&self, begun: Option<Timestamp>, checks: &[Check<'_>], decided: &[Result<Decision, Unavailable>]) {
+        let Inner { clock, counters, observers, .. } = &*self.0;
+        decided.iter().for_each(|decided| counters.count(decided.as_ref()));
+        let decisions = decided.iter().map(|decided| decided.as_ref().map_err(Unavailable::kind));
+        observers.decided(begun, &**clock, checks, decisions);
     }
 
     /// Returns the result of a check if the in-process store panicked: an error if the policy of a limit is
     /// [`OnFailure::Deny`], else an uncounted admission.
-    fn undecided(&self, check: &Check<'_>, policy: FailurePolicy<'_>) -> Result<EachDecision, Unavailable> {
-        match policy.denies(check) {
+    fn undecided(&self, check: &Check<'_>, options: &CheckOptions<'_>) -> Result<Decision, Unavailable> {
+        match options.denies_on_failure(check) {
             true => Err(Unavailable::from(&panicked())),
-            false => Ok(EachDecision::uncounted(self.0.clock.now())),
+            false => Ok(Decision::uncounted(self.0.clock.now())),
         }
     }
 
-    /// Returns the settings of a check with these options, whose decision has a status for every limit.
-    fn settings(&self, options: CheckOptions, budget: TimeBudget) -> CheckSettings<'static> {
-        let policy = FailurePolicy::uniform(options.on_failure.unwrap_or(self.0.on_failure));
-        CheckSettings { policy, refundable: options.refundable, budget, allows_partial: false, own: &[] }
-    }
-
-    /// Decides a check by this instance's share of its limits, in process memory, without calling a shared store. For
-    /// callers with a failure policy of their own.
-    ///
-    /// Charges the counters of the local shares. Without a shared store, it charges the limiter's only counters, with
-    /// the whole limits. The decision has [`Source::Local`]. If the memory store panics, it is an uncounted admission
-    /// ([`Source::None`]).
-    pub fn check_local(&self, check: &Check<'_>) -> Decision {
-        let Inner { clock, counters, observers, .. } = &*self.0;
-        let begun = observers.begin(&**clock);
-        let decision = match &self.0.backend {
-            Backend::Memory(store) => catch_panic(|| Decision { source: Source::Local, ..store.check(check) }),
-            Backend::Shared(shared) => Some(shared.check_local(check)),
-        };
-        let decision = decision.unwrap_or_else(|| Decision::uncounted(clock.now()));
-        counters.count(Ok(&decision));
-        observers.decided(begun, &**clock, std::slice::from_ref(check), [Ok(&decision)]);
-        decision
+    /// Returns the options with the limiter's failure policy, if they have none.
+    fn with_policy<'a>(&self, options: CheckOptions<'a>) -> CheckOptions<'a> {
+        CheckOptions { on_failure: options.on_failure.or(Some(self.0.on_failure)), ..options }
     }
 
     /// Refunds the units that an admitted decision charged. Call it at most once per decision.
     ///
-    /// `check` must be the check of the decision; if their numbers of limits differ, nothing is refunded. Units are
-    /// refunded where they were charged: in the store, or in this instance's share for [`Source::Local`]. For a denial
-    /// or an uncounted admission, nothing is refunded, and the result is `Ok`. If the future is dropped before it
-    /// completes, the units may or may not be refunded.
+    /// `check` must be the check of the decision; if their numbers of limits differ, nothing is refunded. Limits that
+    /// the decision [omits](Decision::omitted) charged nothing. Units are refunded where they were charged: in the store,
+    /// or in this instance's share for [`Source::Local`](crate::Source::Local). For a denial or an uncounted admission,
+    /// nothing is refunded, and the result is `Ok`. If the future is dropped before it completes, the units may or may
+    /// not be refunded.
     ///
     /// # Errors
     /// Returns an error if the store does not answer, or at once while the circuit breaker is open. The refund is then
     /// lost; it is not repeated. A refund in this instance's share fails only if the memory store panics.
     pub async fn refund(&self, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
-        if !has_status_per_limit(decision, check) {
-            return Ok(());
-        }
+        let Some(demands) = decided_demands(check, decision) else { return Ok(()) };
+        let check = Check::of_distinct(&demands);
         match &self.0.backend {
-            Backend::Memory(store) => catch_panic(|| store.refund(check, decision)).ok_or_else(panicked),
-            Backend::Shared(shared) => Box::pin(shared.refund(check, decision)).await,
+            Backend::Memory(store) => catch_panic(|| store.refund(&check, decision)).ok_or_else(panicked),
+            Backend::Shared(shared) => Box::pin(shared.refund(&check, decision)).await,
         }
     }
 
@@ -565,6 +528,22 @@ impl Limiter {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.inspect(demand)).ok_or_else(panicked),
             Backend::Shared(shared) => shared.inspect(demand).await,
+        }
+    }
+
+    /// Returns the decision that a check would get from the store at the moment, and charges nothing. See
+    /// [`Store::preview`].
+    ///
+    /// It is not a decision on a request: it is neither counted in the statistics nor reported to the observers, and
+    /// uses no deny cache.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer within the deadline. The store is called even while the circuit
+    /// breaker is open, and the local share is not consulted.
+    pub async fn preview(&self, check: &Check<'_>) -> Result<Decision, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.preview(check)).ok_or_else(panicked),
+            Backend::Shared(shared) => Box::pin(shared.preview(check)).await,
         }
     }
 
@@ -726,9 +705,14 @@ pub(crate) fn panicked() -> StoreError {
     StoreError::new(StoreErrorKind::Protocol, "the in-process store panicked")
 }
 
-/// Returns whether a decision has as many statuses as a check has limits. `false` for an uncounted admission.
-fn has_status_per_limit(decision: &Decision, check: &Check<'_>) -> bool {
-    decision.limits.len() == check.demands().len()
+/// Returns the demands of a check that were decided, in the order of the decision's statuses.
+///
+/// `None` if there are none, or not as many as statuses: then the decision is not that of the check.
+fn decided_demands<'a>(check: &Check<'a>, decision: &Decision) -> Option<SmallVec<[Demand<'a>; 2]>> {
+    let is_decided = |(index, _): &(usize, &Demand<'_>)| !decision.omitted.contains(*index);
+    let decided: SmallVec<[Demand<'a>; 2]> =
+        check.demands().iter().enumerate().filter(is_decided).map(|(_, demand)| *demand).collect();
+    (!decided.is_empty() && decided.len() == decision.limits.len()).then_some(decided)
 }
 
 /// For the engine.
@@ -736,7 +720,7 @@ fn has_status_per_limit(decision: &Decision, check: &Check<'_>) -> bool {
 impl Limiter {
     /// Returns the deadline of a check.
     pub(crate) fn deadline(&self) -> Duration {
-        self.0.deadline
+        self.0.deadlines.check
     }
 
     /// Returns the ban list if its version is not `known`, for a task that follows the list.

@@ -283,7 +283,7 @@ impl ReceiptPart {
             CounterPlace::Local => Source::Local,
         };
         let limits = self.limits.iter().map(ChargedLimit::status).collect();
-        let decision = Decision { at: Timestamp::from_micros(self.at_us), source, ban: None, limits };
+        let decision = Decision::new(Timestamp::from_micros(self.at_us), source, limits);
         let actual: SmallVec<[Cost; 4]> = self.limits.iter().map(|limit| limit.actual(settlement)).collect();
         Ok(match self.counters {
             CounterPlace::Shield => {

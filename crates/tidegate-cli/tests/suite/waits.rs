@@ -125,5 +125,5 @@ fn admission(limit: Limit, at: Timestamp, remaining: u32) -> Decision {
         late_us: 0,
         refunded_before: 0,
     };
-    Decision { at, source: Source::Store, ban: None, limits: std::iter::once(status).collect() }
+    Decision::new(at, Source::Store, std::iter::once(status).collect())
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate_core::{Check, Demand, Key, Store, StoreErrorKind as Kind};
+use tidegate_core::{Check, Demand, Key, Store, StoreErrorKind as Kind, Wait};
 use tidegate_redis::{RedisStore, Reply};
 use tidegate_testkit::server::{Brand, Config};
 
@@ -42,6 +42,30 @@ async fn failed_command_leaves_the_connection_usable() {
     server.kill9();
     let error = store.command(&["GET", "secret-key"]).await.unwrap_err();
     assert!(matches!(error.kind(), Kind::Unreachable | Kind::Interrupted | Kind::TimedOut), "{error:?}");
+}
+
+#[tokio::test]
+async fn preview_charges_nothing_and_creates_no_key() {
+    for brand in Brand::ALL {
+        let server = Config::new(brand).start();
+        let builder = RedisStore::builder(server.url()).call_timeout(Duration::from_secs(10));
+        let store = builder.bans(true).build().unwrap();
+        let demands = ["3/h", "5/min token-bucket", "2/h fixed-window count_denied=true"]
+            .map(|limit| Demand::new(limit.parse().unwrap(), Key::new("user:42").unwrap()));
+        let used = store.decide(&[Check::new(&demands).unwrap()]).await.unwrap().remove(0);
+        let costly = demands.map(|demand| demand.cost(2));
+        let check = Check::new(&costly).unwrap();
+        let preview = store.preview(&check).await.unwrap();
+        let statuses: Vec<_> = preview.limits.iter().map(|status| (status.allowed, status.remaining)).collect();
+        assert_eq!(statuses, [(true, 2), (true, 4), (false, 1)]);
+        assert!(preview.retry_after() > Wait::ZERO);
+        for (demand, status) in demands.iter().zip(&used.limits) {
+            assert_eq!(store.inspect(demand).await.unwrap().remaining, status.remaining);
+        }
+        assert_eq!(store.command(&["DBSIZE"]).await.unwrap(), Reply::Integer(3), "one key per counter");
+        store.ban(b"user:42", None).await.unwrap();
+        assert_eq!(store.preview(&check).await.unwrap().ban, Some(Wait::NEVER));
+    }
 }
 
 /// The key of a probe is one that no caller can name, and it is gone before the next one.

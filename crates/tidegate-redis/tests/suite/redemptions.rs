@@ -236,7 +236,7 @@ fn damaged_log_leaves_the_receipt_unused_or_the_error_says_that_it_may_be_used()
             let at = START.minus_micros(entry_us);
             let status = redis.wait(redis.store.inspect(&demand("1000/min", "fresh"))).unwrap();
             let limits = [LimitStatus { cost: 1, ..status }].into_iter().collect();
-            let decision = Decision { at, source: Source::Store, ban: None, limits };
+            let decision = Decision::new(at, Source::Store, limits);
             let redemption = Redemption::new(id(1), b"k", Timestamp::MAX).refund(Check::one(&log), &decision);
             match redis.wait(redis.store.redeem(&redemption)) {
                 Ok(redeemed) => {

@@ -97,7 +97,7 @@ impl Subject for OverHttp<'_> {
             let limits = body["limits"].as_array().unwrap_or_else(|| panic!("{status}: {body}"));
             assert_eq!(limits.len(), demands.len(), "{body}");
             let limits = limits.iter().zip(demands).map(|(entry, demand)| limit_status(entry, demand)).collect();
-            let decision = Decision { at: now, source: Source::Store, ban: None, limits };
+            let decision = Decision::new(now, Source::Store, limits);
             assert_eq!(body["source"], "store", "{body}");
             assert_eq!(body["allowed"], decision.allowed(), "{body}");
             assert_eq!(status, if decision.allowed() { 200 } else { 429 }, "{body}");

@@ -58,7 +58,7 @@ fn wait(units: i64, micros: u64) -> Wait {
 }
 
 fn decision(now: Timestamp, status: LimitStatus) -> Decision {
-    Decision { at: now, source: Source::Store, ban: None, limits: std::iter::once(status).collect() }
+    Decision::new(now, Source::Store, std::iter::once(status).collect())
 }
 
 impl Subject for OverResp<'_> {

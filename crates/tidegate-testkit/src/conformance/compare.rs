@@ -125,7 +125,7 @@ impl<'t> Run<'t> {
         subject.fill(&demand, &mut instants());
         for at in instants() {
             let line = LimitStatus { allowed: true, cost: 1, ..line };
-            let decision = Decision { at, source: Source::Store, ban: None, limits: std::iter::once(line).collect() };
+            let decision = Decision::new(at, Source::Store, std::iter::once(line).collect());
             self.receipts.push((vec![ask], self.slots.clone(), decision.clone(), decision));
             self.now = at;
         }

@@ -361,12 +361,8 @@ impl Step {
             return Err(format!("should be {expected}, got {decision:?}"));
         }
         for (number, (status, expected)) in decision.limits.iter().zip(&self.expected).enumerate() {
-            let seen = subject.as_seen(Decision {
-                at: decision.at,
-                source: decision.source,
-                ban: decision.ban,
-                limits: std::iter::once(expected.applied_to(status)).collect(),
-            });
+            let limits = std::iter::once(expected.applied_to(status)).collect();
+            let seen = subject.as_seen(decision.with_limits(limits));
             if seen.limits[0] != *status {
                 return Err(format!("limit {number} should be {:?}, got {status:?}", seen.limits[0]));
             }

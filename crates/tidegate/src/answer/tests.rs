@@ -59,12 +59,7 @@ fn refused(quota: u32, remaining: u32, retry_after: Wait) -> LimitStatus {
 }
 
 fn decision(statuses: &[LimitStatus]) -> Decision {
-    Decision {
-        at: Timestamp::from_micros(NOW_US),
-        source: Source::Store,
-        ban: None,
-        limits: statuses.iter().copied().collect(),
-    }
+    Decision::new(Timestamp::from_micros(NOW_US), Source::Store, statuses.iter().copied().collect())
 }
 
 /// Formats headers as sorted lines of `name: value`.

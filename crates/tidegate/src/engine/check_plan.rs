@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tidegate_core::{Algorithm, Check, Cost, DEMANDS_MAX, Demand, Key, Limit, LimitStatus, RuleScopeBuf, Source, Wait};
+use tidegate_core::{
+    Algorithm, Check, Cost, DEMANDS_MAX, Decision, Demand, Key, Limit, LimitStatus, RuleScopeBuf, Source, Wait,
+};
 
 use super::Refusal;
 use super::request::{RequestContext, RequestOptions};
@@ -17,7 +19,7 @@ use crate::answer::{Policies, Policy};
 use crate::counts::DecisionOutcome;
 use crate::failure::OnFailure;
 use crate::identity::SubjectKey;
-use crate::limiter::{EachDecision, refund_status};
+use crate::limiter::{LimitOptions, refund_status};
 use crate::rules::{Charge, CompiledRule, LimitSet, Mode, RuleSet};
 
 /// The limits of a combination of rules, for callers with one limit set. The limits of each group are decided together.
@@ -35,10 +37,8 @@ pub(super) struct LimitGroup {
     pub(super) limits: Vec<PlannedLimit>,
     /// The policies of `limits`, in the same order.
     pub(super) policies: Arc<Policies>,
-    /// The failure policies of `limits`, in the same order. All are `allow` in a shadow rule.
-    pub(super) on_failure: Box<[OnFailure]>,
-    /// Whether each of `limits`, in the same order, counts something that identifies the caller.
-    pub(super) own: Box<[bool]>,
+    /// The options of `limits`, in the same order. All failure policies are `allow` in a shadow rule.
+    pub(super) each: Box<[LimitOptions]>,
     /// The number of limits of each rule, in their order, and its counts.
     rules: SmallVec<[(usize, RuleCount); 1]>,
     /// Whether the counters are in the shield's memory store.
@@ -156,14 +156,15 @@ impl LimitGroup {
         let limits: Vec<PlannedLimit> = rules.iter().flat_map(PlannedRule::limits).collect();
         let has_distinct_counters = has_distinct_counters(&limits, limits.last()?.subject);
         let policies = Policies::new(limits.iter().map(|limit| limit.policy.clone()));
-        let of_rule = |rule: &PlannedRule<'_>| std::iter::repeat_n(rule.rule.on_failure(), rule.limits().len());
-        let is_own =
-            |rule: &PlannedRule<'_>| std::iter::repeat_n(rule.rule.by().identify_caller(), rule.limits().len());
+        let options = |PlannedRule { rule, .. }: &PlannedRule<'_>| LimitOptions {
+            on_failure: Some(rule.on_failure()),
+            identifies_caller: rule.by().identify_caller(),
+        };
+        let of_rule = |rule: &PlannedRule<'_>| std::iter::repeat_n(options(rule), rule.limits().len());
         let counted = |rule: &PlannedRule<'_>| (rule.limits().len(), rule.count.clone());
         Some(LimitGroup {
             policies: Arc::new(policies.with_exposed_headers(set.exposes_headers())),
-            on_failure: rules.iter().flat_map(of_rule).collect(),
-            own: rules.iter().flat_map(is_own).collect(),
+            each: rules.iter().flat_map(of_rule).collect(),
             rules: rules.iter().map(counted).filter(|(limits, _)| *limits > 0).collect(),
             is_shield,
             is_refundable: limits.iter().any(|limit| limit.charge.is_refundable()),
@@ -175,9 +176,9 @@ impl LimitGroup {
 
     /// Groups the limits of a shadow rule, with the failure policy `allow`. Returns `None` if it has no limits.
     fn shadow(set: &RuleSet, rule: PlannedRule<'_>, is_shield: bool) -> Option<LimitGroup> {
-        let group = LimitGroup::new(set, &[rule], is_shield)?;
-        let on_failure = group.limits.iter().map(|_| OnFailure::Allow).collect();
-        Some(LimitGroup { on_failure, ..group })
+        let mut group = LimitGroup::new(set, &[rule], is_shield)?;
+        group.each.iter_mut().for_each(|limit| limit.on_failure = Some(OnFailure::Allow));
+        Some(group)
     }
 
     /// Returns the demands of a request on all limits, in their order. `context` must have a subject for each rule of
@@ -219,7 +220,7 @@ impl LimitGroup {
 
     /// Returns whether the failure policy of at least one limit is `deny`.
     pub(super) fn denies_on_failure(&self) -> bool {
-        self.on_failure.contains(&OnFailure::Deny)
+        self.each.iter().any(|limit| limit.on_failure == Some(OnFailure::Deny))
     }
 
     /// Counts the result of a check of this group, and returns the decision if it is an admission.
@@ -232,21 +233,18 @@ impl LimitGroup {
     /// not counted, because no rule decided.
     pub(super) fn conclude(
         &self,
-        result: Result<EachDecision, Undecided>,
+        result: Result<Decision, Undecided>,
         options: &RequestOptions,
-    ) -> Result<EachDecision, Box<Refusal>> {
-        let decided = result.map_err(|reason| {
+    ) -> Result<Decision, Box<Refusal>> {
+        let decision = result.map_err(|reason| {
             self.count_undecided(&reason);
             Box::new(Refusal::Unavailable { policies: self.policies.clone() })
         })?;
-        if let Some(banned) = Refusal::by_ban(decided.decision()) {
+        if let Some(banned) = Refusal::by_ban(&decision) {
             return Err(Box::new(banned));
         }
-        self.count(&decided, options);
-        match decided.decision().allowed() {
-            true => Ok(decided),
-            false => Err(Box::new(self.denial(decided, options))),
-        }
+        self.count(&decision, options);
+        if decision.allowed() { Ok(decision) } else { Err(Box::new(self.denial(decision, options))) }
     }
 
     /// Counts a request that was refused as unavailable, for each rule.
@@ -256,11 +254,9 @@ impl LimitGroup {
     fn count_undecided(&self, reason: &Undecided) {
         let mut index = 0;
         for (limits, count) in &self.rules {
-            let outcome = match (reason, self.on_failure[index]) {
-                (Undecided::NoAnswer, OnFailure::Allow) => DecisionOutcome::Allow,
-                (Undecided::NoAnswer, OnFailure::Local | OnFailure::Deny) | (Undecided::InvalidCheck, _) => {
-                    DecisionOutcome::Unavailable
-                }
+            let outcome = match (reason, self.each[index].on_failure) {
+                (Undecided::NoAnswer, Some(OnFailure::Allow)) => DecisionOutcome::Allow,
+                (Undecided::NoAnswer | Undecided::InvalidCheck, _) => DecisionOutcome::Unavailable,
             };
             count.count(outcome, Source::None);
             index += limits;
@@ -269,15 +265,15 @@ impl LimitGroup {
 
     /// Counts the decision of each rule. Must not be called for a ban.
     ///
-    /// A rule has denied if one of its limits has, or delays the request beyond `max_wait`. A rule that was left out
-    /// because the store did not answer has allowed, with [`Source::None`]. A rule that was left out of a cached denial,
+    /// A rule has denied if one of its limits has, or delays the request beyond `max_wait`. A rule that was omitted
+    /// because the store did not answer has allowed, with [`Source::None`]. A rule that is omitted from a cached denial,
     /// because none of its limits has a cached status, has not decided, and is not counted.
-    pub(super) fn count(&self, decided: &EachDecision, options: &RequestOptions) {
+    pub(super) fn count(&self, decision: &Decision, options: &RequestOptions) {
         // A request that is admitted but will not wait so long is refused.
         let passes = |status: &LimitStatus| status.allowed && !(self.may_delay && options.exclude(delay(status)));
-        let (mut statuses, source, mut index) = (decided.decision().limits.iter(), decided.decision().source, 0);
+        let (mut statuses, source, mut index) = (decision.limits.iter(), decision.source, 0);
         for (limits, count) in &self.rules {
-            let known = (index..index + limits).filter(|&index| decided.covers(index)).count();
+            let known = (index..index + limits).filter(|&index| !decision.omitted.contains(index)).count();
             let allowed = statuses.by_ref().take(known).fold(true, |all, status| all & passes(status));
             match (known, source) {
                 (1.., _) => count.count(DecisionOutcome::of(allowed), source),
@@ -292,9 +288,8 @@ impl LimitGroup {
     ///
     /// With a `max_wait`, the statuses of leaky buckets change: if a request could get a slot but its wait would exceed
     /// `max_wait`, the status denies, and its `retry_after` is the time until both the slot and the wait are available.
-    fn denial(&self, decided: EachDecision, options: &RequestOptions) -> Refusal {
-        let policies = self.policies_of(&decided);
-        let mut decision = decided.into_decision();
+    fn denial(&self, mut decision: Decision, options: &RequestOptions) -> Refusal {
+        let policies = self.policies_of(&decision);
         if let Some(max_wait) = options.max_wait.filter(|_| self.may_delay) {
             let leaky = |policy: &Policy| policy.limit().algorithm() == Algorithm::LeakyBucket;
             let statuses = policies.policies().zip(&mut decision.limits);
@@ -313,9 +308,8 @@ impl LimitGroup {
     ///
     /// The statuses are those after the refund. Only limits whose delay exceeds `max_wait` deny, and their
     /// `retry_after` is the excess.
-    pub(super) fn withdrawal(&self, decided: EachDecision, max_wait: Duration) -> Refusal {
-        let policies = self.policies_of(&decided);
-        let mut decision = decided.into_decision();
+    pub(super) fn withdrawal(&self, mut decision: Decision, max_wait: Duration) -> Refusal {
+        let policies = self.policies_of(&decision);
         for (status, policy) in decision.limits.iter_mut().zip(policies.policies()) {
             let excess_us = delay(status).as_micros().and_then(|us| us.checked_sub(as_micros(max_wait)));
             status.allowed = excess_us.is_none_or(|us| us == 0);
@@ -326,11 +320,11 @@ impl LimitGroup {
     }
 
     /// Returns the policies of the limits that were decided, in the order of the decision's statuses.
-    fn policies_of(&self, decided: &EachDecision) -> Arc<Policies> {
-        match decided {
-            EachDecision::Complete(_) => self.policies.clone(),
-            EachDecision::Partial(_) => Arc::new(self.policies.subset(|index| decided.covers(index))),
+    fn policies_of(&self, decision: &Decision) -> Arc<Policies> {
+        if decision.omitted.is_empty() {
+            return self.policies.clone();
         }
+        Arc::new(self.policies.subset(|index| !decision.omitted.contains(index)))
     }
 }
 

@@ -15,7 +15,6 @@ use super::check_plan::{CheckPlan, Demands, LimitGroup, PlannedLimit};
 use super::request::RequestContext;
 use super::{Companion, Engine};
 use crate::answer::{Policies, grpc};
-use crate::limiter::EachDecision;
 #[cfg(feature = "tower")]
 use crate::limiter::refund_status;
 use crate::receipt::{Receipt, ReceiptPart};
@@ -95,14 +94,14 @@ impl Permit {
 
     /// Creates the permit of a request that the limits of `plan` admitted.
     ///
-    /// `decided` is the decision of [`CheckPlan::shown`], or `None` if only shadow rules apply. If a limit was left out
-    /// of it, the permit has a decision without limit statuses.
-    pub(super) fn new(plan: Arc<CheckPlan>, decided: Option<EachDecision>, charges: Option<Charges>) -> Permit {
-        let wait = decided.as_ref().map_or(Duration::ZERO, |decided| plan.wait(decided));
-        let decision = decided.map(|decided| match decided {
-            EachDecision::Complete(decision) => decision,
-            // The limits that were left out may be used up, so the response reports none of them.
-            EachDecision::Partial(partial) => Decision::uncounted(partial.decision.at),
+    /// `decision` is that of [`CheckPlan::shown`], or `None` if only shadow rules apply. If it omits a limit, the permit
+    /// has a decision without limit statuses.
+    pub(super) fn new(plan: Arc<CheckPlan>, decision: Option<Decision>, charges: Option<Charges>) -> Permit {
+        let wait = decision.as_ref().map_or(Duration::ZERO, |decision| plan.wait(decision));
+        let decision = decision.map(|decision| match decision.omitted.is_empty() {
+            true => decision,
+            // The limits that were omitted may be used up, so the response reports none of them.
+            false => Decision::uncounted(decision.at),
         });
         Permit { granted: Some(Box::new(Granted { plan, decision, wait, charges })), companion: None }
     }
@@ -190,9 +189,9 @@ impl Permit {
 impl CheckPlan {
     /// Returns how long a leaky bucket delays a request, given the decision of [`CheckPlan::shown`], which must be an
     /// admission. Zero without a leaky bucket.
-    pub(super) fn wait(&self, decided: &EachDecision) -> Duration {
+    pub(super) fn wait(&self, decision: &Decision) -> Duration {
         match self.shown().is_some_and(|group| group.may_delay) {
-            true => decided.decision().retry_after().as_duration().unwrap_or(Duration::ZERO),
+            true => decision.retry_after().as_duration().unwrap_or(Duration::ZERO),
             false => Duration::ZERO,
         }
     }
@@ -219,7 +218,7 @@ impl CheckPlan {
 }
 
 /// The charges of one request that may be refunded: groups of limits, each with the decision that charged it.
-pub(super) type ChargeList = Vec<(GroupId, EachDecision)>;
+pub(super) type ChargeList = Vec<(GroupId, Decision)>;
 
 /// The charges of one request that may be refunded, with everything that a refund needs.
 pub(super) struct Charges {
@@ -260,10 +259,9 @@ impl Charges {
 
     /// Returns the parts of a receipt: for each group, the limits that were charged and may be refunded.
     fn receipt_parts(&self) -> Vec<ReceiptPart> {
-        let part = |(id, decided): &(GroupId, EachDecision)| {
+        let part = |(id, decision): &(GroupId, Decision)| {
             let group = self.plan.group(*id)?;
-            let decision = decided.decision();
-            let charged = group.charged(decided, &self.context);
+            let charged = group.charged(decision, &self.context);
             let refundable = charged.filter(|(limit, ..)| limit.charge.is_refundable());
             let refundable = refundable.map(|(limit, demand, status)| (demand, status, limit.charge));
             ReceiptPart::new(group.is_shield, decision, refundable)
@@ -272,15 +270,14 @@ impl Charges {
     }
 
     async fn refund_each(&self, reason: RefundReason) {
-        for (id, decided) in &self.list {
+        for (id, decision) in &self.list {
             let Some(group) = self.plan.group(*id) else { continue };
-            let decision = decided.decision();
-            let charged = group.charged(decided, &self.context);
+            let charged = group.charged(decision, &self.context);
             let due = charged.filter(|(limit, ..)| reason.refunds(limit.charge));
             let (demands, limits): (Demands<'_>, _) = due.map(|(_, demand, status)| (demand, *status)).unzip();
             // Nothing is due from this group if the check is empty.
             let Ok(check) = Check::new(&demands) else { continue };
-            if let Err(error) = self.engine.refund(group, &check, &Decision { limits, ..*decision }).await {
+            if let Err(error) = self.engine.refund(group, &check, &decision.with_limits(limits)).await {
                 tracing::debug!(kind = error.kind().as_str(), "a refund failed; the request stays charged");
             }
         }
@@ -290,15 +287,14 @@ impl Charges {
 impl LimitGroup {
     /// Iterates over the limits that were decided, each with the demand of the request and its status.
     ///
-    /// `decided` must be the decision on the limits of this group for the request with this context.
+    /// `decision` must be that on the limits of this group for the request with this context.
     fn charged<'a>(
         &'a self,
-        decided: &'a EachDecision,
+        decision: &'a Decision,
         context: &'a RequestContext,
     ) -> impl Iterator<Item = (&'a PlannedLimit, Demand<'a>, &'a LimitStatus)> {
-        let all = self.limits.iter().zip(self.demands(context)).enumerate();
-        let decided_limits = all.filter(|(index, _)| decided.covers(*index)).map(|(_, limit)| limit);
-        decided_limits.zip(&decided.decision().limits).map(|((limit, demand), status)| (limit, demand, status))
+        let demands = self.demands(context);
+        decision.statuses().map(move |(index, status)| (&self.limits[index], demands[index], status))
     }
 }
 

@@ -12,12 +12,12 @@
 //!   as usual       own ──▶ charge ─┐                            denied by own: refund shared
 //!                  shared ▶ charge ┴▶ decision
 //!
-//!   own first      own ──▶ charge ─┐ denied: decision, and shared was not charged
-//!                  shared ▶ veto ──┴▶ admitted: shared ──▶ charge ──▶ decision
+//!   own first      own ──▶ charge ──┐ denied: decision, and shared was not charged
+//!                  shared ▶ preview ┴▶ admitted: shared ──▶ charge ──▶ decision
 //! ```
 //!
-//! The other parts get a *veto* meanwhile: their demands, and one more that no quota admits. They report their statuses
-//! and charge nothing. So a denial takes one round trip, as usual, and has the statuses of all limits. An admission takes
+//! The other parts are only previewed meanwhile ([`Preview`](tidegate_core::Preview)): they report their statuses and
+//! charge nothing. So a denial takes one round trip, as usual, and has the statuses of all limits. An admission takes
 //! two, but only for a client that was denied in the last ten seconds and now has more requests in flight than units.
 //! Asking every part in turn for every check would take two round trips for all clients. With the default deadline, that
 //! is impossible above a round trip of 12 ms.
@@ -79,10 +79,10 @@ impl Default for DeniedParts {
 impl DeniedParts {
     /// Decides which part of a check is asked first.
     ///
-    /// None is if the check has one part, charges nothing, or has a limit with `count_denied`, which a veto would charge.
+    /// None is if the check has one part, charges nothing, or has a limit with `count_denied`, which a denial must charge.
     pub(super) fn turn(&self, parts: &[Part<'_>], now: Timestamp) -> Turn<'_> {
         let mut turn = Turn { first: None, counted: SmallVec::new(), denied_parts: self };
-        if parts.len() < 2 || !parts.iter().all(Part::can_be_vetoed) || !parts.iter().any(Part::charges) {
+        if parts.len() < 2 || !parts.iter().all(Part::can_be_previewed) || !parts.iter().any(Part::charges) {
             return turn;
         }
         let mut fewest = u32::MAX;
@@ -101,7 +101,7 @@ impl DeniedParts {
         turn
     }
 
-    /// Records the answer to a part, charged or vetoed: a denial is remembered.
+    /// Records the answer to a part, charged or previewed: a denial is remembered.
     pub(super) fn learn(&self, part: &Part<'_>, decision: &Decision, now: Timestamp) {
         let (id, units_left) = (self.id(part), decision.remaining().unwrap_or(0));
         match decision.allowed() {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn check_that_a_veto_would_charge_is_asked_at_once() {
+    fn check_that_a_preview_must_charge_is_asked_at_once() {
         let (denied, store) = (DeniedParts::default(), MemoryStore::new());
         let parts = [part("1/h", "own", 0), part("9/h count_denied=true", "shared", 1)];
         decide(&store, &parts[0]);

@@ -24,14 +24,10 @@
 
 use smallvec::SmallVec;
 use tidegate_core::{
-    Check, Cost, DEMANDS_MAX, Decision, Demand, Key, Limit, LimitStatus, LimitStatuses, Location, Scope, ScopeName,
-    Source, Store, Wait,
+    Check, DEMANDS_MAX, Decision, Demand, Limit, LimitStatus, LimitStatuses, Location, Source, Store, Wait,
 };
 
 use crate::failure::Unavailable;
-
-/// The scope of the demand of a veto, which no other demand uses.
-const VETO: ScopeName = ScopeName::new("veto");
 
 /// The answer of the store to a check.
 #[derive(Debug)]
@@ -56,7 +52,7 @@ pub(super) enum Asked {
     /// It was charged if its limits allowed it.
     Charged,
     /// It reported its statuses, and charged nothing.
-    Vetoed,
+    Previewed,
 }
 
 impl PartAnswer {
@@ -105,35 +101,15 @@ impl<'a> Part<'a> {
         self.demands.iter().map(|demand| demand.cost.units()).max().unwrap_or(0)
     }
 
-    /// Returns whether [`vetoed`](Part::vetoed) demands charge nothing and form a valid check: there is no limit with
-    /// `count_denied`, and room for one more demand.
-    pub(super) fn can_be_vetoed(&self) -> bool {
+    /// Returns whether the part can be previewed: there is no limit with `count_denied`, which a denial would have to
+    /// charge, and room for one more demand.
+    pub(super) fn can_be_previewed(&self) -> bool {
         self.demands.len() < DEMANDS_MAX && !self.demands.iter().any(|demand| demand.limit.count_denied())
-    }
-
-    /// Returns the demands and, as the last, one that no quota admits. The store decides them without charging any.
-    ///
-    /// Empty if there are no demands. The last demand has a counter that is never charged, so it is never created.
-    pub(super) fn vetoed(&self) -> SmallVec<[Demand<'a>; 2]> {
-        let veto = |demand: &Demand<'a>| {
-            let limit = Limit::new(1, std::time::Duration::from_secs(1)).ok()?;
-            let key = Key::scoped(demand.key.subject(), Scope::Named(VETO)).ok()?;
-            Some(Demand::new(limit, key).cost(Cost::new(2)))
-        };
-        let veto = self.demands.first().and_then(veto);
-        self.demands.iter().copied().chain(veto).collect()
-    }
-
-    /// Returns the answer to its [`vetoed`](Part::vetoed) demands without the status of the last.
-    pub(super) fn without_veto(&self, decision: Decision) -> Decision {
-        let limits = decision.limits.iter().take(self.demands.len()).copied().collect();
-        Decision { limits, ..decision }
     }
 
     /// Returns the statuses of this part in a decision on the whole check.
     pub(super) fn decision(&self, whole: &Decision) -> Decision {
-        let limits = self.indices.iter().filter_map(|&index| whole.limits.get(index).copied()).collect();
-        Decision { limits, ..*whole }
+        whole.with_limits(self.indices.iter().filter_map(|&index| whole.limits.get(index).copied()).collect())
     }
 
     /// Returns the part of a refused check that must be refunded: all but limits with `count_denied`, which are charged
@@ -142,7 +118,7 @@ impl<'a> Part<'a> {
         let kept = self.demands.iter().zip(&decision.limits).filter(|(demand, _)| !demand.limit.count_denied());
         let (demands, limits): (SmallVec<[Demand<'a>; 2]>, LimitStatuses) =
             kept.map(|(demand, status)| (*demand, *status)).unzip();
-        (!demands.is_empty()).then(|| (demands, Decision { limits, ..*decision }))
+        (!demands.is_empty()).then(|| (demands, decision.with_limits(limits)))
     }
 }
 
@@ -196,7 +172,7 @@ pub(super) fn conclude<'a>(
 /// Combines the decisions on all parts of a check into one. There must be as many decisions as parts, and at least one.
 ///
 /// If any part is refused, the statuses of the admitted ones are those after their units are refunded.
-fn combine(check: &Check<'_>, parts: &[Part<'_>], decisions: &[(Asked, Decision)]) -> Decision {
+pub(super) fn combine(check: &Check<'_>, parts: &[Part<'_>], decisions: &[(Asked, Decision)]) -> Decision {
     let at = decisions.iter().map(|(_, decision)| decision.at).min().unwrap_or_default();
     if let Some(ban) = decisions.iter().filter_map(|(_, decision)| decision.ban).max() {
         return Decision::banned(at, Source::Store, ban, check);
@@ -215,7 +191,7 @@ fn combine(check: &Check<'_>, parts: &[Part<'_>], decisions: &[(Asked, Decision)
             limits[index] = Some(status);
         }
     }
-    Decision { at, source: Source::Store, ban: None, limits: limits.into_iter().flatten().collect() }
+    Decision::new(at, Source::Store, limits.into_iter().flatten().collect())
 }
 
 /// Changes the status of `limit`, which the request was charged, to the one after its units are refunded.
@@ -233,7 +209,7 @@ pub(crate) fn refund_status(status: &mut LimitStatus, limit: &Limit) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_core::{Key, MemoryStore, ShardId, StoreErrorKind, Timestamp};
+    use tidegate_core::{Key, MemoryStore, Preview, ShardId, StoreErrorKind, Timestamp};
 
     /// A store whose partitions are the first bytes of the subjects.
     struct ByFirstByte(MemoryStore);
@@ -322,31 +298,30 @@ mod tests {
     }
 
     #[test]
-    fn vetoed_part_reports_its_statuses_and_charges_nothing() {
+    fn previewed_part_reports_its_statuses_and_charges_nothing() {
         let store = ByFirstByte(MemoryStore::new());
         let demands = demands().map(|demand| Demand { limit: demand.limit.with_count_denied(false), ..demand });
         let check = Check::new(&demands).unwrap();
         let parts = split(&check, &store);
-        assert!(parts.iter().all(Part::can_be_vetoed));
+        assert!(parts.iter().all(Part::can_be_previewed));
         let used_up = Demand { cost: tidegate_core::Cost::new(5), ..demands[0] };
         assert!(store.0.check(&Check::one(&used_up)).allowed());
-        let vetoed = parts[1].vetoed();
-        let other = parts[1].without_veto(store.0.check(&Check::new(&vetoed).unwrap()));
+        let preview = Preview::of(&parts[1].demands);
+        let other = preview.conclude(&store.0.check(&preview.check()));
         let expected = [1, 3].map(|index| (true, demands[index].limit.quota()));
         let statuses: Vec<_> = other.limits.iter().map(|status| (status.allowed, status.remaining)).collect();
-        assert_eq!(statuses, expected, "uncharged, and without the status of the veto");
+        assert_eq!(statuses, expected, "uncharged, and without the status of the additional demand");
         let answers = SmallVec::from_iter([
             PartAnswer { asked: Asked::Charged, result: Ok(store.0.check(&parts[0].check())) },
-            PartAnswer { asked: Asked::Vetoed, result: Ok(other) },
+            PartAnswer { asked: Asked::Previewed, result: Ok(other) },
         ]);
         let (answer, refunds) = conclude(&check, &parts, answers);
         let Ok(Answer::Combined(decision)) = answer else { panic!("{answer:?}") };
         let statuses: Vec<_> = decision.limits.iter().map(|status| (status.allowed, status.remaining)).collect();
         assert_eq!(statuses, [(false, 0), (true, 6), (true, 7), (true, 8)]);
         assert!(refunds.is_empty(), "nothing was charged");
-        assert!(!parts[1].vetoed().is_empty());
         let counting = [demands[1], Demand { limit: demands[3].limit.with_count_denied(true), ..demands[3] }];
-        assert!(!Part::whole(&Check::new(&counting).unwrap(), &store).can_be_vetoed());
+        assert!(!Part::whole(&Check::new(&counting).unwrap(), &store).can_be_previewed());
     }
 
     #[test]

@@ -28,7 +28,6 @@ use tidegate_core::{Algorithm, Check, Cost, Decision, Demand, LimitStatus, Sourc
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::fair_queue::QueuePosition;
-use super::shared::TimeBudget;
 use super::{CheckOptions, Limiter};
 use crate::failure::Unavailable;
 
@@ -139,11 +138,12 @@ impl Limiter {
         self.until_ready_with(check, wait_max, CheckOptions::default()).await
     }
 
-    /// Waits like [`Limiter::until_ready`], with another failure policy, or for units that may be refunded.
+    /// Waits like [`Limiter::until_ready`], with options. Each answer of the store may take the whole deadline, less
+    /// [`CheckOptions::spent`].
     ///
     /// # Errors
     /// If the check can never be admitted or not within `wait_max`, or if the store does not answer and the failure
-    /// policy of `options` is [`OnFailure::Deny`](crate::OnFailure::Deny).
+    /// policy of a limit is [`OnFailure::Deny`](crate::OnFailure::Deny).
     ///
     /// # Panics
     /// Panics outside a tokio runtime with a timer, unless the check only peeks.
@@ -151,10 +151,10 @@ impl Limiter {
         &self,
         check: &Check<'_>,
         wait_max: Duration,
-        options: CheckOptions,
+        options: CheckOptions<'_>,
     ) -> Result<Decision, NotReady> {
         if check.demands().iter().all(|demand| demand.cost == Cost::PEEK) {
-            return Ok(self.check_in(TimeBudget::READY, check, options).await?);
+            return Ok(self.check_within(self.0.deadlines.ready, check, options).await?);
         }
         let deadline = Instant::now() + wait_max.min(WAIT_MAX);
         let position = self.0.queues.join(check);
@@ -167,7 +167,7 @@ impl Limiter {
         let options = CheckOptions { refundable, ..options };
         let mut is_contended = false;
         loop {
-            let decision = self.check_in(TimeBudget::READY, check, options).await?;
+            let decision = self.check_within(self.0.deadlines.ready, check, options).await?;
             let is_local = decision.source == Source::Local;
             let wait = match decision.retry_after().as_duration() {
                 Some(wait) => wait,
@@ -209,30 +209,31 @@ impl Limiter {
         &self,
         check: &Check<'_>,
         position: &QueuePosition<'_>,
-        options: CheckOptions,
+        options: CheckOptions<'_>,
     ) -> Result<Decision, NotReady> {
         let until_front_asks =
             position.front_asks_at().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
         let peeks: SmallVec<[Demand<'_>; 2]> = check.demands().iter().map(|demand| demand.cost(Cost::PEEK)).collect();
         let Ok(peek) = Check::new(&peeks) else {
-            return Ok(self.check_in(TimeBudget::READY, check, options).await?);
+            return Ok(self.check_within(self.0.deadlines.ready, check, options).await?);
         };
-        let mut decision = self.check_in(TimeBudget::READY, &peek, options).await?;
+        let mut decision = self.check_within(self.0.deadlines.ready, &peek, options).await?;
         if decision.limits.is_empty() {
             // The request is admitted without counting, so the checks before it do not matter.
             return Ok(decision);
         }
         let never_fits = |demand: &Demand<'_>| demand.cost.units() > demand.limit.cost_max();
+        let decided: SmallVec<[Demand<'_>; 2]> = decision.statuses().map(|(index, _)| check.demands()[index]).collect();
         let front_us = until_front_asks.max(PAUSE_MIN).as_micros() as u64;
         let taking = |(demand, _): &(&Demand<'_>, &mut LimitStatus)| demand.cost != Cost::PEEK;
-        for (demand, status) in check.demands().iter().zip(&mut decision.limits).filter(taking) {
+        for (demand, status) in decided.iter().zip(&mut decision.limits).filter(taking) {
             let retry_after = match never_fits(demand) {
                 true => Wait::NEVER,
                 false => status.retry_after.max(Wait::from_micros(front_us)),
             };
             *status = LimitStatus { allowed: false, cost: demand.cost.units(), retry_after, ..*status };
         }
-        Err(match check.demands().iter().any(never_fits) {
+        Err(match decided.iter().any(never_fits) {
             true => NotReady::Never(decision),
             false => NotReady::TooLate(decision),
         })

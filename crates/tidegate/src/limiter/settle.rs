@@ -29,7 +29,7 @@ use tidegate_core::{
     StoreError, Timestamp,
 };
 
-use super::{Backend, Limiter, catch_panic, has_status_per_limit, panicked};
+use super::{Backend, Limiter, catch_panic, decided_demands, panicked};
 
 /// The time for which a receipt can be redeemed after the longest `reset_after` of its decision: 10 minutes.
 const REDEEM_GRACE_US: u64 = 10 * 60 * 1_000_000;
@@ -84,7 +84,9 @@ impl Limiter {
     /// If the store does not answer. Refunds and charges are two calls; both are made, and the first error is returned.
     /// If both calls were needed, the error [`is_unexecuted`](StoreError::is_unexecuted) only if neither was executed.
     pub async fn settle_each(&self, check: &Check<'_>, decision: &Decision, actual: &[Cost]) -> Result<(), StoreError> {
-        let Some(difference) = Difference::between(check, decision, actual) else { return Ok(()) };
+        let Some((demands, actual)) = charged(check, decision, actual) else { return Ok(()) };
+        let check = Check::of_distinct(&demands);
+        let Some(difference) = Difference::between(&check, decision, &actual) else { return Ok(()) };
         let refunded = match Check::new(&difference.unused) {
             Ok(unused) => self.refund(&unused, &difference.refund).await,
             Err(_nothing) => Ok(()),
@@ -146,9 +148,11 @@ impl Limiter {
         decision: &Decision,
         actual: &[Cost],
     ) -> Result<Redeemed, StoreError> {
+        let Some((demands, actual)) = charged(check, decision, actual) else { return Ok(Redeemed::Done) };
+        let check = Check::of_distinct(&demands);
         match &self.0.backend {
-            Backend::Memory(store) => redeem_in_memory(store, id, check, decision, actual),
-            Backend::Shared(shared) => Box::pin(shared.redeem(id, check, decision, actual)).await,
+            Backend::Memory(store) => redeem_in_memory(store, id, &check, decision, &actual),
+            Backend::Shared(shared) => Box::pin(shared.redeem(id, &check, decision, &actual)).await,
         }
     }
 
@@ -168,7 +172,22 @@ impl Limiter {
     }
 }
 
-/// Corrects the charge of a decision of this store as [`Limiter::redeem`] does.
+/// Returns the demands that an admission charged and, in the same order, the costs that they should have been charged.
+///
+/// `actual` is in the order of the check. A limit without a cost keeps its charge. Returns `None` if nothing was charged
+/// or the decision is not that of the check: it is a denial, or has no status for a limit that it does not omit.
+fn charged<'a>(
+    check: &Check<'a>,
+    decision: &Decision,
+    actual: &[Cost],
+) -> Option<(SmallVec<[Demand<'a>; 2]>, SmallVec<[Cost; 2]>)> {
+    let demands = decided_demands(check, decision).filter(|_| decision.allowed())?;
+    let cost = |(index, status): (usize, &LimitStatus)| actual.get(index).copied().unwrap_or(Cost::new(status.cost));
+    Some((demands, decision.statuses().map(cost).collect()))
+}
+
+/// Corrects the charge of a decision of this store as [`Limiter::redeem`] does. The decision must have a status, and
+/// `actual` a cost, for each limit of the check.
 ///
 /// # Errors
 /// Returns an error if the store panics.
@@ -217,19 +236,17 @@ pub(super) struct Difference<'a> {
 }
 
 impl<'a> Difference<'a> {
-    /// Compares the charge of `decision` with the costs in `actual`, which are in the order of the check and may be
-    /// fewer.
+    /// Compares the charge of `decision` with the costs in `actual`. Both must have one entry per limit of the check.
     ///
-    /// Returns `None` if nothing was charged or the decision is not that of the check: it is a denial, or does not have
-    /// a status for each limit.
+    /// Returns `None` if nothing was charged: the decision is a denial, or the check is empty.
     pub(super) fn between(check: &Check<'a>, decision: &Decision, actual: &[Cost]) -> Option<Difference<'a>> {
-        if !decision.allowed() || !has_status_per_limit(decision, check) {
+        if !decision.allowed() {
             return None;
         }
         let Decision { at, source, .. } = *decision;
         let mut difference = Difference {
             unused: SmallVec::new(),
-            refund: Decision { at, source, ban: None, limits: LimitStatuses::new() },
+            refund: Decision::new(at, source, LimitStatuses::new()),
             overrun: SmallVec::new(),
             subject: check.demands().first()?.key.subject(),
             redeemable_until: redeemable_until(decision),

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use smallvec::SmallVec;
 use tidegate_core::{
-    Atomicity, BanListing, Check, Clock, Cost, Decision, Demand, LimitStatus, MemoryStore, ReceiptId, Redeemed,
-    ShardId, Source, Store, StoreError, StoreErrorKind as Kind, Timestamp, Wait,
+    Atomicity, BanListing, Check, Clock, Cost, Decision, Demand, LimitStatus, MemoryStore, Preview, ReceiptId,
+    Redeemed, ShardId, Source, Store, StoreError, StoreErrorKind as Kind, Timestamp, Wait,
 };
 use tokio::time::{Instant, timeout};
 
@@ -21,11 +21,11 @@ use super::health::{Health, ShardHealth};
 use super::parts::{self, Answer, Asked, Part, PartAnswer, PartRefund};
 use super::settle::Difference;
 use super::stats::{Counters, add};
-use super::{EachDecision, catch_panic, has_status_per_limit, panicked, probing, redeem_in_memory};
+use super::{CheckOptions, catch_panic, panicked, probing, redeem_in_memory};
 use crate::breaker::Phase;
 use crate::deadline::{LATENESS_MAX, answer_by, timer};
 use crate::deny_cache::{CallSpan, DenyCache, has_several_subjects};
-use crate::failure::{FailurePolicy, OnFailure, Unavailable, local_share, local_wait};
+use crate::failure::{OnFailure, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
 
 const NO_TIMER: &str = "the store can be used only inside a tokio runtime with time enabled";
@@ -69,54 +69,12 @@ pub(super) struct Deadlines {
     pub(super) ready: Duration,
 }
 
-/// The time in which the store has to decide checks.
-#[derive(Clone, Copy)]
-pub(super) enum TimeBudget {
-    /// The deadline of checks, less the time `spent` that the caller has already used.
-    Check { spent: Duration },
-    /// The deadline of [`Limiter::until_ready`](super::Limiter::until_ready), less the time `spent`.
-    Ready { spent: Duration },
-}
-
-impl TimeBudget {
-    /// The whole deadline of checks.
-    pub(super) const CHECK: TimeBudget = TimeBudget::Check { spent: Duration::ZERO };
-    /// The whole deadline of [`Limiter::until_ready`](super::Limiter::until_ready).
-    pub(super) const READY: TimeBudget = TimeBudget::Ready { spent: Duration::ZERO };
-
-    /// Returns the time that is left for the call to the store, or `None` if the caller has used all of it.
-    fn left(self, deadlines: &Deadlines) -> Option<Duration> {
-        match self {
-            TimeBudget::Check { spent: Duration::ZERO } => Some(deadlines.check),
-            TimeBudget::Check { spent } => deadlines.check.checked_sub(spent).filter(|left| !left.is_zero()),
-            TimeBudget::Ready { spent: Duration::ZERO } => Some(deadlines.ready),
-            TimeBudget::Ready { spent } => deadlines.ready.checked_sub(spent).filter(|left| !left.is_zero()),
-        }
+/// Returns what is left of `time` after `spent`. `None` if all of it is spent.
+fn time_left(time: Duration, spent: Duration) -> Option<Duration> {
+    if spent.is_zero() {
+        return Some(time);
     }
-
-    /// Returns what is left of the budget after the time `more`.
-    fn after(self, more: Duration) -> TimeBudget {
-        match self {
-            TimeBudget::Check { spent } => TimeBudget::Check { spent: spent + more },
-            TimeBudget::Ready { spent } => TimeBudget::Ready { spent: spent + more },
-        }
-    }
-}
-
-/// The settings of a decision.
-#[derive(Clone, Copy)]
-pub(super) struct CheckSettings<'a> {
-    /// Decides if the store does not answer.
-    pub(super) policy: FailurePolicy<'a>,
-    /// Whether units may be refunded later. Such a check does not use the deny cache.
-    pub(super) refundable: bool,
-    /// The time that calls to the store may take.
-    pub(super) budget: TimeBudget,
-    /// Whether a cached denial may leave out limits whose status is not cached.
-    pub(super) allows_partial: bool,
-    /// Which limits, in the order of the check, count something that identifies the caller. Limits beyond its end do
-    /// not.
-    pub(super) own: &'a [bool],
+    time.checked_sub(spent).filter(|left| !left.is_zero())
 }
 
 impl Shared {
@@ -160,27 +118,28 @@ impl Shared {
         &self.health
     }
 
-    /// Decides the checks by the deny cache, else by one call to the store, else by the failure policy. Returns one
-    /// result per check, in order.
+    /// Decides the checks by the deny cache, else by one call to the store, else by the failure policies of `options`.
+    /// Returns one result per check, in order.
     ///
-    /// `refundable` checks, and those with `count_denied`, do not use the deny cache. Calls to the store are counted in
-    /// `counters`, decisions are not.
+    /// The store has the time `deadline` to answer, less [`CheckOptions::spent`]. Refundable checks, and those with
+    /// `count_denied`, do not use the deny cache. Calls to the store are counted in `counters`, decisions are not.
     pub(super) async fn check_batch(
         self: &Arc<Self>,
         checks: &[Check<'_>],
-        settings: CheckSettings<'_>,
+        options: &CheckOptions<'_>,
+        deadline: Duration,
         counters: &Counters,
-    ) -> Vec<Result<EachDecision, Unavailable>> {
-        let CheckSettings { policy, refundable, budget, allows_partial, own } = settings;
+    ) -> Vec<Result<Decision, Unavailable>> {
         announcing::start(self);
+        let budget = time_left(deadline, options.spent);
         let sent = self.clock.now();
         let cache_for = |check: &Check<'_>| {
-            let lasts = !refundable && !check.demands().iter().any(|demand| demand.limit.count_denied());
+            let lasts = !options.refundable && !check.demands().iter().any(|demand| demand.limit.count_denied());
             self.deny_cache.as_ref().filter(|_| lasts)
         };
-        let recall = |check: &Check<'_>| cache_for(check).and_then(|cache| cache.recall(check, sent, allows_partial));
+        let recall = |check: &Check<'_>| cache_for(check).and_then(|cache| cache.recall(check, sent, options.may_omit));
         let recalled = checks.iter().map(|check| recall(check).map(Ok));
-        let mut answers: Vec<Option<Result<EachDecision, Unavailable>>> = recalled.collect();
+        let mut answers: Vec<Option<Result<Decision, Unavailable>>> = recalled.collect();
         let unknown: SmallVec<[Check<'_>; 1]> =
             checks.iter().zip(&answers).filter(|(_, answer)| answer.is_none()).map(|(check, _)| *check).collect();
         if unknown.is_empty() {
@@ -204,15 +163,15 @@ impl Shared {
                         self.find_banned_subjects(check);
                     }
                 }
-                Ok(EachDecision::Complete(decision))
+                Ok(decision)
             }
             Ok(Answer::Combined(decision)) => {
                 if let Some(cache) = cache_for(check) {
-                    cache.learn_own(check, &decision, own, call);
+                    cache.learn_own(check, &decision, options.each, call);
                 }
-                Ok(EachDecision::Complete(decision))
+                Ok(decision)
             }
-            Err(failure) => self.degraded(check, policy, failure),
+            Err(failure) => self.degraded(check, options, failure),
         });
         answers.iter_mut().filter(|answer| answer.is_none()).for_each(|answer| *answer = fresh.next());
         answers.into_iter().flatten().collect()
@@ -226,7 +185,7 @@ impl Shared {
         shard: &Arc<ShardHealth>,
         checks: &[Check<'_>],
         sent: Timestamp,
-        budget: TimeBudget,
+        budget: Option<Duration>,
         counters: &Counters,
     ) -> Vec<Result<Decision, Unavailable>> {
         let asked = match shard.breaker.admit_call(sent) {
@@ -246,7 +205,7 @@ impl Shared {
         self: &Arc<Self>,
         checks: &[Check<'_>],
         sent: Timestamp,
-        budget: TimeBudget,
+        budget: Option<Duration>,
         counters: &Counters,
     ) -> Vec<Result<Answer, Unavailable>> {
         let begun = Instant::now();
@@ -261,7 +220,7 @@ impl Shared {
         let blocked: Vec<Option<Unavailable>> = split.iter().map(blocked_by).collect();
         let turns: Vec<Turn<'_>> = split.iter().map(|parts| self.denied_parts.turn(parts, sent)).collect();
         let how = |check: usize, part: usize| match turns[check].first {
-            Some(first) if first != part => Asked::Vetoed,
+            Some(first) if first != part => Asked::Previewed,
             _ => Asked::Charged,
         };
 
@@ -275,25 +234,25 @@ impl Shared {
             answers[check].push(answer);
         }
 
-        // The parts that were vetoed so far, of checks that all parts allow.
+        // The parts that were previewed so far, of checks that all parts allow.
         let is_waiting =
             |check: &usize| turns[*check].first.is_some() && answers[*check].iter().all(PartAnswer::allows);
         let waiting: Vec<(usize, usize)> = (0..split.len())
             .filter(is_waiting)
             .flat_map(|check| of_check((check, &split[check])))
-            .filter(|&(check, part)| answers[check].get(part).is_some_and(|answer| answer.asked == Asked::Vetoed))
+            .filter(|&(check, part)| answers[check].get(part).is_some_and(|answer| answer.asked == Asked::Previewed))
             .collect();
         if !waiting.is_empty() {
             let asked: Vec<(&Part<'_>, Asked)> =
                 waiting.iter().map(|&(check, part)| (&split[check][part], Asked::Charged)).collect();
             let (took, now) = (begun.elapsed(), self.clock.now());
-            let left = budget.after(took);
+            let left = budget.and_then(|budget| time_left(budget, took));
             // Without the time for an answer, the units would be charged, and their charge not be known.
-            let second = match left.left(&self.deadlines).is_some_and(|left| left >= took) {
+            let second = match left.is_some_and(|left| left >= took) {
                 true => self.ask_parts(&asked, now, left, counters).await,
                 false => {
                     let failure = Unavailable::new(Kind::TimedOut, "the deadline is too short for a second round trip");
-                    let failed = |_| PartAnswer { asked: Asked::Vetoed, result: Err(failure.clone()) };
+                    let failed = |_| PartAnswer { asked: Asked::Previewed, result: Err(failure.clone()) };
                     asked.iter().map(failed).collect()
                 }
             };
@@ -318,7 +277,7 @@ impl Shared {
         }
         if !to_refund.is_empty() {
             // Each refund is sent at its first poll. One that does not complete in time completes without this caller.
-            let left = budget.left(&self.deadlines).unwrap_or_default().saturating_sub(begun.elapsed());
+            let left = budget.unwrap_or_default().saturating_sub(begun.elapsed());
             let refunds = to_refund.iter().map(|(demands, decision)| async move {
                 let check = Check::of_distinct(demands);
                 let _ = self.call(Call::Refund, 1, async { self.store.refund(&check, decision).await }).await;
@@ -335,22 +294,15 @@ impl Shared {
         self: &Arc<Self>,
         parts: &[(&Part<'a>, Asked)],
         sent: Timestamp,
-        budget: TimeBudget,
+        budget: Option<Duration>,
         counters: &Counters,
     ) -> Vec<PartAnswer> {
-        // The demands of each part as they are sent; empty if these are its own.
-        let demands_of = |part: &Part<'a>, asked| match asked {
-            Asked::Charged => SmallVec::new(),
-            Asked::Vetoed => part.vetoed(),
-        };
-        let vetoed: Vec<SmallVec<[Demand<'a>; 2]>> =
-            parts.iter().map(|&(part, asked)| demands_of(part, asked)).collect();
+        let preview =
+            |&(part, asked): &(&Part<'a>, Asked)| (asked == Asked::Previewed).then(|| Preview::of(&part.demands));
+        let previews: Vec<Option<Preview<'a>>> = parts.iter().map(preview).collect();
         let mut calls: Vec<(Arc<ShardHealth>, Vec<Check<'_>>)> = Vec::new();
-        for ((part, asked), vetoed) in parts.iter().zip(&vetoed) {
-            let check = match asked {
-                Asked::Charged => part.check(),
-                Asked::Vetoed => Check::of_distinct(vetoed),
-            };
+        for ((part, _), preview) in parts.iter().zip(&previews) {
+            let check = preview.as_ref().map_or_else(|| part.check(), Preview::check);
             match calls.iter_mut().find(|(shard, _)| shard.id == part.location.shard) {
                 Some((_, checks)) => checks.push(check),
                 None => calls.push((self.health.of(part.location.shard, &*self.store), vec![check])),
@@ -359,17 +311,17 @@ impl Shared {
         let answers = calls.iter().map(|(shard, checks)| self.ask_shard(shard, checks, sent, budget, counters));
         let mut answers: Vec<_> = join_all(answers).await.into_iter().map(Vec::into_iter).collect();
         // Each call answers its parts in the order in which they were put into it.
-        let answer_to = |&(part, asked): &(&Part<'a>, Asked)| {
+        let answer_to = |(&(part, asked), preview): (&(&Part<'a>, Asked), &Option<Preview<'a>>)| {
             let call = calls.iter().position(|(shard, _)| shard.id == part.location.shard);
             let result =
                 call.and_then(|call| answers[call].next()).unwrap_or_else(|| Err(Unavailable::from(&panicked())));
-            let result = match asked {
-                Asked::Charged => result,
-                Asked::Vetoed => result.map(|decision| part.without_veto(decision)),
+            let result = match preview {
+                Some(preview) => result.map(|decision| preview.conclude(&decision)),
+                None => result,
             };
             PartAnswer { asked, result }
         };
-        parts.iter().map(answer_to).collect()
+        parts.iter().zip(&previews).map(answer_to).collect()
     }
 
     /// Records the answers to the parts of a check: which of them denied it, and bans.
@@ -383,6 +335,14 @@ impl Shared {
         }
     }
 
+    /// Returns the parts of a check that the store decides at once: all of it, or one per partition.
+    fn parts_of<'a>(&self, check: &Check<'a>) -> SmallVec<[Part<'a>; 1]> {
+        match self.store.atomicity() {
+            Atomicity::Check => SmallVec::from_iter([Part::whole(check, &*self.store)]),
+            _ => parts::split(check, &*self.store),
+        }
+    }
+
     /// Makes a call for each part of a check, at the same time, except to servers whose breaker is open.
     ///
     /// # Errors
@@ -392,10 +352,7 @@ impl Shared {
         F: Fn(Part<'a>) -> Fut,
         Fut: Future<Output = Result<T, StoreError>>,
     {
-        let parts = match self.store.atomicity() {
-            Atomicity::Check => SmallVec::from_iter([Part::whole(check, &*self.store)]),
-            _ => parts::split(check, &*self.store),
-        };
+        let parts = self.parts_of(check);
         let count = parts.len();
         let calls = parts.into_iter().map(|part| async {
             self.fail_if_open(part.location.shard)?;
@@ -457,7 +414,8 @@ impl Shared {
     }
 
     /// Corrects the charge of a decision in the store or, for [`Source::Local`], in the local share, once for all calls
-    /// with this `id`. Other sources charged nothing.
+    /// with this `id`. Other sources charged nothing. `decision` must have a status, and `actual` a cost, for each limit
+    /// of the check.
     ///
     /// The deny cache and the breaker are used as in [`Shared::refund`].
     pub(super) async fn redeem(
@@ -475,10 +433,7 @@ impl Shared {
                 self.forget(check);
                 // Each partition marks the id, also one without a difference, so that it takes effect once in each.
                 let redemptions = self.for_each_part(check, |part| async move {
-                    // Without a cost, the charge of a limit stays as it is.
-                    let kept = |index: usize| Cost::new(decision.limits.get(index).map_or(0, |status| status.cost));
-                    let cost = |&index: &usize| actual.get(index).copied().unwrap_or_else(|| kept(index));
-                    let actual: SmallVec<[Cost; 2]> = part.indices.iter().map(cost).collect();
+                    let actual: SmallVec<[Cost; 2]> = part.indices.iter().map(|&index| actual[index]).collect();
                     let (check, own) = (part.check(), part.decision(decision));
                     let Some(difference) = Difference::between(&check, &own, &actual) else {
                         return Ok(Redeemed::Done);
@@ -592,7 +547,20 @@ impl Shared {
         self.call(Call::Inspect, 1, async { self.store.inspect(demand).await }).await
     }
 
-    /// Calls the store for decisions, within `budget`, and reports the result to the breaker.
+    /// Previews a check: each partition by itself, at the same time.
+    pub(super) async fn preview(&self, check: &Check<'_>) -> Result<Decision, StoreError> {
+        let parts = self.parts_of(check);
+        let preview = async |part: &Part<'_>| {
+            let check = part.check();
+            let previewed = self.call(Call::Inspect, 1, async { self.store.preview(&check).await }).await?;
+            Ok((Asked::Previewed, previewed))
+        };
+        let previews = try_join_all(parts.iter().map(preview)).await?;
+        Ok(parts::combine(check, &parts, &previews))
+    }
+
+    /// Calls the store for decisions, within `budget`, and reports the result to the breaker. Without a budget, the
+    /// caller has used up the deadline, and the store is not called.
     ///
     /// `phase` is the breaker's phase that admitted the call, `sent` the current time. Returns one result per check, in
     /// order. A failure that opens the breaker is logged, and starts the probe. Timeouts of a process that was short of
@@ -608,10 +576,10 @@ impl Shared {
         checks: &[Check<'_>],
         phase: Phase,
         sent: Timestamp,
-        budget: TimeBudget,
+        budget: Option<Duration>,
         counters: &Counters,
     ) -> Result<Vec<Result<Decision, Unavailable>>, Unavailable> {
-        let Some(deadline) = budget.left(&self.deadlines) else {
+        let Some(deadline) = budget else {
             let failure = Unavailable::new(Kind::TimedOut, "the deadline passed before the store was called");
             if self.is_conclusive(Duration::ZERO, shard.id) {
                 self.report_failure(shard, phase, sent, &failure);
@@ -697,7 +665,7 @@ impl Shared {
     pub(super) async fn decide(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
         let mut answers = self.store.decide_each(checks).await?;
         let is_whole = |(check, answer): (&Check<'_>, &Result<Decision, StoreError>)| {
-            answer.as_ref().map_or(true, |decision| has_status_per_limit(decision, check))
+            answer.as_ref().map_or(true, |decision| decision.limits.len() == check.demands().len())
         };
         if answers.len() != checks.len() || !checks.iter().zip(&answers).all(is_whole) {
             return Err(StoreError::new(Kind::Protocol, "the store returned the wrong number of results"));
@@ -805,7 +773,7 @@ impl Shared {
     }
 
     /// Decides a check without the store, by the failure policy of each limit: limits with `local` by this instance's
-    /// share, those with `allow` are left out.
+    /// share, those with `allow` are omitted.
     ///
     /// If no limit is `local`, or the memory store panics, the result is an uncounted admission.
     ///
@@ -814,24 +782,22 @@ impl Shared {
     fn degraded(
         &self,
         check: &Check<'_>,
-        policy: FailurePolicy<'_>,
+        options: &CheckOptions<'_>,
         failure: Unavailable,
-    ) -> Result<EachDecision, Unavailable> {
-        if policy.denies(check) {
+    ) -> Result<Decision, Unavailable> {
+        if options.denies_on_failure(check) {
             return Err(failure);
         }
-        let is_local = |(_, policy): &(usize, OnFailure)| *policy == OnFailure::Local;
-        let decided: Vec<usize> =
-            policy.per_limit(check).enumerate().filter(is_local).map(|(index, _)| index).collect();
-        let local: SmallVec<[Demand<'_>; 2]> = decided.iter().map(|&index| check.demands()[index]).collect();
-        let Ok(local) = Check::new(&local) else { return Ok(EachDecision::uncounted(self.clock.now())) };
-        let decision = self.check_local(&local);
-        Ok(match decision.source {
-            Source::Local if decided.len() == check.demands().len() => EachDecision::Complete(decision),
-            Source::Local => EachDecision::partial(decision, decided),
-            // The local share panicked.
-            _ => EachDecision::partial(decision, Vec::new()),
-        })
+        let policies = || options.policies(check).enumerate();
+        let local = policies().filter(|(_, policy)| *policy == OnFailure::Local);
+        let local: SmallVec<[Demand<'_>; 2]> = local.map(|(index, _)| check.demands()[index]).collect();
+        let Ok(local) = Check::new(&local) else { return Ok(Decision::uncounted(self.clock.now())) };
+        let mut decision = self.check_local(&local);
+        if decision.source == Source::Local {
+            let omitted = policies().filter(|(_, policy)| *policy != OnFailure::Local);
+            decision.omitted = omitted.map(|(index, _)| index).collect();
+        }
+        Ok(decision)
     }
 
     /// Decides a check by this instance's share of each limit, and charges the shares. If the memory store panics,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use super::*;
-use tidegate_core::{Key, Limit, ManualClock, StoreFuture, Timestamp};
+use tidegate_core::{Key, Limit, ManualClock, Source, StoreFuture, Timestamp};
 
 mod degraded;
 mod in_memory;
@@ -56,8 +56,7 @@ impl Store for TestStore {
             SHORT => Box::pin(async { Ok(Vec::new()) }),
             NO_STATUSES => Box::pin(async {
                 let at = Timestamp::ZERO;
-                let decided =
-                    |_: &Check<'_>| Decision { at, source: Source::Store, ban: None, limits: Default::default() };
+                let decided = |_: &Check<'_>| Decision::new(at, Source::Store, Default::default());
                 Ok(checks.iter().map(decided).collect())
             }),
             LATE => self.decide_after(Duration::from_millis(100), checks),
@@ -266,6 +265,29 @@ async fn batch_is_one_call_for_the_checks_that_are_not_cached() {
         .collect();
     assert_eq!(sources, [(true, Source::Store), (false, Source::DenyCache), (false, Source::Store)]);
     assert_eq!(bench.calls(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn preview_is_not_a_decision_and_calls_the_store_even_while_the_breaker_is_open() {
+    let bench = bench(|builder| builder);
+    bench.ask("1/h", "a").await.unwrap();
+    bench.ask("1/h", "a").await.unwrap();
+    bench.behaviour(HANGS);
+    for _ in 0..3 {
+        bench.ask("9/h", "b").await.unwrap();
+    }
+    let demands = ["1/h", "5/min"].map(|limit| Demand::new(limit.parse().unwrap(), Key::new("a").unwrap()).cost(2));
+    let check = Check::new(&demands).unwrap();
+    assert_eq!(bench.limiter.preview(&check).await.unwrap_err().kind(), StoreErrorKind::TimedOut);
+    bench.behaviour(WORKS);
+    let before = bench.limiter.stats();
+    assert!(before.breaker_open);
+    for _ in 0..3 {
+        let preview = bench.limiter.preview(&check).await.unwrap();
+        let statuses: Vec<_> = preview.limits.iter().map(|status| (status.allowed, status.remaining)).collect();
+        assert_eq!((preview.source, statuses), (Source::Store, vec![(false, 0), (true, 5)]));
+    }
+    assert_eq!(bench.limiter.stats(), before);
 }
 
 #[tokio::test(start_paused = true)]

@@ -116,7 +116,7 @@ async fn an_outage_is_reported_from_its_first_failure_to_the_probe_that_ends_it(
     assert_eq!(notes.take(), [&failed[..], &failed, &opened].concat());
     let options = CheckOptions { on_failure: Some(OnFailure::Deny), ..CheckOptions::default() };
     assert!(limiter.check_with(&check, options).await.is_err());
-    limiter.check_local(&check);
+    limiter.check(&check).await.unwrap();
     assert_eq!(notes.take(), ["unavailable unreachable 0ns", "allow local 0ns"]);
     tokio::time::sleep(Duration::from_millis(110)).await;
     store.is_down.store(false, Ordering::Relaxed);

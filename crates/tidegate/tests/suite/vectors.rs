@@ -423,7 +423,7 @@ fn answers() -> Vec<Value> {
 fn answer(at: Timestamp, limits: &[(&str, LimitStatus)]) -> Value {
     let policies = Policies::new(limits.iter().map(|(text, _)| Policy::of(text.parse().unwrap())));
     let statuses = limits.iter().map(|(_, status)| *status).collect();
-    let decision = Decision { at, source: Source::Store, ban: None, limits: statuses };
+    let decision = Decision::new(at, Source::Store, statuses);
     let described = limits.iter().map(|(text, one)| {
         let mut value = status(one);
         value["limit"] = json!(text);

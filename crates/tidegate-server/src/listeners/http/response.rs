@@ -146,7 +146,7 @@ mod tests {
         let ms = |wait: Wait| wait.as_micros().map(|us| us.div_ceil(1_000));
         for (count, source) in [(0, Source::None), (1, Source::Store), (2, Source::DenyCache), (3, Source::Local)] {
             let limits = statuses[..count].iter().copied().collect();
-            let decision = Decision { at: Timestamp::ZERO, source, ban: None, limits };
+            let decision = Decision::new(Timestamp::ZERO, source, limits);
             let entry = |(policy, status): (&Policy, &LimitStatus)| {
                 json!({
                     "name": policy.name(),

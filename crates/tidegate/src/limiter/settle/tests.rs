@@ -11,7 +11,8 @@ use tidegate_core::{
 };
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
-const REFUNDABLE: CheckOptions = CheckOptions { on_failure: None, refundable: true };
+const REFUNDABLE: CheckOptions<'_> =
+    CheckOptions { on_failure: None, refundable: true, each: &[], may_omit: false, spent: Duration::ZERO };
 
 struct Bench {
     limiter: Limiter,
@@ -216,11 +217,11 @@ async fn settlement_while_the_store_does_not_answer_is_lost_and_returns_an_error
     assert_eq!((by_node.source, by_node.limits[0].remaining), (Source::Local, 10));
     limiter.settle(&check, &by_node, Cost::new(30)).await.unwrap();
     let peek = demand.cost(Cost::PEEK);
-    assert_eq!(limiter.check_local(&Check::one(&peek)).limits[0].remaining, 20);
+    assert_eq!(limiter.check(&Check::one(&peek)).await.unwrap().limits[0].remaining, 20);
     let once_more = demand.cost(5);
     let by_node = limiter.check_with(&Check::one(&once_more), REFUNDABLE).await.unwrap();
     limiter.settle(&Check::one(&once_more), &by_node, Cost::new(15)).await.unwrap();
-    assert_eq!(limiter.check_local(&Check::one(&peek)).limits[0].remaining, 5);
+    assert_eq!(limiter.check(&Check::one(&peek)).await.unwrap().limits[0].remaining, 5);
 
     store.is_down.store(false, Ordering::SeqCst);
     assert_eq!(limiter.inspect(&demand).await.unwrap().remaining, 60, "the store was not called");
@@ -359,7 +360,7 @@ async fn redemption_that_failed_is_repeated_and_a_local_decision_is_redeemed_in_
     let peek = demand.cost(Cost::PEEK);
     for expected in [Redeemed::Done, Redeemed::AlreadyUsed] {
         assert_eq!(redeem(&by_node, 30).await.unwrap(), expected);
-        assert_eq!(limiter.check_local(&Check::one(&peek)).limits[0].remaining, 20);
+        assert_eq!(limiter.check(&Check::one(&peek)).await.unwrap().limits[0].remaining, 20);
     }
 
     store.is_down.store(false, Ordering::SeqCst);

@@ -2,6 +2,8 @@
 
 use futures_util::FutureExt;
 
+use tidegate_core::{OmittedLimits, Redeemed};
+
 use super::*;
 use OnFailure::{Allow, Deny, Local};
 
@@ -9,32 +11,45 @@ fn demand(limit: &str, subject: &'static str) -> Demand<'static> {
     Demand::new(limit.parse::<Limit>().unwrap(), Key::new(subject).unwrap())
 }
 
+/// Returns the options of limits with these failure policies.
+fn with_policies(policies: &[OnFailure]) -> Vec<LimitOptions> {
+    policies.iter().map(|&policy| LimitOptions { on_failure: Some(policy), ..LimitOptions::default() }).collect()
+}
+
 #[tokio::test(start_paused = true)]
-async fn partial_decision_has_the_statuses_of_the_decided_limits_and_can_be_refunded() {
+async fn decision_that_omits_a_limit_has_the_statuses_of_the_others_and_can_be_refunded_and_settled() {
     let bench = bench(|builder| builder);
     bench.behaviour(FAILS);
     let demands = [demand("5/min", "a"), demand("3/min leaky-bucket", "b"), demand("7/min", "c")];
     let check = Check::new(&demands).unwrap();
-    let policies = [Allow, Local, Local];
-    let _ = bench.limiter.check_each(&check, &policies, true).await.unwrap();
-    let decided = bench.limiter.check_each(&check, &policies, true).await.unwrap();
-    let EachDecision::Partial(partial) = decided else { panic!("the first limit is left out") };
-    assert_eq!(partial.decided, [1, 2]);
-    let decision = partial.decision;
+    let each = with_policies(&[Allow, Local, Local]);
+    let options = CheckOptions { each: &each, refundable: true, ..CheckOptions::default() };
+    let _ = bench.limiter.check_with(&check, options).await.unwrap();
+    let decision = bench.limiter.check_with(&check, options).await.unwrap();
+    assert_eq!(decision.omitted, OmittedLimits::from_iter([0]));
     assert_eq!((decision.allowed(), decision.source), (true, Source::Local));
     let statuses: Vec<_> = decision.limits.iter().map(|status| (status.quota, status.remaining)).collect();
     assert_eq!(statuses, [(3, 2), (7, 5)]);
     assert_eq!(decision.retry_after().as_secs_ceil(), Some(20), "the wait of the decided limits is reported");
 
-    let left = |n: usize| {
-        let peek = demands[n].cost(0);
-        bench.limiter.check_local(&Check::one(&peek)).limits[0].remaining
+    let left = async || {
+        let peeks = demands.map(|demand| demand.cost(0));
+        let decision = bench.limiter.check(&Check::new(&peeks).unwrap()).await.unwrap();
+        decision.limits.iter().map(|status| status.remaining).collect::<Vec<_>>()
     };
-    bench.limiter.refund(&check, &decision).await.unwrap();
-    bench.limiter.settle(&check, &decision, 0.into()).await.unwrap();
-    assert_eq!((left(0), left(2)), (5, 5), "its statuses are not applied to other limits");
     bench.limiter.refund(&Check::new(&demands[1..]).unwrap(), &decision).await.unwrap();
-    assert_eq!((left(0), left(2)), (5, 6));
+    assert_eq!(left().await, [5, 2, 5], "the decision is not on this check");
+    bench.limiter.refund(&check, &decision).await.unwrap();
+    assert_eq!(left().await, [5, 3, 6]);
+    let decision = bench.limiter.check_with(&check, options).await.unwrap();
+    bench.limiter.settle_each(&check, &decision, &[4.into(), 0.into(), 3.into()]).await.unwrap();
+    assert_eq!(left().await, [5, 3, 3]);
+    let decision = bench.limiter.check_with(&check, options).await.unwrap();
+    let id = bench.limiter.receipt_id(&check);
+    for expected in [Redeemed::Done, Redeemed::AlreadyUsed] {
+        assert_eq!(bench.limiter.redeem(id, &check, &decision, &[2.into(), 0.into()]).await.unwrap(), expected);
+        assert_eq!(left().await, [5, 3, 2], "the third limit keeps its charge");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -51,10 +66,11 @@ async fn limit_without_a_failure_policy_has_that_of_the_limiter() {
     ] {
         let bench = bench(|builder| builder.on_failure(own));
         bench.behaviour(FAILS);
-        let answer = bench.limiter.check_each(&check, policies, false).await;
-        let is_decided = answer.as_ref().ok().map(|decided| [decided.covers(0), decided.covers(1)]);
+        let each = with_policies(policies);
+        let answer = bench.limiter.check_with(&check, CheckOptions { each: &each, ..CheckOptions::default() }).await;
+        let is_decided = answer.as_ref().ok().map(|decision| [0, 1].map(|index| !decision.omitted.contains(index)));
         assert_eq!(is_decided, is_covered, "{own:?} {policies:?}");
-        let is_complete = answer.as_ref().is_ok_and(|decided| matches!(decided, EachDecision::Complete(_)));
+        let is_complete = answer.as_ref().is_ok_and(|decision| decision.omitted.is_empty());
         assert_eq!(is_complete, is_covered == Some([true, true]), "{own:?} {policies:?}");
     }
 }
@@ -113,7 +129,6 @@ async fn panic_of_the_in_process_store_is_handled_by_the_failure_policy() {
     assert_eq!(shared.ask("10/min", "a").await.unwrap().source, Source::None);
     let alone = Limiter::builder().memory(memory()).build();
     for limiter in [&shared.limiter, &alone] {
-        assert_eq!(limiter.check_local(&check).source, Source::None);
         assert!(limiter.refund(&check, &by_node).await.is_err());
         assert!(limiter.settle(&check, &by_node, 0.into()).await.is_err());
         assert!(limiter.settle(&check, &by_node, 5.into()).await.is_err());

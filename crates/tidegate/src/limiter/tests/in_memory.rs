@@ -49,7 +49,7 @@ async fn check_equals_a_batch_of_one_in_decision_statistics_and_observation() {
         let ((one, one_recorder), (batch, batch_recorder)) = (side(), side());
         let limits: Vec<Limit> =
             ["3/s", "5/2s token-bucket", "4/s fixed-window"].map(|text| text.parse().unwrap()).into();
-        let options = CheckOptions { on_failure, refundable: false };
+        let options = CheckOptions { on_failure, ..CheckOptions::default() };
         let mut refused = 0;
         for step in 0..STEPS {
             let demand = |limit: &Limit| Demand::new(*limit, Key::new("k").unwrap()).cost((step % 4) as u32);
@@ -59,8 +59,9 @@ async fn check_equals_a_batch_of_one_in_decision_statistics_and_observation() {
             let by_one = match on_failure {
                 None => one.check(&check).await,
                 Some(on_failure) if step % 2 == 0 => {
-                    let each = vec![on_failure; demands.len()];
-                    one.check_each(&check, &each, false).await.map(EachDecision::into_decision)
+                    let each =
+                        vec![LimitOptions { on_failure: Some(on_failure), ..LimitOptions::default() }; demands.len()];
+                    one.check_with(&check, CheckOptions { each: &each, ..CheckOptions::default() }).await
                 }
                 Some(_) => one.check_with(&check, options).await,
             };

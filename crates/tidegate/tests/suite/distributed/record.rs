@@ -37,8 +37,7 @@ impl Record {
         };
         let [sent_us, received_us, at_us] = [number(input)?, number(input)?, number(input)?];
         let source = if is_cached == 1 { Source::DenyCache } else { Source::Store };
-        let mut decision =
-            Decision { at: Timestamp::from_micros(at_us), source, ban: None, limits: Default::default() };
+        let mut decision = Decision::new(Timestamp::from_micros(at_us), source, Default::default());
         let mut counters = Vec::with_capacity(limit_count.into());
         for _ in 0..limit_count {
             let [counter, allowed, cost] = bytes(input)?;
