@@ -168,7 +168,7 @@ impl MemoryStore {
             }
             let demands: SmallVec<[Demand<'_>; 4]> = redemption.charged_demands().collect();
             if !demands.is_empty() {
-                self.decide_all(self.clock.now(), &Check::of_distinct(&demands), &mut LimitStatuses::new());
+                self.decide_all(self.clock.now(), &Check::of_distinct(&demands), &mut LimitStatuses::new(), true);
             }
         })
     }
@@ -193,8 +193,6 @@ impl MemoryStore {
     }
 
     /// Returns the decision that a check would get at the moment, and charges nothing. See [`Store::preview`].
-    ///
-    /// The statuses are read one after the other; other checks may be decided in between.
     pub fn preview(&self, check: &Check<'_>) -> Decision {
         let read = self.clock.now();
         if !self.bans.is_empty()
@@ -202,21 +200,12 @@ impl MemoryStore {
         {
             return Decision::banned(read, Source::Store, ban, check);
         }
-        let limits = check.demands().iter().map(|demand| self.look(read, demand)).collect();
-        Decision::new(read, Source::Store, limits)
-    }
-
-    /// Returns the status of one limit for the demand's cost, without charging it.
-    fn look(&self, read: Timestamp, demand: &Demand<'_>) -> LimitStatus {
-        let name = self.hasher.name(&demand.limit, &demand.key);
-        let mut shard = self.shard(name).lock();
-        let now = shard.decision_time(read, &self.clock);
-        shard.set_time(now);
-        let taken = self.take(&mut shard, name, demand, false, &[]);
-        let status = taken.state.look(&demand.limit, now, demand.cost.units());
-        shard.put_back(taken.place, taken.state);
-        shard.finish(&self.budget);
-        status
+        // A denial would charge a limit with `count_denied`.
+        let mut uncharged: SmallVec<[Demand<'_>; 4]> = check.demands().iter().copied().collect();
+        uncharged.iter_mut().for_each(|demand| demand.limit = demand.limit.with_count_denied(false));
+        let mut decision = Decision::new(read, Source::Store, LimitStatuses::new());
+        decision.at = self.decide_all(read, &Check::of_distinct(&uncharged), &mut decision.limits, false);
+        decision
     }
 
     /// Bans `subject` for `duration`, or permanently if `None`.
@@ -326,27 +315,40 @@ impl MemoryStore {
             return Decision::banned(read, Source::Store, ban, check);
         }
         let mut decision = Decision::new(read, Source::Store, LimitStatuses::new());
-        decision.at = self.decide_all(read, check, &mut decision.limits);
+        decision.at = self.decide_all(read, check, &mut decision.limits, true);
         decision
     }
 
     /// Decides a check. Bans are not considered.
     ///
     /// Appends one status per demand to `limits`, and returns the time of the decision. `read` is the time that the
-    /// caller read from the clock.
+    /// caller read from the clock. If `may_charge` is `false`, the check is denied, and each status tells whether its
+    /// limit alone has room.
     #[inline(never)]
-    fn decide_all(&self, read: Timestamp, check: &Check<'_>, limits: &mut LimitStatuses) -> Timestamp {
+    fn decide_all(
+        &self,
+        read: Timestamp,
+        check: &Check<'_>,
+        limits: &mut LimitStatuses,
+        may_charge: bool,
+    ) -> Timestamp {
         // One function, compiled for three sizes of its arrays.
         match check.demands() {
-            demands @ [_] => self.decide::<1>(read, demands, limits),
-            demands @ ([_, _] | [_, _, _] | [_, _, _, _]) => self.decide::<4>(read, demands, limits),
-            demands => self.decide::<DEMANDS_MAX>(read, demands, limits),
+            demands @ [_] => self.decide::<1>(read, demands, limits, may_charge),
+            demands @ ([_, _] | [_, _, _] | [_, _, _, _]) => self.decide::<4>(read, demands, limits, may_charge),
+            demands => self.decide::<DEMANDS_MAX>(read, demands, limits, may_charge),
         }
     }
 
     /// Implements [`MemoryStore::decide_all`] for one to `N` demands; exactly one if `N` is 1.
     #[inline(always)]
-    fn decide<const N: usize>(&self, read: Timestamp, demands: &[Demand<'_>], limits: &mut LimitStatuses) -> Timestamp {
+    fn decide<const N: usize>(
+        &self,
+        read: Timestamp,
+        demands: &[Demand<'_>],
+        limits: &mut LimitStatuses,
+        may_charge: bool,
+    ) -> Timestamp {
         let demands = if N == 1 { &demands[..1] } else { demands };
         let mut names: [CounterHash; N] = self.hasher.names(demands);
         let mut shards = self.lock(&names, demands.len());
@@ -366,12 +368,13 @@ impl MemoryStore {
 
         let mut full = Packed::default();
         // A single limit tests itself whether the cost fits.
-        let all_fit = N == 1
-            || (0..demands.len()).all(|index| {
-                let (demand, name, place) = (&demands[index], names[index], places[index]);
-                let mut counter = shards.of(index).counter(place, name, &demand.limit, &mut full);
-                counter.fits(now, &demand.limit, demand.cost.units())
-            });
+        let all_fit = may_charge
+            && (N == 1
+                || (0..demands.len()).all(|index| {
+                    let (demand, name, place) = (&demands[index], names[index], places[index]);
+                    let mut counter = shards.of(index).counter(place, name, &demand.limit, &mut full);
+                    counter.fits(now, &demand.limit, demand.cost.units())
+                }));
         for index in 0..demands.len() {
             let (demand, name, place) = (&demands[index], names[index], places[index]);
             let mut counter = shards.of(index).counter(place, name, &demand.limit, &mut full);
@@ -379,7 +382,8 @@ impl MemoryStore {
             limits.push(counter.decide(now, &demand.limit, demand.cost.units(), all_fit, &may_grow));
         }
         if added != 0 {
-            remove_unused(&mut shards, added, &names, demands, limits);
+            let is_admitted = may_charge && limits.iter().all(|status| status.allowed);
+            remove_unused(&mut shards, added, &names, demands, is_admitted);
         }
         // Reclaiming moves slots, so it must wait until every counter is decided.
         shards.finish(&self.budget);
@@ -522,9 +526,8 @@ fn remove_unused<const N: usize>(
     added: u32,
     names: &[CounterHash; N],
     demands: &[Demand<'_>],
-    limits: &LimitStatuses,
+    is_admitted: bool,
 ) {
-    let is_admitted = limits.iter().all(|status| status.allowed);
     for (index, demand) in demands.iter().enumerate().filter(|(index, _)| added >> index & 1 == 1) {
         if demand.cost.units() == 0 || !(is_admitted || demand.limit.count_denied()) {
             shards.of(index).remove_added(names[index]);

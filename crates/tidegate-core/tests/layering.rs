@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Each module with the modules that it may import. A module may always import itself.
 /// `__names` is the macro of the module `names`.
-const LAYERS: [(&str, &[&str]); 12] = [
+const LAYERS: [(&str, &[&str]); 13] = [
     ("names", &["NameError"]),
     ("io_reason", &[]),
     ("time", &[]),
@@ -18,7 +18,8 @@ const LAYERS: [(&str, &[&str]); 12] = [
     ("algorithm", &["check", "decision", "limit", "time"]),
     ("redemption", &["check", "decision", "time"]),
     ("ban_list", &["decision", "time"]),
-    ("store", &["__names", "ban_list", "check", "decision", "redemption"]),
+    ("preview", &["check", "decision", "key", "limit"]),
+    ("store", &["__names", "ban_list", "check", "decision", "preview", "redemption"]),
     ("memory", &["algorithm", "ban_list", "check", "decision", "key", "limit", "redemption", "store", "time"]),
 ];
 
