@@ -116,7 +116,7 @@ fn read_secret(file: Option<&Path>, variable: &str) -> Result<Option<(String, St
 /// # Errors
 /// If the file cannot be read, is larger than [`FILE_BYTES_MAX`], or is not UTF-8.
 fn read_file(file: &Path) -> Result<String, Failure> {
-    let read = tidegate::config::file::read(file, FILE_BYTES_MAX);
+    let read = tidegate::config::complete::read(file, FILE_BYTES_MAX);
     let text = read.and_then(|(bytes, _)| String::from_utf8(bytes).map_err(std::io::Error::other));
     text.map_err(|error| Failure::Unreadable { file: file.to_owned(), error })
 }

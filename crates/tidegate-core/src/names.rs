@@ -34,6 +34,9 @@ impl NameError {
 macro_rules! __names {
     ($what:literal $type:ident { $($variant:ident = $name:literal,)* }) => {
         impl $type {
+            #[doc(hidden)] // for the crates that read configuration files
+            pub const NAMES: &'static [(&'static str, $type)] = &[$(($name, $type::$variant)),*];
+
             #[doc = concat!("Returns the name of the ", $what, ", which [`FromStr`](std::str::FromStr) accepts.")]
             pub const fn as_str(self) -> &'static str {
                 match self {

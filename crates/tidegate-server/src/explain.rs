@@ -22,7 +22,7 @@ use std::sync::Arc;
 use http::{HeaderMap, Request};
 use serde::Serialize;
 use tidegate::answer::{Policies, Policy};
-use tidegate::config::{Loaded, RuleConditions};
+use tidegate::config::Loaded;
 use tidegate::identity::{Caller, Identifier, Identity, KeyDigest, KnownKey, Origin, User};
 use tidegate::rules::{ClientBans, CompiledRule, LimitSet, Lookups, Mode, RequestView, RuleSet};
 use tidegate::{Check, CheckError, Decision, Demand, Key, LimitStatus, Limiter, MemoryStore, Scope, Timestamp, Wait};
@@ -226,14 +226,13 @@ impl Explanation {
         let view = RequestView::of(request);
         let path = view.canonical_path();
         let identity = asked.identify(loaded, key, &path);
-        let conditions = RuleConditions::new(loaded);
         let (limit_set, plan) = plan::resolve(loaded, looked_up, &identity);
-        let exempt = exempt(loaded, &identity, conditions.is_exempt_path(&view));
+        let exempt = exempt(loaded, &identity, rules.exempts_path(&view));
         let matched: Vec<u32> = rules.matching(&view).of_caller(&identity).indices().to_vec();
         let mut explained = Vec::with_capacity(rules.rules().len());
         for (index, rule) in rules.rules().iter().enumerate() {
             let is_matched = matched.iter().any(|matched| *matched as usize == index);
-            let mut because = if is_matched { Vec::new() } else { conditions.unmet(index, &view) };
+            let mut because = if is_matched { Vec::new() } else { loaded.unmet_conditions(index, &view) };
             let is_of_group = rule.applies_to_groups(identity.groups());
             because.extend((!is_of_group).then(|| format!("the caller is not in {}", groups_text(rule.groups()))));
             because.extend((rule.mode() == Mode::Off).then(|| "the rule is off".to_owned()));

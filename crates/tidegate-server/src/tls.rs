@@ -220,7 +220,7 @@ impl AsyncWrite for HandshakeStream {
 impl CertificatePair {
     fn read(certificate: &Path, key: &Path) -> Result<CertificatePair, CertificateError> {
         let read = |file: &Path| {
-            let read = tidegate::config::file::read(file, FILE_BYTES_MAX);
+            let read = tidegate::config::complete::read(file, FILE_BYTES_MAX);
             read.map_err(|error| CertificateError::Unreadable { file: file.to_owned(), error })
         };
         let ((certificate_pem, certificate_data), (key_pem, key_data)) = (read(certificate)?, read(key)?);

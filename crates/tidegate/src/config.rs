@@ -43,20 +43,19 @@
 
 mod changes;
 mod compile;
-mod conditions;
 #[doc(hidden)] // for the server's and the command's own files
-pub mod file;
+pub mod complete;
 mod finding;
 mod forms;
 mod lint;
 mod load;
 mod mask;
 mod read;
-mod reload;
 #[cfg(feature = "schema")]
 mod schema;
 mod source;
 mod span;
+mod table;
 mod toml;
 mod tree;
 mod types;
@@ -73,7 +72,6 @@ pub use compile::Settings;
 #[cfg(feature = "redis")]
 pub(crate) use compile::limits_from_json;
 pub(crate) use compile::{is_limit_name, limit_names};
-pub use conditions::RuleConditions;
 pub use finding::{Code, CodeError, Finding, Report, Severity};
 pub use forms::Secret;
 pub use load::{Format, Loaded, Loader};
@@ -81,13 +79,12 @@ pub use span::Span;
 pub use types::Config;
 pub use watch::RulesWatcher;
 pub(crate) use {
-    forms::{
-        AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreEntry, StoreUrl,
-        TimeText,
-    },
+    forms::{AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, StoreEntry, StoreUrl, TimeText},
+    read::FieldValue,
     span::Spanned,
+    table::ValueNames,
     types::{
-        AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Exempt, Jwt, JwtAlgorithm, KeySources, LimitTable,
-        MatchTable, PlanSources, PlanTable, RuleStore, RuleTable,
+        AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Jwt, JwtAlgorithm, LimitTable, PlanTable, RuleStore,
+        RuleTable,
     },
 };

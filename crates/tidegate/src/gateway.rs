@@ -33,6 +33,19 @@ pub struct GatewaySettings {
 }
 
 impl GatewaySettings {
+    /// Returns the names of the settings that differ from those of a reload, which take effect only after a restart.
+    pub(crate) fn changed_names(&self, after: &GatewaySettings) -> Vec<&'static str> {
+        // The pattern names every field, so that a new one cannot be forgotten.
+        let GatewaySettings { listen, proxy_protocol, access_log, bounds, upstreams: _, routes: _ } = self;
+        let changes = [
+            ("gateway.listen", *listen != after.listen),
+            ("gateway.proxy_protocol", *proxy_protocol != after.proxy_protocol),
+            ("gateway.access_log", *access_log != after.access_log),
+            ("the bounds of [gateway]", *bounds != after.bounds),
+        ];
+        changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(name, _)| name).collect()
+    }
+
     /// Replaces all upstreams with one, named `upstream`, that gets all requests and distributes them over `servers`.
     #[must_use]
     pub fn with_servers(self, servers: Vec<ServerUrl>) -> GatewaySettings {
@@ -54,51 +67,76 @@ pub enum AccessLogFormat {
     Combined,
 }
 
+/// Declares a struct of settings, each with its default.
+macro_rules! settings_with_defaults {
+    ($(
+        $(#[$about:meta])*
+        pub struct $name:ident {$(
+            $(#[$about_field:meta])*
+            pub $field:ident: $type:ty = $default:expr,
+        )*}
+    )*) => {$(
+        $(#[$about])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[non_exhaustive]
+        pub struct $name {$(
+            $(#[$about_field])*
+            pub $field: $type,
+        )*}
+
+        impl Default for $name {
+            fn default() -> Self {
+                $name { $($field: $default),* }
+            }
+        }
+    )*};
+}
+
+settings_with_defaults! {
 /// The limits of a gateway on what one client may send.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
 pub struct GatewayBounds {
     /// The maximum size of the request line and all headers together, in bytes. A larger request is answered with 431.
     /// Defaults to 32 KiB.
-    pub header_bytes_max: usize,
+    pub header_bytes_max: usize = 32 * 1024,
     /// The maximum number of headers of a request. A request with more is answered with 431. Defaults to 100.
-    pub headers_max: usize,
+    pub headers_max: usize = 100,
     /// The maximum length of a URI with its query, in bytes. A request with a longer one is answered with 414. Defaults
     /// to 16 KiB.
-    pub uri_bytes_max: usize,
+    pub uri_bytes_max: usize = 16 * 1024,
     /// The maximum number of concurrent requests on an HTTP/2 connection. Defaults to 100.
-    pub streams_max: u32,
+    pub streams_max: u32 = 100,
     /// The maximum number of connections from one client address. Further ones are rejected. Does not apply to trusted
     /// proxies. An IPv6 address is counted by its /64 network. Defaults to 1,000.
-    pub connections_per_address: usize,
+    pub connections_per_address: usize = 1_000,
     /// How long to wait for the next bytes of a request body before the request is answered with 408. Defaults to 30 s.
-    pub body_timeout: Duration,
+    pub body_timeout: Duration = Duration::from_secs(30),
     /// The minimum rate at which a client must send a request body and accept a response body, in bytes per second.
     /// Defaults to 240; 0 means no minimum.
     ///
     /// Only the time in which the gateway waits for the client counts. A client that is slower than this for longer than
     /// `body_timeout` (request) or `UpstreamTimeouts::idle` (response) is cut off.
-    pub body_rate_min: u32,
+    pub body_rate_min: u32 = 240,
     /// Whether headers whose names contain underscores are forwarded. Defaults to false: they are dropped.
     ///
     /// Many servers (CGI, WSGI, PHP) cannot tell `X_Api_Key` from `X-Api-Key`. The rules see only the latter, so a client
     /// could be counted by one key and use another.
-    pub underscores_in_headers: bool,
+    pub underscores_in_headers: bool = false,
 }
 
-impl Default for GatewayBounds {
-    fn default() -> Self {
-        GatewayBounds {
-            header_bytes_max: 32 * 1024,
-            headers_max: 100,
-            uri_bytes_max: 16 * 1024,
-            streams_max: 100,
-            connections_per_address: 1_000,
-            body_timeout: Duration::from_secs(30),
-            body_rate_min: 240,
-            underscores_in_headers: false,
-        }
-    }
+/// The timeouts of requests to an upstream.
+pub struct UpstreamTimeouts {
+    /// The time to connect to a server, TLS handshake included. Defaults to 3 s.
+    pub connect: Duration = Duration::from_secs(3),
+    /// The time from sending a request to the head of its response. Defaults to 60 s.
+    pub header: Duration = Duration::from_secs(60),
+    /// The time without a byte of a response body, because the server sends none or the client accepts none, or of a
+    /// tunnel, after which it is aborted. Defaults to 60 s.
+    pub idle: Duration = Duration::from_secs(60),
+    /// The time from a request's arrival to the end of its response. Tunnels have no such limit. Defaults to 1 h.
+    pub total: Duration = Duration::from_secs(3_600),
+    /// The time that a request may wait in the queue. Defaults to 1 s.
+    pub queue: Duration = Duration::from_secs(1),
+}
 }
 
 /// The settings of an upstream: a service behind the gateway, with one or more servers.
@@ -149,34 +187,5 @@ impl UpstreamSettings {
     /// Returns the maximum number of concurrent requests of one client address.
     pub fn share_of_address(&self) -> usize {
         self.max_concurrent_per_address.unwrap_or_else(|| self.max_concurrent.div_ceil(4))
-    }
-}
-
-/// The timeouts of requests to an upstream.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct UpstreamTimeouts {
-    /// The time to connect to a server, TLS handshake included. Defaults to 3 s.
-    pub connect: Duration,
-    /// The time from sending a request to the head of its response. Defaults to 60 s.
-    pub header: Duration,
-    /// The time without a byte of a response body, because the server sends none or the client accepts none, or of a
-    /// tunnel, after which it is aborted. Defaults to 60 s.
-    pub idle: Duration,
-    /// The time from a request's arrival to the end of its response. Tunnels have no such limit. Defaults to 1 h.
-    pub total: Duration,
-    /// The time that a request may wait in the queue. Defaults to 1 s.
-    pub queue: Duration,
-}
-
-impl Default for UpstreamTimeouts {
-    fn default() -> Self {
-        UpstreamTimeouts {
-            connect: Duration::from_secs(3),
-            header: Duration::from_secs(60),
-            idle: Duration::from_secs(60),
-            total: Duration::from_secs(3_600),
-            queue: Duration::from_secs(1),
-        }
     }
 }

@@ -6,7 +6,6 @@
 
 mod bodies;
 mod callers;
-mod expect;
 mod gateway;
 mod keys;
 mod limits;
@@ -115,6 +114,11 @@ impl Compiler<'_> {
         span: Span,
     ) -> Option<T> {
         result.map_err(|error| self.note(Finding::new(code, error.to_string()).at(span))).ok()
+    }
+
+    /// Returns the source of the configuration itself.
+    pub(crate) fn source(&self) -> Arc<Source> {
+        self.source.clone()
     }
 
     /// Returns the span of a part of a string in the configuration. `part` is a range of bytes in the string.

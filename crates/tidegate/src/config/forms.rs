@@ -2,9 +2,11 @@
 
 use std::fmt;
 
+use super::changes::Changes;
 use super::finding::{Code, Finding};
-use super::read::{FromNode, Named, Reader};
+use super::read::{FieldValue, Named, Reader, name_items};
 use super::span::Spanned;
+use super::table::ValueNames;
 use super::tree::{Node, Value};
 use super::types::{Anonymize, LimitTable, StoreTable, TemplateTable};
 use crate::answer::BodyFormat;
@@ -27,7 +29,7 @@ impl<T> std::ops::Deref for OneOrMany<T> {
     }
 }
 
-impl<T: FromNode> FromNode for OneOrMany<T> {
+impl<T: FieldValue> FieldValue for OneOrMany<Spanned<T>> {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
         let items = match &node.value {
             Value::List(items) => items,
@@ -42,6 +44,18 @@ impl<T: FromNode> FromNode for OneOrMany<T> {
 
     fn stand_in() -> Option<Self> {
         Some(OneOrMany::default())
+    }
+
+    fn note_changes(&self, after: &Self, name: &str, owner: &str, changes: &mut Changes) {
+        T::note_item_changes(self, after, name, owner, changes);
+    }
+
+    fn note_changes_of_present(&self, after: &Self, name: &str, owner: &str, changes: &mut Changes) {
+        T::note_item_changes(self, after, name, owner, changes);
+    }
+
+    fn name_values(&mut self, name: &str, names: &mut ValueNames) {
+        name_items(&mut self.0, name, names);
     }
 }
 
@@ -83,7 +97,7 @@ impl<'l, T> IntoIterator for &'l OptionalList<T> {
 }
 
 /// Reads a list. Entries that cannot be read are noted and left out, so that the others are still checked.
-impl<T: FromNode> FromNode for OptionalList<T> {
+impl<T: FieldValue> FieldValue for OptionalList<T> {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
         match &node.value {
             Value::List(items) => {
@@ -95,6 +109,10 @@ impl<T: FromNode> FromNode for OptionalList<T> {
 
     fn absent() -> Option<Self> {
         Some(OptionalList::default())
+    }
+
+    fn name_values(&mut self, name: &str, names: &mut ValueNames) {
+        name_items(self.0.as_deref_mut().unwrap_or_default(), name, names);
     }
 }
 
@@ -120,7 +138,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-impl FromNode for Secret {
+impl FieldValue for Secret {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Secret> {
         match &node.value {
             Value::Text(text) => Some(Secret::new(text)),
@@ -153,7 +171,7 @@ impl std::ops::Deref for TimeText {
     }
 }
 
-impl FromNode for TimeText {
+impl FieldValue for TimeText {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<TimeText> {
         reader.show(node);
         match &node.value {
@@ -172,7 +190,7 @@ impl FromNode for TimeText {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct StoreUrl(pub(crate) Secret);
 
-impl FromNode for StoreUrl {
+impl FieldValue for StoreUrl {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<StoreUrl> {
         let secret = Secret::from_node(node, reader)?;
         reader.show_url(node.span, secret.reveal());
@@ -189,7 +207,7 @@ pub(crate) enum StoreEntry {
     Table(Box<StoreTable>),
 }
 
-impl FromNode for StoreEntry {
+impl FieldValue for StoreEntry {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<StoreEntry> {
         match node.value {
             Value::Text(_) => StoreUrl::from_node(node, reader).map(StoreEntry::Url),
@@ -208,7 +226,7 @@ pub(crate) enum LimitEntry {
     Table(Box<LimitTable>),
 }
 
-impl FromNode for LimitEntry {
+impl FieldValue for LimitEntry {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<LimitEntry> {
         reader.show(node);
         match &node.value {
@@ -216,6 +234,33 @@ impl FromNode for LimitEntry {
             Value::Table(_) => LimitTable::from_node(node, reader).map(Box::new).map(LimitEntry::Table),
             _ => reader.wrong_type(node, "a limit: a string such as \"10/min\", or a table with quota and window"),
         }
+    }
+
+    /// Limits are compared by their names, and without a name by their windows.
+    fn note_item_changes(
+        before: &[Spanned<LimitEntry>],
+        after: &[Spanned<LimitEntry>],
+        _name: &str,
+        owner: &str,
+        changes: &mut Changes,
+    ) {
+        changes.limits(before, after, owner);
+    }
+
+    fn name_values(&mut self, name: &str, names: &mut ValueNames) {
+        if let LimitEntry::Table(table) = self {
+            table.name_values(name, names);
+        }
+    }
+
+    fn item_name(&self, list: &str, _index: usize) -> String {
+        let owner = list.strip_suffix("limits").unwrap_or(list);
+        let text = match self {
+            LimitEntry::Text(text) => text,
+            LimitEntry::Table(table) => table.limit.as_deref().map_or("", |limit| limit),
+        };
+        // Added by `Rule::limits_from_plan`.
+        if text == "plan" { format!("{owner}limits_from_plan") } else { format!("{owner}limit `{text}`") }
     }
 }
 
@@ -234,7 +279,7 @@ impl Default for Limits {
     }
 }
 
-impl FromNode for Limits {
+impl FieldValue for Limits {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Limits> {
         let list: OneOrMany<Spanned<LimitEntry>> = OneOrMany::from_node(node, reader)?;
         Some(match list.0.as_slice() {
@@ -245,6 +290,18 @@ impl FromNode for Limits {
 
     fn stand_in() -> Option<Limits> {
         Some(Limits::default())
+    }
+
+    fn note_changes(&self, after: &Limits, name: &str, owner: &str, changes: &mut Changes) {
+        if let (Limits::Own(before), Limits::Own(after)) = (self, after) {
+            before.note_changes(after, name, owner, changes);
+        }
+    }
+
+    fn name_values(&mut self, name: &str, names: &mut ValueNames) {
+        if let Limits::Own(list) = self {
+            list.name_values(name, names);
+        }
     }
 }
 
@@ -268,7 +325,7 @@ impl fmt::Debug for HeaderTest {
     }
 }
 
-impl FromNode for HeaderTest {
+impl FieldValue for HeaderTest {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<HeaderTest> {
         const EXPECTED: &str = "true (the header is present) or the string that it must equal";
         match &node.value {
@@ -292,7 +349,7 @@ pub(crate) enum BodyEntry {
     Template(TemplateTable),
 }
 
-impl FromNode for BodyEntry {
+impl FieldValue for BodyEntry {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<BodyEntry> {
         match node.value {
             Value::Text(_) => BodyFormat::from_node(node, reader).map(BodyEntry::Format),
@@ -312,7 +369,7 @@ pub(crate) enum AnonymizeEntry {
     On(Box<Anonymize>),
 }
 
-impl FromNode for AnonymizeEntry {
+impl FieldValue for AnonymizeEntry {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<AnonymizeEntry> {
         reader.show(node);
         match node.value {
@@ -325,5 +382,11 @@ impl FromNode for AnonymizeEntry {
 
     fn absent() -> Option<AnonymizeEntry> {
         Some(AnonymizeEntry::Off)
+    }
+
+    fn name_values(&mut self, name: &str, names: &mut ValueNames) {
+        if let AnonymizeEntry::On(table) = self {
+            table.name_values(name, names);
+        }
     }
 }

@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use super::changes::Changes;
 use super::compile::{self, KeysFile, Settings};
-use super::file;
+use super::complete;
 use super::finding::{Code, Finding, Report};
-use super::forms::{AnonymizeEntry, Secret};
+use super::forms::{AnonymizeEntry, HeaderTest, Secret};
 use super::mask::mask;
-use super::read::{FromNode, ReadResult, Reader};
+use super::read::{FieldValue, ReadResult, Reader};
 use super::source::Source;
 use super::span::Spanned;
+use super::table::Table;
 use super::toml;
 use super::tree::SyntaxError;
-use super::types::{Config, Exempt};
+use super::types::{Config, MatchTable};
 #[cfg(feature = "yaml")]
 use super::yaml;
 use crate::__io_reason;
@@ -25,7 +26,9 @@ use crate::gateway::{GatewaySettings, UpstreamSettings};
 use crate::identity::{Identity, Networks};
 #[cfg(feature = "redis")]
 use crate::limiter::StoreUrlError;
-use crate::rules::{LimitSet, RuleSet};
+use crate::rules::matcher::{Conditions, HeaderText};
+use crate::rules::path::LazyReadings;
+use crate::rules::{LimitSet, RequestView, RuleSet};
 
 /// The format of a configuration file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -109,6 +112,50 @@ impl Loaded {
         "the token's claim"
     }
 
+    /// Returns the conditions of a rule that a request does not meet, each as a phrase such as `the method is not
+    /// GET`.
+    ///
+    /// `index` is that of the rule in [`RuleSet::rules`]. The list is empty if the request meets all conditions, or if
+    /// there is no such rule. The mode of the rule, groups, exemptions and the kill switch are not considered. No phrase
+    /// contains the value that a header is compared with.
+    pub fn unmet_conditions(&self, index: usize, request: &RequestView<'_>) -> Vec<String> {
+        let matcher = self.rules.matcher();
+        let (Some(rule), Some(all)) = (self.config.rules.get(index), matcher.conditions().get(index)) else {
+            return Vec::new();
+        };
+        let MatchTable { methods, path, host, groups: _, headers } = &*rule.matches;
+        let readings = LazyReadings::of(request.path());
+        let is_met = |conditions: Conditions| matcher.is_met(conditions, request, &readings);
+        let mut unmet = Vec::new();
+        // No request meets an empty list.
+        if let Some(list) = methods
+            && !is_met(Conditions { methods: all.methods, ..Conditions::default() })
+        {
+            unmet.push(format!("the method is not {}", joined_texts(list)));
+        }
+        if let Some(list) = path
+            && (list.is_empty() || !is_met(Conditions { paths: all.paths.clone(), ..Conditions::default() }))
+        {
+            unmet.push(format!("the path does not match {}", joined_texts(list)));
+        }
+        if let Some(list) = host
+            && (list.is_empty() || !is_met(Conditions { hosts: all.hosts.clone(), ..Conditions::default() }))
+        {
+            unmet.push(format!("the host does not match {}", joined_texts(list)));
+        }
+        for (name, test) in headers {
+            let condition = all.headers.get_key_value(&HeaderText(name.to_ascii_lowercase().into()));
+            let headers = condition.map(|(name, condition)| (name.clone(), condition.clone())).into_iter().collect();
+            if !is_met(Conditions { headers, ..Conditions::default() }) {
+                unmet.push(match test {
+                    HeaderTest::Present => format!("there is no header {}", **name),
+                    HeaderTest::Equals(_) => format!("the header {} does not have the expected value", **name),
+                });
+            }
+        }
+        unmet
+    }
+
     /// Returns the names of the settings of the file that are set, but have no effect on a check that names its key and
     /// limit, in alphabetical order.
     ///
@@ -116,17 +163,9 @@ impl Loaded {
     /// or too long. Its response body is the decision. No rule decides it, so shadow mode has no effect. Settings that
     /// identify callers, such as `plans` and `trusted_proxies`, are not listed, since such a check has no caller.
     pub fn settings_for_requests_only(&self) -> Vec<&'static str> {
-        let Config { anonymize, bans, body, exempt, path_bytes_max, shadow, .. } = &self.config;
-        let Exempt { addresses, keys, paths } = exempt;
-        let settings = [
-            ("anonymize", matches!(**anonymize, AnonymizeEntry::On(_))),
-            ("bans", !bans.is_empty()),
-            ("body", body.is_some()),
-            ("exempt", !(addresses.is_empty() && keys.is_empty() && paths.is_empty())),
-            ("path_bytes_max", path_bytes_max.is_some()),
-            ("shadow", **shadow),
-        ];
-        settings.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
+        let mut settings = self.config.set_for_requests_only();
+        settings.sort_unstable();
+        settings
     }
 }
 
@@ -154,6 +193,10 @@ impl Loaded {
         let (limiter, lookups) = self.settings.limiter_on(self.settings.redis()?);
         Ok(Engine::with_lookups(limiter.build(), self.rules, lookups))
     }
+}
+
+fn joined_texts(list: &[Spanned<String>]) -> String {
+    list.iter().map(|text| text.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 /// A function that returns the value of the environment variable with a name, or `None` if it is not set.
@@ -432,7 +475,7 @@ impl Loader {
         if self.is_reload && std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
             return Err(fail("it is not a regular file, so it cannot be read again".to_owned()));
         }
-        let (bytes, metadata) = file::read(path, file::BYTES_MAX).map_err(|error| fail(__io_reason(&error)))?;
+        let (bytes, metadata) = complete::read(path, complete::BYTES_MAX).map_err(|error| fail(__io_reason(&error)))?;
         let text = String::from_utf8(bytes).map_err(|_| fail("it is not UTF-8 text".to_owned()))?;
         Ok((text, metadata))
     }
@@ -486,7 +529,7 @@ impl Config {
 /// If there are errors, the value may still be `Some`: it has the parts that could be read, so that they can be checked
 /// too. It is `None` if the text cannot be parsed, or if a required part is missing. `name` is the name of the file in
 /// reports.
-pub(crate) fn read<T: FromNode>(name: &str, text: &str, format: Format) -> (Option<T>, Arc<Source>, Vec<Finding>) {
+pub(crate) fn read<T: FieldValue>(name: &str, text: &str, format: Format) -> (Option<T>, Arc<Source>, Vec<Finding>) {
     let parsed = match format {
         Format::Toml => toml::parse(text),
         #[cfg(feature = "yaml")]

@@ -1,6 +1,6 @@
-//! Reads typed values from a tree, and collects every error on the way.
+//! The values of fields: reads them from a tree, and collects every error on the way.
 //!
-//! A type that implements [`FromNode`] reads itself from a node. A value that cannot be read is noted, and reading
+//! A type that implements [`FieldValue`] reads itself from a node. A value that cannot be read is noted, and reading
 //! continues with the next one, so that one attempt reports all errors of a file. Messages name types ("a string"),
 //! never values: a value may be a secret.
 //!
@@ -10,13 +10,15 @@
 
 use std::collections::BTreeMap;
 
+use super::changes::{self, Changes};
 use super::finding::{Code, Finding};
 use super::span::{Span, Spanned};
+use super::table::ValueNames;
 use super::tree::{Entry, Node, Value};
 use crate::identity::suggest::nearest;
 
-/// A type that can be read from a node of a tree.
-pub(crate) trait FromNode: Sized {
+/// A type that a field of a table can have: how it is read, and how findings and reloads name it.
+pub(crate) trait FieldValue: Sized + PartialEq {
     /// Reads the value from a node. If it cannot be read, adds an error to the reader and returns `None`.
     ///
     /// A value may be returned although a part of it has an error: that part has its default, and the reader has the
@@ -36,16 +38,62 @@ pub(crate) trait FromNode: Sized {
     fn stand_in() -> Option<Self> {
         None
     }
+
+    /// Adds the difference between this value and the one that replaces it to the changes of a reload.
+    ///
+    /// `name` is the field, and `owner` its part, such as `rule login`, or empty if it is a setting of the file. By
+    /// default, the field is removed if it has the value of an absent one now, and changed if it has any other.
+    fn note_changes(&self, after: &Self, name: &str, owner: &str, changes: &mut Changes) {
+        if self != after {
+            match Self::absent() {
+                Some(absent) if absent == *after => changes.lost_field(name, owner),
+                _ => changes.changed_field(name, owner),
+            }
+        }
+    }
+
+    /// Adds the difference of a value that need not be in the file, but is there before and after. By default, the
+    /// field is changed if it differs.
+    fn note_changes_of_present(&self, after: &Self, name: &str, owner: &str, changes: &mut Changes) {
+        if self != after {
+            changes.changed_field(name, owner);
+        }
+    }
+
+    /// Adds the difference between two lists of such values. By default, see [`changes::note_list`].
+    fn note_item_changes(
+        before: &[Spanned<Self>],
+        after: &[Spanned<Self>],
+        name: &str,
+        owner: &str,
+        changes: &mut Changes,
+    ) {
+        changes::note_list(before, after, name, owner, changes);
+    }
+
+    /// Names all values in this one that were set in code, for findings about them. `name` is that of this value. Does
+    /// nothing by default.
+    fn name_values(&mut self, _name: &str, _names: &mut ValueNames) {}
+
+    /// Returns the name of this value as the entry `index` of the list with the name `list`. Defaults to `list`.
+    fn item_name(&self, list: &str, _index: usize) -> String {
+        list.to_owned()
+    }
 }
 
 /// An enum whose values are written in the file as one of a few names.
-pub(crate) trait Named: Clone + 'static {
+pub(crate) trait Named: Clone + PartialEq + 'static {
     /// The names, each with its value.
     const NAMES: &'static [(&'static str, Self)];
 
     /// Returns the value for a field that is absent from its table. Defaults to `None`: the field is required.
     fn absent() -> Option<Self> {
         None
+    }
+
+    /// Returns the name of this value, or an empty text if no name is written in a file.
+    fn name(&self) -> &'static str {
+        Self::NAMES.iter().find(|(_, value)| value == self).map_or("", |(name, _)| name)
     }
 
     /// Returns all names, separated by commas, for messages.
@@ -210,11 +258,11 @@ impl<'t> Reader<'t> {
     /// Reads the field `name` of a table. `name` must be among the known fields that were passed to [`Reader::table`].
     ///
     /// If the table does not have the field, or its value cannot be read, returns `absent`, or else the
-    /// [stand-in](FromNode::stand_in) of its type. Returns `None` if there is neither.
+    /// [stand-in](FieldValue::stand_in) of its type. Returns `None` if there is neither.
     ///
     /// A value that cannot be read adds its own error. If `absent` is `None`, the field is required: a missing one adds
     /// an error, unless an unknown field has a similar name.
-    pub(crate) fn field<T: FromNode>(
+    pub(crate) fn field<T: FieldValue>(
         &mut self,
         fields: &Fields<'_>,
         name: &'static str,
@@ -241,13 +289,13 @@ impl<'t> Reader<'t> {
     /// checked.
     ///
     /// Returns `None` if there are values and none of them can be read: an empty list would mean something else.
-    pub(crate) fn list<T: FromNode>(&mut self, nodes: &[Node]) -> Option<Vec<T>> {
+    pub(crate) fn list<T: FieldValue>(&mut self, nodes: &[Node]) -> Option<Vec<T>> {
         let values: Vec<T> = nodes.iter().filter_map(|node| T::from_node(node, self)).collect();
         (nodes.is_empty() || !values.is_empty()).then_some(values)
     }
 }
 
-impl FromNode for bool {
+impl FieldValue for bool {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<bool> {
         reader.show(node);
         match node.value {
@@ -261,7 +309,7 @@ impl FromNode for bool {
     }
 }
 
-impl FromNode for String {
+impl FieldValue for String {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<String> {
         reader.show(node);
         match &node.value {
@@ -273,11 +321,15 @@ impl FromNode for String {
     fn stand_in() -> Option<String> {
         Some(String::new())
     }
+
+    fn item_name(&self, list: &str, _index: usize) -> String {
+        format!("{list} `{self}`")
+    }
 }
 
 macro_rules! whole_numbers {
     ($($type:ident)*) => {$(
-        impl FromNode for $type {
+        impl FieldValue for $type {
             fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<$type> {
                 reader.show(node);
                 let Value::Int(number) = node.value else { return reader.wrong_type(node, "a whole number") };
@@ -292,7 +344,7 @@ macro_rules! whole_numbers {
 
 whole_numbers! { u8 u32 u64 }
 
-impl<T: Named> FromNode for T {
+impl<T: Named> FieldValue for T {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<T> {
         reader.show(node);
         let expected = format!("one of {}", T::names());
@@ -314,7 +366,7 @@ impl<T: Named> FromNode for T {
     }
 }
 
-impl<T: FromNode> FromNode for Option<T> {
+impl<T: FieldValue> FieldValue for Option<T> {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Option<T>> {
         match node.value {
             Value::Null => Some(None),
@@ -325,9 +377,24 @@ impl<T: FromNode> FromNode for Option<T> {
     fn absent() -> Option<Option<T>> {
         Some(None)
     }
+
+    fn note_changes(&self, after: &Option<T>, name: &str, owner: &str, changes: &mut Changes) {
+        match (self, after) {
+            (Some(_), None) => changes.lost_field(name, owner),
+            (None, Some(_)) => changes.added_field(owner),
+            (Some(before), Some(after)) => before.note_changes_of_present(after, name, owner, changes),
+            (None, None) => {}
+        }
+    }
+
+    fn name_values(&mut self, name: &str, names: &mut ValueNames) {
+        if let Some(value) = self {
+            value.name_values(name, names);
+        }
+    }
 }
 
-impl<T: FromNode> FromNode for Vec<T> {
+impl<T: FieldValue> FieldValue for Vec<T> {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Vec<T>> {
         match &node.value {
             Value::List(items) => reader.list(items),
@@ -338,10 +405,25 @@ impl<T: FromNode> FromNode for Vec<T> {
     fn absent() -> Option<Vec<T>> {
         Some(Vec::new())
     }
+
+    fn note_changes(&self, after: &Vec<T>, name: &str, owner: &str, changes: &mut Changes) {
+        changes::note_list(self, after, name, owner, changes);
+    }
+
+    fn name_values(&mut self, name: &str, names: &mut ValueNames) {
+        name_items(self, name, names);
+    }
+}
+
+/// Names the values in a list, each by [`FieldValue::item_name`].
+pub(crate) fn name_items<T: FieldValue>(items: &mut [T], name: &str, names: &mut ValueNames) {
+    for (index, item) in items.iter_mut().enumerate() {
+        item.name_values(&item.item_name(name, index), names);
+    }
 }
 
 /// Reads a table with free names. Entries that cannot be read are noted and left out.
-impl<T: FromNode> FromNode for BTreeMap<Spanned<String>, T> {
+impl<T: FieldValue> FieldValue for BTreeMap<Spanned<String>, T> {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
         let Value::Table(entries) = &node.value else { return reader.wrong_type(node, "a table") };
         let mut map = BTreeMap::new();
@@ -357,9 +439,25 @@ impl<T: FromNode> FromNode for BTreeMap<Spanned<String>, T> {
     fn absent() -> Option<Self> {
         Some(BTreeMap::new())
     }
+
+    /// Only the removal of an entry is noted.
+    fn note_changes(&self, after: &Self, name: &str, owner: &str, changes: &mut Changes) {
+        if self.keys().any(|key| !after.contains_key(key)) {
+            changes.lost_field(name, owner);
+        }
+    }
+
+    fn name_values(&mut self, name: &str, names: &mut ValueNames) {
+        let entries = std::mem::take(self).into_iter().map(|(key, mut value)| {
+            let name = key.item_name(name, 0);
+            value.name_values(&name, names);
+            (Spanned::new(key.to_string(), names.add(&name)), value)
+        });
+        *self = entries.collect();
+    }
 }
 
-impl<T: FromNode> FromNode for Spanned<T> {
+impl<T: FieldValue> FieldValue for Spanned<T> {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Spanned<T>> {
         T::from_node(node, reader).map(|value| Spanned::new(value, node.span))
     }
@@ -371,37 +469,21 @@ impl<T: FromNode> FromNode for Spanned<T> {
     fn stand_in() -> Option<Spanned<T>> {
         T::stand_in().map(Spanned::from)
     }
+
+    fn note_changes(&self, after: &Spanned<T>, name: &str, owner: &str, changes: &mut Changes) {
+        T::note_changes(self, after, name, owner, changes);
+    }
+
+    fn note_changes_of_present(&self, after: &Spanned<T>, name: &str, owner: &str, changes: &mut Changes) {
+        T::note_changes_of_present(self, after, name, owner, changes);
+    }
+
+    fn name_values(&mut self, name: &str, names: &mut ValueNames) {
+        self.set_span(names.add(name));
+        T::name_values(self, name, names);
+    }
+
+    fn item_name(&self, list: &str, index: usize) -> String {
+        T::item_name(self, list, index)
+    }
 }
-
-/// Implements [`FromNode`] for tables, given the names of their fields.
-///
-/// A field is required if it is marked so or its type has no value for an absent field. A table may be absent if none
-/// of its fields is required.
-macro_rules! tables {
-    (@name $field:ident) => { stringify!($field) };
-    (@name $field:ident $name:literal) => { $name };
-    (@absent) => { $crate::config::read::FromNode::absent() };
-    (@absent required) => { None };
-    ($($table:ident { $($field:ident $(as $name:literal)? $(: $required:ident)?),* $(,)? })*) => {$(
-        impl $crate::config::read::FromNode for $table {
-            fn from_node(
-                node: &$crate::config::tree::Node,
-                reader: &mut $crate::config::read::Reader<'_>,
-            ) -> Option<$table> {
-                use $crate::config::read::tables;
-                let fields = reader.table(node, &[$(tables!(@name $field $($name)?)),*])?;
-                $(let $field = reader.field(&fields, tables!(@name $field $($name)?), tables!(@absent $($required)?));)*
-                reader.end_table(&fields);
-                // Every field was read, with its errors, before a missing one ends the reading of the table.
-                Some($table { $($field: $field?),* })
-            }
-
-            fn absent() -> Option<$table> {
-                use $crate::config::read::tables;
-                Some($table { $($field: tables!(@absent $($required)?)?),* })
-            }
-        }
-    )*};
-}
-
-pub(crate) use tables;

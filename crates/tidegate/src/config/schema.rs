@@ -12,14 +12,8 @@ use super::forms::{
 };
 use super::read::Named;
 use super::span::Spanned;
-use super::types::{
-    AccessLog, Anonymize, BanKind, Config, JwtAlgorithm, LimitTable, RuleStore, StoreKind, StoreTable, TemplateTable,
-    TlsMinVersion,
-};
-use crate::answer::{BodyFormat, Style};
-use crate::failure::OnFailure;
-use crate::identity::{ApiKeys, Rotate};
-use crate::rules::{Charge, Mode};
+use super::types::{Anonymize, Config, LimitTable, StoreTable, TemplateTable};
+use crate::answer::BodyFormat;
 
 impl Config {
     /// Returns the JSON schema of a configuration file, with which editors can complete and check it.
@@ -189,7 +183,7 @@ impl JsonSchema for AnonymizeEntry {
 }
 
 /// Returns the schema of an enum that is written as one of a few names.
-fn named<T: Named>() -> Schema {
+pub(super) fn named<T: Named>() -> Schema {
     let names: Vec<&str> = T::NAMES.iter().map(|(name, _)| *name).collect();
     json_schema!({ "type": "string", "enum": names })
 }
@@ -199,18 +193,19 @@ pub(super) fn algorithm(_: &mut SchemaGenerator) -> Schema {
     named::<tidegate_core::Algorithm>()
 }
 
-macro_rules! named_schemas {
-    ($($type:ident)*) => {$(
-        impl JsonSchema for $type {
-            fn schema_name() -> Cow<'static, str> {
+/// Implements [`JsonSchema`] for an enum that implements [`Named`].
+macro_rules! named_schema {
+    ($type:ident) => {
+        impl schemars::JsonSchema for $type {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
                 stringify!($type).into()
             }
 
-            fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                named::<$type>()
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                $crate::config::schema::named::<$type>()
             }
         }
-    )*};
+    };
 }
 
-named_schemas! { OnFailure Style ApiKeys Rotate Mode Charge BodyFormat AccessLog RuleStore StoreKind TlsMinVersion JwtAlgorithm BanKind }
+pub(super) use named_schema;

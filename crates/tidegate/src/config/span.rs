@@ -1,6 +1,6 @@
 //! Places in a file.
 
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 /// A range of bytes in a file. The default, `0..0`, means that the place is unknown.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -47,6 +47,11 @@ impl<T> Spanned<T> {
         Spanned { value, span }
     }
 
+    /// Sets the span.
+    pub(crate) const fn set_span(&mut self, span: Span) {
+        self.span = span;
+    }
+
     /// Returns the span in the file, which may be unknown.
     pub(crate) const fn span(&self) -> Span {
         self.span
@@ -64,6 +69,12 @@ impl<T> Deref for Spanned<T> {
 
     fn deref(&self) -> &T {
         &self.value
+    }
+}
+
+impl<T> DerefMut for Spanned<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
     }
 }
 

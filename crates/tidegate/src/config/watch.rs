@@ -48,7 +48,7 @@ use self::events::{Events, Watches};
 #[cfg(not(all(feature = "notify", unix)))]
 use self::no_events::{Events, Watches};
 pub use self::rules::{RulesSource, RulesWatcher};
-use super::file;
+use super::complete;
 
 /// The time for which files must be unchanged to count as complete.
 const STABLE: Duration = Duration::from_millis(100);
@@ -363,7 +363,7 @@ fn digest(mut files: Vec<PathBuf>) -> ContentDigest {
     for path in files {
         // Opening a pipe would block until there is a writer.
         let content = match std::fs::metadata(&path).map(|metadata| metadata.is_file()) {
-            Ok(true) => file::read(&path, file::BYTES_MAX).map(|(bytes, _)| bytes),
+            Ok(true) => complete::read(&path, complete::BYTES_MAX).map(|(bytes, _)| bytes),
             Ok(false) => Ok(Vec::new()),
             Err(error) => Err(error),
         };

@@ -13,8 +13,9 @@
 //! ```
 //!
 //! The builder can express everything that a configuration file can, except `expect`, which detects truncated files.
-//! Most methods have the name of a field of the file. Both are compiled by the same code: [`Rules`] only collects
-//! values, and [`Rules::build`] checks all of them, reports all errors at once, and names the rule of each:
+//! Most methods have the name of a field of the file: [`Rules`] holds the tables of a file, and its methods set their
+//! fields. [`Rules::build`] checks and compiles them as if they came from a file, reports all errors at once, and names
+//! the rule of each:
 //!
 //! ```
 //! use tidegate::{Rule, Rules};
@@ -31,7 +32,6 @@
 
 mod callers;
 mod rule;
-mod to_config;
 
 #[cfg(test)]
 mod tests;
@@ -42,9 +42,11 @@ pub use self::callers::{Ban, JwtSettings, ListedKey, Plan, SecretSource};
 pub use self::rule::{LimitText, Rule};
 use super::RuleSet;
 use crate::answer::{BodyFormat, Style};
-use crate::config::{Loaded, Loader, Report, Secret};
-use crate::failure::OnFailure;
-use crate::identity::{ApiKeys, Rotate};
+use crate::config::{
+    AddressPlan, Anonymize, AnonymizeEntry, BodyEntry, Config, FieldValue, Loaded, Loader, OneOrMany, Report, Secret,
+    Spanned, StoreEntry, StoreUrl, TimeText, ValueNames,
+};
+use crate::identity::Rotate;
 
 /// A builder for a [`RuleSet`]: rules, plans, API keys, bans, exemptions, and how callers are identified.
 ///
@@ -63,44 +65,7 @@ use crate::identity::{ApiKeys, Rotate};
 /// ```
 #[derive(Clone, Debug, Default)]
 #[must_use = "rules have no effect until they are built"]
-pub struct Rules {
-    rules: Vec<Rule>,
-    plans: Vec<Plan>,
-    keys: Vec<ListedKey>,
-    keys_file: Option<String>,
-    bans: Vec<Ban>,
-    exempt_addresses: Vec<String>,
-    exempt_keys: Vec<Secret>,
-    exempt_paths: Vec<String>,
-
-    trusted_proxies: Vec<String>,
-    forwarding_header: Option<String>,
-    ipv6_prefix: Option<u8>,
-    api_key_header: Option<String>,
-    api_keys: ApiKeys,
-    anonymize: Option<(Rotate, Option<SecretSource>)>,
-    receipt_secret: Option<SecretSource>,
-    jwt: Option<JwtSettings>,
-
-    address_plans: Vec<(Vec<String>, String)>,
-    plan_header: Option<String>,
-    plan_hash: Option<String>,
-    key_hash: Option<String>,
-
-    headers: Option<Vec<Style>>,
-    body: Option<BodyFormat>,
-    expose_headers: bool,
-    shadow: bool,
-    kill_switch: bool,
-    path_bytes_max: Option<u32>,
-    method_override_headers: Vec<String>,
-
-    store: Option<Secret>,
-    prefix: Option<String>,
-    instances: Option<u32>,
-    deadline: Option<Duration>,
-    on_failure: OnFailure,
-}
+pub struct Rules(pub(crate) Config);
 
 impl Rules {
     /// Creates a builder without rules and with the default settings.
@@ -113,7 +78,7 @@ impl Rules {
     /// All enforced rules that match a request, except shields, are decided together: the request is admitted and
     /// charged by all of them, or denied and charged by none, except by limits with `count_denied`.
     pub fn rule(mut self, rule: Rule) -> Rules {
-        self.rules.push(rule);
+        self.0.rules.0.get_or_insert_default().push(rule.0.into());
         self
     }
 
@@ -123,13 +88,13 @@ impl Rules {
     /// which callers without another plan have. Callers that are identified only by their address have `anonymous`
     /// instead, if that plan exists.
     pub fn plan(mut self, plan: Plan) -> Rules {
-        self.plans.push(plan);
+        self.0.plans.insert(plan.name.into(), plan.table);
         self
     }
 
     /// Adds a known API key. Building fails if a key is added twice.
     pub fn key(mut self, key: ListedKey) -> Rules {
-        self.keys.push(key);
+        self.0.keys.0.get_or_insert_default().push(key.0.into());
         self
     }
 
@@ -138,7 +103,7 @@ impl Rules {
     /// Its format follows from its extension: `.toml`, `.yaml` or `.yml`. A relative path is relative to the current
     /// directory, or to [`Loader::directory`]. Building fails if the file cannot be read or has an error.
     pub fn keys_file(mut self, path: impl Into<String>) -> Rules {
-        self.keys_file = Some(path.into());
+        self.0.keys_file = Some(path.into().into());
         self
     }
 
@@ -146,7 +111,7 @@ impl Rules {
     ///
     /// If a network, key or user is banned twice, the ban that ends later applies.
     pub fn ban(mut self, ban: Ban) -> Rules {
-        self.bans.push(ban);
+        self.0.bans.push(ban.0.into());
         self
     }
 
@@ -154,7 +119,7 @@ impl Rules {
     ///
     /// Bans that are added by [`ban`](Rules::ban) still apply.
     pub fn exempt_addresses<T: Into<String>>(mut self, networks: impl IntoIterator<Item = T>) -> Rules {
-        self.exempt_addresses.extend(networks.into_iter().map(T::into));
+        self.0.exempt.addresses.0.extend(texts(networks));
         self
     }
 
@@ -163,7 +128,7 @@ impl Rules {
     /// A key is given in plain text, or as `sha256:` and its SHA-256 in hexadecimal. Bans that are added by
     /// [`ban`](Rules::ban) still apply.
     pub fn exempt_keys<T: Into<String>>(mut self, keys: impl IntoIterator<Item = T>) -> Rules {
-        self.exempt_keys.extend(keys.into_iter().map(Secret::new));
+        self.0.exempt.keys.extend(keys.into_iter().map(|key| Secret::new(key).into()));
         self
     }
 
@@ -171,7 +136,7 @@ impl Rules {
     ///
     /// Bans that are added by [`ban`](Rules::ban) still apply.
     pub fn exempt_paths<T: Into<String>>(mut self, patterns: impl IntoIterator<Item = T>) -> Rules {
-        self.exempt_paths.extend(patterns.into_iter().map(T::into));
+        self.0.exempt.paths.0.extend(texts(patterns));
         self
     }
 
@@ -180,21 +145,13 @@ impl Rules {
     /// The client's address is the remote address of the connection. If that is a trusted proxy, it is the rightmost
     /// address in the [`forwarding_header`](Rules::forwarding_header) that is not a trusted proxy.
     pub fn trusted_proxies<T: Into<String>>(mut self, networks: impl IntoIterator<Item = T>) -> Rules {
-        self.trusted_proxies.extend(networks.into_iter().map(T::into));
+        self.0.trusted_proxies.0.extend(texts(networks));
         self
     }
 
     /// Sets the header in which trusted proxies report the client's address. Defaults to `x-forwarded-for`.
     pub fn forwarding_header(mut self, name: impl Into<String>) -> Rules {
-        self.forwarding_header = Some(name.into());
-        self
-    }
-
-    /// Sets the length of the IPv6 prefix, in bits from 1 to 128, by which clients are counted. Defaults to 64.
-    ///
-    /// IPv6 clients whose addresses agree in these bits share their counters.
-    pub fn ipv6_prefix(mut self, bits: u8) -> Rules {
-        self.ipv6_prefix = Some(bits);
+        self.0.forwarding_header = Some(name.into().into());
         self
     }
 
@@ -202,16 +159,7 @@ impl Rules {
     ///
     /// If a request does not have the header, its key is the token in `Authorization: Bearer`.
     pub fn api_key_header(mut self, name: impl Into<String>) -> Rules {
-        self.api_key_header = Some(name.into());
-        self
-    }
-
-    /// Sets which API keys identify a caller: only those that are listed here or in the keys file, or all. Defaults to
-    /// [`ApiKeys::Known`].
-    ///
-    /// A caller with a key that does not identify it is counted by user or address.
-    pub fn api_keys(mut self, api_keys: ApiKeys) -> Rules {
-        self.api_keys = api_keys;
+        self.0.api_key_header = Some(name.into().into());
         self
     }
 
@@ -222,7 +170,8 @@ impl Rules {
     /// fails if the store is shared. Instances that share a store need a common secret:
     /// [`anonymize_with`](Rules::anonymize_with).
     pub fn anonymize(mut self, rotate: Rotate) -> Rules {
-        self.anonymize = Some((rotate, None));
+        let table = Anonymize { rotate, ..Anonymize::default() };
+        self.0.anonymize = AnonymizeEntry::On(Box::new(table)).into();
         self
     }
 
@@ -231,7 +180,9 @@ impl Rules {
     /// Paths are not replaced. `rotate` sets when the pseudonyms change. The secret has at least 16 bytes, and must be
     /// the same on all instances that share a store.
     pub fn anonymize_with(mut self, secret: SecretSource, rotate: Rotate) -> Rules {
-        self.anonymize = Some((rotate, Some(secret)));
+        let (secret, secret_env, secret_file) = secret.into_fields();
+        let table = Anonymize { secret, secret_env, secret_file, rotate };
+        self.0.anonymize = AnonymizeEntry::On(Box::new(table)).into();
         self
     }
 
@@ -239,7 +190,10 @@ impl Rules {
     ///
     /// The layer does not need it: it refunds by the response itself.
     pub fn receipt_secret(mut self, secret: SecretSource) -> Rules {
-        self.receipt_secret = Some(secret);
+        let (text, variable, file) = secret.into_fields();
+        self.0.receipt_secret = text;
+        self.0.receipt_secret_env = variable;
+        self.0.receipt_secret_file = file;
         self
     }
 
@@ -247,7 +201,7 @@ impl Rules {
     ///
     /// Building fails without the feature `jwt`.
     pub fn jwt(mut self, jwt: JwtSettings) -> Rules {
-        self.jwt = Some(jwt);
+        self.0.jwt = Some(jwt.0.into());
         self
     }
 
@@ -260,7 +214,8 @@ impl Rules {
         networks: impl IntoIterator<Item = T>,
         plan: impl Into<String>,
     ) -> Rules {
-        self.address_plans.push((networks.into_iter().map(T::into).collect(), plan.into()));
+        let networks = OneOrMany(texts(networks).collect());
+        self.0.plan_sources.addresses.push(AddressPlan { networks, plan: plan.into().into() });
         self
     }
 
@@ -268,7 +223,7 @@ impl Rules {
     ///
     /// It applies if neither the caller's API key nor its address determines the plan.
     pub fn plan_header(mut self, name: impl Into<String>) -> Rules {
-        self.plan_header = Some(name.into());
+        self.0.plan_sources.header = Some(name.into().into());
         self
     }
 
@@ -278,7 +233,7 @@ impl Rules {
     /// address, header nor token determines the plan. Used only by [`Loaded::engine`](crate::config::Loaded::engine),
     /// and only with a shared store.
     pub fn plan_hash(mut self, name: impl Into<String>) -> Rules {
-        self.plan_hash = Some(name.into());
+        self.0.plan_sources.redis_hash = Some(name.into().into());
         self
     }
 
@@ -288,7 +243,7 @@ impl Rules {
     /// that are not listed. Used only by [`Loaded::engine`](crate::config::Loaded::engine), and only with a shared
     /// store.
     pub fn key_hash(mut self, name: impl Into<String>) -> Rules {
-        self.key_hash = Some(name.into());
+        self.0.key_sources.redis_hash = Some(name.into().into());
         self
     }
 
@@ -296,47 +251,14 @@ impl Rules {
     ///
     /// An empty list turns these headers off. Building fails if both [`Style::Ietf`] and [`Style::Draft6`] are given.
     pub fn headers(mut self, styles: impl IntoIterator<Item = Style>) -> Rules {
-        self.headers = Some(styles.into_iter().collect());
+        self.0.headers = Some(styles.into_iter().collect::<Vec<_>>().into());
         self
     }
 
     /// Sets the format of the bodies of refusals by rules without their own. Defaults to JSON, or to text
     /// for [shields](Rule::shield).
     pub fn body(mut self, format: BodyFormat) -> Rules {
-        self.body = Some(format);
-        self
-    }
-
-    /// Sets whether scripts from other origins may read the rate-limit headers. Defaults to `false`.
-    ///
-    /// If `true`, responses list these headers in `Access-Control-Expose-Headers`.
-    pub fn expose_headers(mut self, expose: bool) -> Rules {
-        self.expose_headers = expose;
-        self
-    }
-
-    /// Sets whether all enforced rules are in shadow mode: they count requests but deny none. Defaults to `false`.
-    ///
-    /// Bans and the maximum length of a path still apply.
-    pub fn shadow(mut self, shadow: bool) -> Rules {
-        self.shadow = shadow;
-        self
-    }
-
-    /// Sets whether everything is switched off: limits, bans and the maximum length of a path. Defaults to `false`.
-    ///
-    /// An engine then admits every request, and does not consider bans in the store either. Nothing is charged or
-    /// counted.
-    pub fn kill_switch(mut self, off: bool) -> Rules {
-        self.kill_switch = off;
-        self
-    }
-
-    /// Sets the maximum length of a path in bytes, without its query, from 1 to 65,534. Defaults to 8,192.
-    ///
-    /// A request with a longer path is refused with 414.
-    pub fn path_bytes_max(mut self, bytes: u32) -> Rules {
-        self.path_bytes_max = Some(bytes);
+        self.0.body = Some(BodyEntry::Format(format));
         self
     }
 
@@ -344,14 +266,7 @@ impl Rules {
     ///
     /// A rule applies if it matches the method in such a header or the request's own.
     pub fn method_override_headers<T: Into<String>>(mut self, names: impl IntoIterator<Item = T>) -> Rules {
-        self.method_override_headers.extend(names.into_iter().map(T::into));
-        self
-    }
-
-    /// Sets how rules without a failure policy of their own are decided when the store does not answer. Defaults to
-    /// [`OnFailure::Local`].
-    pub fn on_failure(mut self, on_failure: OnFailure) -> Rules {
-        self.on_failure = on_failure;
+        self.0.method_override_headers.0.extend(texts(names));
         self
     }
 
@@ -360,7 +275,7 @@ impl Rules {
     /// Used by [`Loaded::engine`](crate::config::Loaded::engine). Ignored by
     /// [`Engine::new`](crate::engine::Engine::new), which uses the limiter that it is given.
     pub fn store(mut self, url: impl Into<String>) -> Rules {
-        self.store = Some(Secret::new(url));
+        self.0.store = Some(StoreEntry::Url(StoreUrl(Secret::new(url))).into());
         self
     }
 
@@ -369,17 +284,7 @@ impl Rules {
     ///
     /// Ignored by [`Engine::new`](crate::engine::Engine::new), like [`store`](Rules::store).
     pub fn prefix(mut self, prefix: impl Into<String>) -> Rules {
-        self.prefix = Some(prefix.into());
-        self
-    }
-
-    /// Sets the number of instances that share a store, at least 1. Defaults to the number of those that announce
-    /// themselves in the store; see [`LimiterBuilder::instances`](crate::LimiterBuilder::instances).
-    ///
-    /// While the store does not answer, each instance grants quota / `instances`, rounded up, under
-    /// [`OnFailure::Local`]. Ignored by [`Engine::new`](crate::engine::Engine::new), like [`store`](Rules::store).
-    pub fn instances(mut self, instances: u32) -> Rules {
-        self.instances = Some(instances);
+        self.0.prefix = Some(prefix.into().into());
         self
     }
 
@@ -388,7 +293,7 @@ impl Rules {
     /// The failure policy then applies. Ignored by [`Engine::new`](crate::engine::Engine::new), like
     /// [`store`](Rules::store).
     pub fn deadline(mut self, deadline: Duration) -> Rules {
-        self.deadline = Some(deadline);
+        self.0.deadline = Some(TimeText(format!("{}us", deadline.as_micros())).into());
         self
     }
 
@@ -421,7 +326,14 @@ impl Rules {
     /// # Errors
     /// If a value is invalid, or a file or variable cannot be read. The report has all errors and warnings.
     pub fn compile_with(self, loader: &Loader) -> Result<Loaded, Report> {
-        let (config, value_names) = to_config::to_config(self);
-        loader.compile(config, value_names)
+        let mut config = self.0;
+        let mut names = ValueNames::default();
+        config.name_values("", &mut names);
+        loader.compile(config, names.0)
     }
+}
+
+/// Converts texts to the entries of a list in a table.
+fn texts<T: Into<String>>(texts: impl IntoIterator<Item = T>) -> impl Iterator<Item = Spanned<String>> {
+    texts.into_iter().map(|text| text.into().into())
 }

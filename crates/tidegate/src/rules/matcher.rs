@@ -220,6 +220,21 @@ impl Matcher {
         self.search(methods, readings, request.hosts(), request.headers())
     }
 
+    /// Returns whether a request meets these conditions, as it would those of a rule of this matcher.
+    ///
+    /// The methods of the conditions must be those of a rule of this matcher. `readings` must be those of the request's
+    /// path.
+    pub(crate) fn is_met(
+        &self,
+        conditions: Conditions,
+        request: &RequestView<'_>,
+        readings: &LazyReadings<'_>,
+    ) -> bool {
+        let mut alone = Matcher::new(self.methods.clone(), self.override_headers.clone());
+        alone.push(conditions, true);
+        !alone.find(request, readings).is_empty()
+    }
+
     /// Returns the indices of the active rules that apply to an example request that meets these conditions.
     ///
     /// The example has one of the methods, the example of the first path (else `/`) and of the first host (else none),

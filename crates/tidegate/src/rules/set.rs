@@ -203,6 +203,18 @@ impl RuleSet {
         self.0.exempt.has_path(readings)
     }
 
+    /// Returns whether the path of a request is exempt from all rules. The kill switch is not considered.
+    ///
+    /// Unlike [`Matched::is_exempt_path`], it is `true` even if no rule matches.
+    pub fn exempts_path(&self, request: &RequestView<'_>) -> bool {
+        self.is_exempt_path(&LazyReadings::of(request.path()))
+    }
+
+    /// Returns the matcher of all rules that are not off.
+    pub(crate) fn matcher(&self) -> &Matcher {
+        &self.0.matcher
+    }
+
     /// Returns the maximum length of a path in bytes, without its query.
     ///
     /// An engine refuses a longer path with 414, unless the kill switch is on ([`is_off`](Self::is_off)).

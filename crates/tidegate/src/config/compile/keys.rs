@@ -10,7 +10,7 @@ use crate::answer::is_rule_name;
 use crate::config::finding::{Code, Finding};
 use crate::config::forms::{Limits, Secret};
 use crate::config::load;
-use crate::config::read::{FromNode, Reader};
+use crate::config::read::{FieldValue, Reader};
 use crate::config::source::Source;
 use crate::config::span::Spanned;
 use crate::config::tree::Node;
@@ -20,7 +20,7 @@ use crate::identity::{API_KEY_BYTES_MAX, ApiKey, KeyDigest, Networks};
 use crate::rules::{CompiledPlan, KeyEntry, LimitSetId};
 
 /// The content of a keys file. Empty if the configuration names none, or one that has an error.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct KeysFile {
     pub(crate) keys: Vec<Spanned<ApiKeyTable>>,
     /// The text of the file, to compare with that of a reload.
@@ -29,7 +29,7 @@ pub(crate) struct KeysFile {
     is_whole: bool,
 }
 
-impl FromNode for KeysFile {
+impl FieldValue for KeysFile {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<KeysFile> {
         let fields = reader.table(node, &["keys"])?;
         let keys = reader.field(&fields, "keys", None)?;

@@ -15,7 +15,7 @@ use crate::config::types::LimitTable;
 #[cfg(feature = "redis")]
 use crate::config::{
     load::Loader,
-    read::{FromNode, Reader},
+    read::{FieldValue, Reader},
     tree::Node,
 };
 #[cfg(feature = "redis")]

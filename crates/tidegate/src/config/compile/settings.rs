@@ -57,6 +57,25 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Returns the names of the settings that differ from those of a reload, which take effect only after a restart.
+    ///
+    /// The failure policy is not among them: it also applies to rules, which a reload replaces.
+    pub(crate) fn changed_names(&self, after: &Settings) -> Vec<&'static str> {
+        // The pattern names every field, so that a new one cannot be forgotten.
+        let Settings { store, access, prefix, instances, deadline, on_failure: _, plan_hash, key_hash, receipt_secret } =
+            self;
+        let changes = [
+            ("store", *store != after.store || *access != after.access),
+            ("prefix", *prefix != after.prefix),
+            ("instances", *instances != after.instances),
+            ("deadline", *deadline != after.deadline),
+            ("plan_sources.redis_hash", *plan_hash != after.plan_hash),
+            ("key_sources.redis_hash", *key_hash != after.key_hash),
+            ("receipt_secret", *receipt_secret != after.receipt_secret),
+        ];
+        changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(name, _)| name).collect()
+    }
+
     /// Returns whether the counters are in a shared store. `false` if the store is `memory` or not configured.
     pub fn is_shared(&self) -> bool {
         self.store.as_ref().is_some_and(|store| store.reveal() != MEMORY)
@@ -250,5 +269,42 @@ impl Compiler<'_> {
     pub(super) fn styles(&mut self, styles: Option<&Spanned<Vec<Style>>>) -> Option<Styles> {
         let list = styles?;
         self.accept(Styles::new(list.iter().copied()), Code::ConflictingHeaders, list.span())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Format, Loader};
+
+    fn settings(text: &str) -> Settings {
+        let loader = Loader::new().check_store_access(false);
+        loader.load_text("tidegate.toml", text, Format::Toml).unwrap().settings
+    }
+
+    #[test]
+    fn change_of_any_field_of_the_store_takes_effect_after_a_restart() {
+        let table = "[store]\nkind = 'sentinel'\nurls = ['rediss://a', 'rediss://b']\nmaster = 'main'\n";
+        let before = settings(table);
+        assert_eq!(before.changed_names(&settings(table)), [""; 0]);
+        for field in [
+            "username = 'u'",
+            "username_env = 'U'",
+            "password_file = 'p'",
+            "sentinel_username = 'u'",
+            "sentinel_password_env = 'P'",
+            "sentinel_password_file = 'p'",
+            "replicas = 1",
+            "tls = { server_name = 'redis' }",
+            "tls = { ca_file = 'ca.pem' }",
+        ] {
+            let after = settings(&format!("{table}{field}\n"));
+            assert_eq!(before.changed_names(&after), ["store"], "{field}");
+        }
+        let cluster = |across: bool| {
+            settings(&format!("[store]\nkind = 'cluster'\nurls = ['redis://a']\ncalls_across_slots = {across}\n"))
+        };
+        assert_eq!(cluster(false).changed_names(&cluster(true)), ["store"]);
+        assert_eq!(before.changed_names(&cluster(false)), ["store"]);
     }
 }

@@ -6,6 +6,7 @@ use super::Compiler;
 use super::callers::looks_like_variable;
 use crate::config::finding::{Code, Finding};
 use crate::config::forms::{Secret, StoreEntry, StoreUrl};
+use crate::config::read::Named;
 use crate::config::span::{Span, Spanned};
 use crate::config::types::{StoreKind, StoreTable, StoreTlsTable, TlsMinVersion};
 

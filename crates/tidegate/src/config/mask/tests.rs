@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::read::{FromNode, Reader};
+use crate::config::read::{FieldValue, Reader};
 use crate::config::tree::SyntaxError;
 use crate::config::types::Config;
 use crate::config::{toml, yaml};

@@ -343,11 +343,11 @@ fn a_file_that_is_not_regular_is_read_up_to_a_limit_and_not_reloaded() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tidegate.toml");
     std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
-    let error = crate::config::file::read(&file, 1_000).unwrap_err().to_string();
+    let error = crate::config::complete::read(&file, 1_000).unwrap_err().to_string();
     assert_eq!(error, "it has more than 1000 bytes");
     let report = Loader::new().reload(&file, &load(RULE).unwrap()).unwrap_err();
     assert!(report.to_string().contains("not a regular file"), "{report}");
     std::fs::remove_file(&file).unwrap();
     std::fs::write(&file, RULE).unwrap();
-    assert_eq!(crate::config::file::read(&file, RULE.len() as u64).unwrap().0, RULE.as_bytes());
+    assert_eq!(crate::config::complete::read(&file, RULE.len() as u64).unwrap().0, RULE.as_bytes());
 }

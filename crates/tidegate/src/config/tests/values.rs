@@ -159,8 +159,7 @@ fn a_method_override_header_meets_the_condition_on_methods() {
     )
     .unwrap();
     let request = http::Request::post("/b").header("x-method", "DELETE").body(()).unwrap();
-    let conditions = crate::config::RuleConditions::new(&loaded);
-    assert_eq!(conditions.unmet(0, &crate::rules::RequestView::of(&request)), ["the path does not match /a"]);
+    assert_eq!(loaded.unmet_conditions(0, &crate::rules::RequestView::of(&request)), ["the path does not match /a"]);
 }
 
 #[test]

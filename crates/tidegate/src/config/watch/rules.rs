@@ -9,9 +9,8 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::{FileSource, FileWatch, Stamps, stamp};
-use crate::config::{Loaded, Loader, Part, Report, Settings};
+use crate::config::{Loaded, Loader, Part, Report};
 use crate::engine::{Companion, Engine};
-use crate::gateway::GatewaySettings;
 
 /// The maximum number of parts that a log line names.
 const PARTS_MAX: usize = 100;
@@ -88,8 +87,8 @@ impl RulesSource {
     pub fn commit(&self, loaded: Loaded, companion: Option<Companion>) -> Arc<Loaded> {
         let loaded = Arc::new(loaded);
         let running = self.loaded.load();
-        let changed = changed_settings(&running.settings, &loaded.settings);
-        for setting in changed.chain(changed_gateway(&running.gateway, &loaded.gateway)) {
+        let changed = running.settings.changed_names(&loaded.settings);
+        for setting in changed.into_iter().chain(running.gateway.changed_names(&loaded.gateway)) {
             tracing::warn!(setting, "this setting has changed; it takes effect after a restart");
         }
         for finding in &loaded.findings {
@@ -110,31 +109,6 @@ impl RulesSource {
         let changed = loaded.map(|loaded| names(&loaded.changes.changed)).unwrap_or_default();
         tracing::info!(changed, "the configuration was reloaded");
     }
-}
-
-/// Returns the names of the settings that differ and that take effect only after a restart.
-fn changed_settings(before: &Settings, after: &Settings) -> impl Iterator<Item = &'static str> {
-    let changes = [
-        ("store", before.store != after.store || before.access != after.access),
-        ("prefix", before.prefix != after.prefix),
-        ("instances", before.instances != after.instances),
-        ("deadline", before.deadline != after.deadline),
-        ("plan_sources.redis_hash", before.plan_hash != after.plan_hash),
-        ("key_sources.redis_hash", before.key_hash != after.key_hash),
-        ("receipt_secret", before.receipt_secret != after.receipt_secret),
-    ];
-    changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(name, _)| name)
-}
-
-/// Returns the names of the gateway's settings that differ and that take effect only after a restart.
-fn changed_gateway(before: &GatewaySettings, after: &GatewaySettings) -> impl Iterator<Item = &'static str> {
-    let changes = [
-        ("gateway.listen", before.listen != after.listen),
-        ("gateway.proxy_protocol", before.proxy_protocol != after.proxy_protocol),
-        ("gateway.access_log", before.access_log != after.access_log),
-        ("the bounds of [gateway]", before.bounds != after.bounds),
-    ];
-    changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(name, _)| name)
 }
 
 /// Returns the kinds and names of the first 100 parts in one line, such as `rule login, setting deadline`.
@@ -295,42 +269,5 @@ impl FileSource for Observed {
 impl std::fmt::Debug for RulesWatcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RulesWatcher").field("file", &self.0.source().rules.file).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Format;
-
-    fn settings(text: &str) -> Settings {
-        let loader = Loader::new().check_store_access(false);
-        loader.load_text("tidegate.toml", text, Format::Toml).unwrap().settings
-    }
-
-    #[test]
-    fn change_of_any_field_of_the_store_takes_effect_after_a_restart() {
-        let table = "[store]\nkind = 'sentinel'\nurls = ['rediss://a', 'rediss://b']\nmaster = 'main'\n";
-        let before = settings(table);
-        assert_eq!(changed_settings(&before, &settings(table)).count(), 0);
-        for field in [
-            "username = 'u'",
-            "username_env = 'U'",
-            "password_file = 'p'",
-            "sentinel_username = 'u'",
-            "sentinel_password_env = 'P'",
-            "sentinel_password_file = 'p'",
-            "replicas = 1",
-            "tls = { server_name = 'redis' }",
-            "tls = { ca_file = 'ca.pem' }",
-        ] {
-            let after = settings(&format!("{table}{field}\n"));
-            assert_eq!(changed_settings(&before, &after).collect::<Vec<_>>(), ["store"], "{field}");
-        }
-        let cluster = |across: bool| {
-            settings(&format!("[store]\nkind = 'cluster'\nurls = ['redis://a']\ncalls_across_slots = {across}\n"))
-        };
-        assert_eq!(changed_settings(&cluster(false), &cluster(true)).collect::<Vec<_>>(), ["store"]);
-        assert_eq!(changed_settings(&before, &cluster(false)).collect::<Vec<_>>(), ["store"]);
     }
 }

@@ -1,9 +1,9 @@
 //! Callers: plans, keys, bans, tokens, secrets.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::rule::LimitText;
-use crate::config::{JwtAlgorithm, Secret};
+use super::rule::{LimitText, add_text, limit_entry};
+use crate::config::{ApiKeyTable, BanEntry, BanKind, Jwt, JwtAlgorithm, PlanTable, Secret, Spanned};
 
 /// A named set of limits that callers have. Rules with [`limits_from_plan`](super::Rule::limits_from_plan) apply it.
 ///
@@ -20,8 +20,7 @@ use crate::config::{JwtAlgorithm, Secret};
 #[must_use = "a plan has no effect until it is added to `Rules`"]
 pub struct Plan {
     pub(super) name: String,
-    pub(super) limits: Vec<(Option<String>, LimitText)>,
-    pub(super) upgrade_url: Option<String>,
+    pub(super) table: PlanTable,
 }
 
 impl Plan {
@@ -30,7 +29,7 @@ impl Plan {
     /// The name has 1 to 64 letters, digits, `-`, `_` and `.`. The plans `default` and `anonymous` are those of callers
     /// without another plan; see [`Rules::plan`](super::Rules::plan).
     pub fn new(name: impl Into<String>) -> Plan {
-        Plan { name: name.into(), limits: Vec::new(), upgrade_url: None }
+        Plan { name: name.into(), table: PlanTable::default() }
     }
 
     /// Adds a limit, such as `60/min`. Building the rules fails if the text is not a limit.
@@ -39,7 +38,7 @@ impl Plan {
     /// the counter's name, so a limit whose window changes starts with a new counter. Clients see it in headers and in
     /// the bodies of refusals. [`named_limit`](Plan::named_limit) sets another.
     pub fn limit(mut self, limit: impl Into<LimitText>) -> Plan {
-        self.limits.push((None, limit.into()));
+        self.table.limits.0.push(limit_entry(None, limit.into()).into());
         self
     }
 
@@ -49,13 +48,13 @@ impl Plan {
     ///
     /// The name is part of the counter's name, and clients see it in headers and in the bodies of refusals.
     pub fn named_limit(mut self, name: impl Into<String>, limit: impl Into<LimitText>) -> Plan {
-        self.limits.push((Some(name.into()), limit.into()));
+        self.table.limits.0.push(limit_entry(Some(name.into()), limit.into()).into());
         self
     }
 
     /// Sets the URL where a client can upgrade its plan. It appears in the bodies of refusals. Defaults to none.
     pub fn upgrade_url(mut self, url: impl Into<String>) -> Plan {
-        self.upgrade_url = Some(url.into());
+        self.table.upgrade_url = Some(url.into().into());
         self
     }
 }
@@ -74,35 +73,24 @@ impl Plan {
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a key has no effect until it is added to `Rules`"]
-pub struct ListedKey {
-    pub(super) key: Result<Secret, Secret>,
-    pub(super) name: Option<String>,
-    pub(super) plan: Option<String>,
-    pub(super) limits: Vec<(Option<String>, LimitText)>,
-    pub(super) groups: Vec<String>,
-    pub(super) is_exempt: bool,
-}
+pub struct ListedKey(pub(super) ApiKeyTable);
 
 impl ListedKey {
     /// Creates an entry for a key in plain text: 1 to 1,024 visible ASCII characters.
     pub fn new(key: impl Into<String>) -> ListedKey {
-        ListedKey::of(Ok(Secret::new(key)))
+        ListedKey(ApiKeyTable { key: Some(Secret::new(key).into()), ..ApiKeyTable::default() })
     }
 
     /// Creates an entry for the key with this SHA-256 digest: 64 hexadecimal digits, as `printf %s KEY | sha256sum`
     /// prints.
     pub fn sha256(digest: impl Into<String>) -> ListedKey {
-        ListedKey::of(Err(Secret::new(digest)))
-    }
-
-    fn of(key: Result<Secret, Secret>) -> ListedKey {
-        ListedKey { key, name: None, plan: None, limits: Vec::new(), groups: Vec::new(), is_exempt: false }
+        ListedKey(ApiKeyTable { sha256: Some(Secret::new(digest).into()), ..ApiKeyTable::default() })
     }
 
     /// Sets the name of the key's owner, which error messages and [`KeyEntry::name`](crate::rules::KeyEntry::name)
     /// show.
     pub fn name(mut self, name: impl Into<String>) -> ListedKey {
-        self.name = Some(name.into());
+        self.0.name = Some(name.into());
         self
     }
 
@@ -111,7 +99,7 @@ impl ListedKey {
     /// Defaults to the plan that the client's address, a trusted header, the token or a lookup determines, else
     /// `default`.
     pub fn plan(mut self, plan: impl Into<String>) -> ListedKey {
-        self.plan = Some(plan.into());
+        self.0.plan = Some(plan.into().into());
         self
     }
 
@@ -121,7 +109,7 @@ impl ListedKey {
     /// or `per-minute-2` if that name is taken. The name is part of the counter's name. Own limits apply only in rules
     /// with [`limits_from_plan`](super::Rule::limits_from_plan).
     pub fn limit(mut self, limit: impl Into<LimitText>) -> ListedKey {
-        self.limits.push((None, limit.into()));
+        self.0.limits.get_or_insert_default().0.push(limit_entry(None, limit.into()).into());
         self
     }
 
@@ -132,7 +120,7 @@ impl ListedKey {
     /// [`limits_from_plan`](super::Rule::limits_from_plan). Building the rules fails if the text is not a limit, or if
     /// the name is invalid or taken.
     pub fn named_limit(mut self, name: impl Into<String>, limit: impl Into<LimitText>) -> ListedKey {
-        self.limits.push((Some(name.into()), limit.into()));
+        self.0.limits.get_or_insert_default().0.push(limit_entry(Some(name.into()), limit.into()).into());
         self
     }
 
@@ -141,14 +129,14 @@ impl ListedKey {
     /// A rule with [`group`](super::Rule::group) applies only to callers in one of its groups. Building the rules fails
     /// if the name is invalid.
     pub fn group(mut self, group: impl Into<String>) -> ListedKey {
-        self.groups.push(group.into());
+        add_text(&mut self.0.groups, group);
         self
     }
 
     /// Exempts callers with this key from all rules. Bans that are added by [`Rules::ban`](super::Rules::ban) still
     /// apply.
     pub fn exempt(mut self) -> ListedKey {
-        self.is_exempt = true;
+        self.0.exempt = true;
         self
     }
 }
@@ -168,65 +156,53 @@ impl ListedKey {
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a ban has no effect until it is added to `Rules`"]
-pub struct Ban {
-    pub(super) banned: Banned,
-    pub(super) until: Option<SystemTime>,
-    pub(super) reason: Option<String>,
-}
-
-/// The network, API key or user that a [`Ban`] bans.
-#[derive(Clone, Debug)]
-pub(super) enum Banned {
-    Network(String),
-    ApiKey(Secret),
-    User(String),
-}
+pub struct Ban(pub(super) BanEntry);
 
 impl Ban {
     /// Creates a ban on all clients in a network, such as `203.0.113.0/24`, or on a single address.
     pub fn network(network: impl Into<String>) -> Ban {
-        Ban::of(Banned::Network(network.into()))
+        Ban::of(BanKind::Ip, network)
     }
 
     /// Creates a ban on an API key, given in plain text, or as `sha256:` and its SHA-256 in hexadecimal.
     ///
     /// The key need not be known. A request is refused if it has the key in any API key header or bearer token.
     pub fn api_key(key: impl Into<String>) -> Ban {
-        Ban::of(Banned::ApiKey(Secret::new(key)))
+        Ban::of(BanKind::ApiKey, key)
     }
 
     /// Creates a ban on a user: the subject (`sub`) of a verified JSON web token.
     pub fn user(user: impl Into<String>) -> Ban {
-        Ban::of(Banned::User(user.into()))
+        Ban::of(BanKind::User, user)
     }
 
-    fn of(banned: Banned) -> Ban {
-        Ban { banned, until: None, reason: None }
+    fn of(by: BanKind, value: impl Into<String>) -> Ban {
+        Ban(BanEntry { by, value: Secret::new(value).into(), until: None, reason: None })
     }
 
     /// Sets when the ban ends. By default it is permanent.
     ///
     /// With a time in the past, the ban has no effect. A time after the year 9999 is replaced by the end of that year.
     pub fn until(mut self, until: SystemTime) -> Ban {
-        self.until = Some(until);
+        self.0.until = Some(rfc3339(until).into());
         self
     }
 
     /// Sets the reason, which [`CompiledBan::reason`](crate::rules::CompiledBan::reason) returns. Clients do not see
     /// it.
     pub fn reason(mut self, reason: impl Into<String>) -> Ban {
-        self.reason = Some(reason.into());
+        self.0.reason = Some(reason.into());
         self
     }
 }
 
 /// A secret or key, or where to read it when the rules are built: an environment variable or a file.
 #[derive(Clone, Debug)]
-pub struct SecretSource(pub(super) SecretSourceKind);
+pub struct SecretSource(SecretSourceKind);
 
 /// The three cases of a [`SecretSource`].
 #[derive(Clone, Debug)]
-pub(super) enum SecretSourceKind {
+enum SecretSourceKind {
     /// The secret itself.
     Text(Secret),
     /// The name of an environment variable. Kept as a secret, in case the secret itself was given by mistake.
@@ -253,6 +229,16 @@ impl SecretSource {
     pub fn file(path: impl Into<String>) -> SecretSource {
         SecretSource(SecretSourceKind::File(path.into()))
     }
+
+    /// Returns the three fields of a table that give a secret, of which exactly one is `Some`: the text, the name of the
+    /// variable, and the path of the file.
+    pub(super) fn into_fields(self) -> (Option<Spanned<Secret>>, Option<Spanned<Secret>>, Option<Spanned<String>>) {
+        match self.0 {
+            SecretSourceKind::Text(text) => (Some(text.into()), None, None),
+            SecretSourceKind::Variable(name) => (None, Some(name.into()), None),
+            SecretSourceKind::File(path) => (None, None, Some(path.into())),
+        }
+    }
 }
 
 /// How JSON web tokens are verified: algorithm, key, and required claims.
@@ -269,13 +255,7 @@ impl SecretSource {
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "settings have no effect until they are added to `Rules`"]
-pub struct JwtSettings {
-    pub(super) algorithm: JwtAlgorithm,
-    pub(super) key: SecretSource,
-    pub(super) plan_claim: Option<String>,
-    pub(super) issuer: Option<String>,
-    pub(super) audience: Option<String>,
-}
+pub struct JwtSettings(pub(super) Jwt);
 
 impl JwtSettings {
     /// Accepts only tokens that are signed with HMAC-SHA-256 (HS256) and this secret of at least 32 bytes.
@@ -294,24 +274,35 @@ impl JwtSettings {
     }
 
     fn of(algorithm: JwtAlgorithm, key: SecretSource) -> JwtSettings {
-        JwtSettings { algorithm, key, plan_claim: None, issuer: None, audience: None }
+        let (key, key_env, key_file) = key.into_fields();
+        JwtSettings(Jwt { algorithm, key, key_env, key_file, plan_claim: None, issuer: None, audience: None })
     }
 
     /// Sets the claim of a token that names the user's plan. By default tokens determine no plan.
     pub fn plan_claim(mut self, claim: impl Into<String>) -> JwtSettings {
-        self.plan_claim = Some(claim.into());
+        self.0.plan_claim = Some(claim.into());
         self
     }
 
     /// Requires that the claim `iss` of a token is `issuer`. By default it is not checked.
     pub fn issuer(mut self, issuer: impl Into<String>) -> JwtSettings {
-        self.issuer = Some(issuer.into());
+        self.0.issuer = Some(issuer.into());
         self
     }
 
     /// Requires that the claim `aud` of a token is or contains `audience`. By default it is not checked.
     pub fn audience(mut self, audience: impl Into<String>) -> JwtSettings {
-        self.audience = Some(audience.into());
+        self.0.audience = Some(audience.into());
         self
     }
+}
+
+/// The last second that RFC 3339 can express: 9999-12-31T23:59:59Z.
+const RFC3339_SECS_MAX: u64 = 253_402_300_799;
+
+/// Formats an instant as RFC 3339. One before 1970 or after 9999 becomes the first or last second of these years.
+fn rfc3339(instant: SystemTime) -> String {
+    let since_epoch = instant.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let expressible = since_epoch.min(Duration::from_secs(RFC3339_SECS_MAX));
+    humantime::format_rfc3339(UNIX_EPOCH + expressible).to_string()
 }

@@ -3,10 +3,13 @@
 use tidegate_core::{Cost, Limit};
 
 use crate::answer::{BodyFormat, Style};
-use crate::config::Secret;
+use crate::config::{BodyEntry, HeaderTest, LimitEntry, LimitTable, Limits, OneOrMany, RuleStore, RuleTable, Spanned};
 use crate::failure::OnFailure;
 use crate::identity::Subject;
 use crate::rules::{Charge, Mode};
+
+/// The entry that stands for the limits of the caller's plan in a list of limits.
+const PLAN: &str = "plan";
 
 /// A builder for one rule: which requests it matches, by which subject it counts them, and against which limits.
 ///
@@ -26,24 +29,7 @@ use crate::rules::{Charge, Mode};
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a rule has no effect until it is added to `Rules`"]
-pub struct Rule {
-    pub(super) name: String,
-    pub(super) methods: Vec<String>,
-    pub(super) paths: Vec<String>,
-    pub(super) hosts: Vec<String>,
-    pub(super) groups: Vec<String>,
-    pub(super) headers_required: Vec<(String, Option<Secret>)>,
-    pub(super) by: Vec<Subject>,
-    pub(super) limits: Vec<(Option<String>, LimitText)>,
-    pub(super) is_by_plan: bool,
-    pub(super) mode: Mode,
-    pub(super) on_failure: Option<OnFailure>,
-    pub(super) charge: Charge,
-    pub(super) cost: Option<Cost>,
-    pub(super) headers: Option<Vec<Style>>,
-    pub(super) body: Option<BodyFormat>,
-    pub(super) is_shield: bool,
-}
+pub struct Rule(pub(super) RuleTable);
 
 /// The text of a limit for a [`Rule`], a [`Plan`](super::Plan) or a [`ListedKey`](super::ListedKey), such as `10/min`.
 ///
@@ -76,24 +62,7 @@ impl Rule {
     /// `.`. It appears in metrics and logs and is part of the counters' names, so a rule that is renamed starts with new
     /// counters.
     pub fn new(name: impl Into<String>) -> Rule {
-        Rule {
-            name: name.into(),
-            methods: Vec::new(),
-            paths: Vec::new(),
-            hosts: Vec::new(),
-            groups: Vec::new(),
-            headers_required: Vec::new(),
-            by: Vec::new(),
-            limits: Vec::new(),
-            is_by_plan: false,
-            mode: Mode::default(),
-            on_failure: None,
-            charge: Charge::default(),
-            cost: None,
-            headers: None,
-            body: None,
-            is_shield: false,
-        }
+        Rule(RuleTable { name: name.into().into(), ..RuleTable::default() })
     }
 
     /// Adds the method `GET`, which includes `HEAD`, and a path pattern.
@@ -135,7 +104,7 @@ impl Rule {
     ///
     /// `GET` includes `HEAD`. Case is ignored.
     pub fn method(mut self, method: impl AsRef<str>) -> Rule {
-        self.methods.push(method.as_ref().to_owned());
+        add_text(&mut self.0.matches.methods, method.as_ref());
         self
     }
 
@@ -145,7 +114,7 @@ impl Rule {
     /// [`KnownKey::groups`](crate::identity::KnownKey::groups). Building the rules fails if the name is not 1 to 64
     /// letters, digits, `-`, `_` and `.`, or if the rule is a shield.
     pub fn group(mut self, group: impl Into<String>) -> Rule {
-        self.groups.push(group.into());
+        add_text(&mut self.0.matches.groups, group);
         self
     }
 
@@ -155,7 +124,7 @@ impl Rule {
     /// everything below it. Trailing slashes are ignored. Other spellings of a path that a server may take for it match,
     /// too. Upper and lower case differ.
     pub fn path(mut self, pattern: impl Into<String>) -> Rule {
-        self.paths.push(pattern.into());
+        add_text(&mut self.0.matches.path, pattern);
         self
     }
 
@@ -163,7 +132,7 @@ impl Rule {
     ///
     /// `api.example.com` matches this host, `*.example.com` every host below `example.com`, but not that domain itself.
     pub fn host(mut self, host: impl Into<String>) -> Rule {
-        self.hosts.push(host.into());
+        add_text(&mut self.0.matches.host, host);
         self
     }
 
@@ -171,7 +140,7 @@ impl Rule {
     ///
     /// A later requirement on the same name replaces this one. Building fails if two names differ only in case.
     pub fn header(mut self, name: impl Into<String>) -> Rule {
-        self.headers_required.push((name.into(), None));
+        self.0.matches.headers.insert(name.into().into(), HeaderTest::Present);
         self
     }
 
@@ -179,7 +148,7 @@ impl Rule {
     ///
     /// A later requirement on the same name replaces this one. Building fails if two names differ only in case.
     pub fn header_equals(mut self, name: impl Into<String>, value: impl Into<String>) -> Rule {
-        self.headers_required.push((name.into(), Some(Secret::new(value))));
+        self.0.matches.headers.insert(name.into().into(), HeaderTest::Equals(value.into()));
         self
     }
 
@@ -190,7 +159,7 @@ impl Rule {
     /// Without this method, a rule counts by [`Subject::Caller`], and a [`shield`](Rule::shield) by [`Subject::Ip`], the only
     /// subject that a shield accepts.
     pub fn by(mut self, subject: Subject) -> Rule {
-        self.by.push(subject);
+        add_text(&mut self.0.by, subject.to_string());
         self
     }
 
@@ -199,9 +168,8 @@ impl Rule {
     /// Its name is derived from its window: `per-minute`, or `per-minute-2` if that name is taken. The name is part of
     /// the counter's name, so a limit whose window changes starts with a new counter. Clients see it in headers and in
     /// the bodies of refusals. [`named_limit`](Rule::named_limit) sets another.
-    pub fn limit(mut self, limit: impl Into<LimitText>) -> Rule {
-        self.limits.push((None, limit.into()));
-        self
+    pub fn limit(self, limit: impl Into<LimitText>) -> Rule {
+        self.add_limit(limit_entry(None, limit.into()))
     }
 
     /// Adds a limit with a name of 1 to 64 characters `a-z`, `0-9` and `-`, which no other limit of the rule has.
@@ -209,35 +177,38 @@ impl Rule {
     /// Building the rules fails if the text is not a limit, or if the name is invalid or taken.
     ///
     /// The name is part of the counter's name, and clients see it in headers and in the bodies of refusals.
-    pub fn named_limit(mut self, name: impl Into<String>, limit: impl Into<LimitText>) -> Rule {
-        self.limits.push((Some(name.into()), limit.into()));
-        self
+    pub fn named_limit(self, name: impl Into<String>, limit: impl Into<LimitText>) -> Rule {
+        self.add_limit(limit_entry(Some(name.into()), limit.into()))
     }
 
     /// Makes the rule apply the limits of the caller's [plan](super::Rules::plan), or its API key's own limits.
     ///
     /// Building fails if the rule has limits of its own, too, or if there is no plan `default`.
     pub fn limits_from_plan(mut self) -> Rule {
-        self.is_by_plan = true;
-        self
+        if matches!(&*self.0.limits, Limits::Own(list) if list.is_empty()) {
+            self.0.limits = Limits::Plan.into();
+            return self;
+        }
+        // The compiler reports it, as for a file with `plan` in a list of limits.
+        self.add_limit(LimitEntry::Text(PLAN.to_owned()))
     }
 
     /// Sets whether the rule denies requests, only counts them, or is ignored. Defaults to [`Mode::Enforce`].
     pub fn mode(mut self, mode: Mode) -> Rule {
-        self.mode = mode;
+        self.0.mode = mode;
         self
     }
 
     /// Sets how the rule is decided when the store does not answer. Defaults to
     /// [`Rules::on_failure`](super::Rules::on_failure).
     pub fn on_failure(mut self, on_failure: OnFailure) -> Rule {
-        self.on_failure = Some(on_failure);
+        self.0.on_failure = Some(on_failure);
         self
     }
 
     /// Sets which requests are charged, depending on their responses. Defaults to [`Charge::Always`].
     pub fn charge(mut self, charge: Charge) -> Rule {
-        self.charge = charge;
+        self.0.charge = charge.into();
         self
     }
 
@@ -248,14 +219,14 @@ impl Rule {
     ///
     /// Building fails if the cost is 0, or if it is more than one of the limits can ever admit.
     pub fn cost(mut self, cost: impl Into<Cost>) -> Rule {
-        self.cost = Some(cost.into());
+        self.0.cost = Some(cost.into().units().into());
         self
     }
 
     /// Sets the styles of the rate-limit headers that show this rule's limits. Defaults to
     /// [`Rules::headers`](super::Rules::headers). An empty list hides them.
     pub fn headers(mut self, styles: impl IntoIterator<Item = Style>) -> Rule {
-        self.headers = Some(styles.into_iter().collect());
+        self.0.headers = Some(styles.into_iter().collect::<Vec<_>>().into());
         self
     }
 
@@ -263,7 +234,7 @@ impl Rule {
     ///
     /// A [`BodyFormat::custom`], which a configuration file cannot name, is accepted, too.
     pub fn body(mut self, format: BodyFormat) -> Rule {
-        self.body = Some(format);
+        self.0.body = Some(BodyEntry::Format(format));
         self
     }
 
@@ -272,7 +243,30 @@ impl Rule {
     /// A request that it denies causes no call to the store. Building fails if the rule counts by another subject, has a
     /// leaky bucket, or takes its limits from plans.
     pub fn shield(mut self) -> Rule {
-        self.is_shield = true;
+        self.0.store = Some(RuleStore::Memory.into());
         self
     }
+
+    fn add_limit(mut self, entry: LimitEntry) -> Rule {
+        match &mut *self.0.limits {
+            Limits::Own(list) => list.0.push(entry.into()),
+            Limits::Plan => {
+                let plan = LimitEntry::Text(PLAN.to_owned());
+                self.0.limits = Limits::Own(OneOrMany(vec![plan.into(), entry.into()])).into();
+            }
+        }
+        self
+    }
+}
+
+/// Adds a text to a list in a table.
+pub(super) fn add_text(list: &mut Option<Spanned<OneOrMany<Spanned<String>>>>, text: impl Into<String>) {
+    list.get_or_insert_default().0.push(text.into().into());
+}
+
+/// Returns the entry of a list of limits for a limit and its name, if it has one.
+pub(super) fn limit_entry(name: Option<String>, LimitText(text): LimitText) -> LimitEntry {
+    let Some(name) = name else { return LimitEntry::Text(text) };
+    let (name, limit) = (Some(name.into()), Some(text.into()));
+    LimitEntry::Table(Box::new(LimitTable { name, limit, ..LimitTable::default() }))
 }

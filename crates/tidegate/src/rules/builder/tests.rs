@@ -11,7 +11,8 @@ use crate::answer::{Body, BodyFormat, BodyTemplate};
 use crate::config::tests::example::{EXAMPLE_VARIABLES, complete_example};
 use crate::config::{Code, Finding, Format, Severity};
 use crate::engine::{Engine, Outcome, RequestOptions};
-use crate::identity::{Origin, Subject};
+use crate::failure::OnFailure;
+use crate::identity::{ApiKeys, Origin, Subject};
 use crate::limiter::Limiter;
 use crate::rules::{Charge, Mode, RequestView, SetParts};
 

@@ -1,9 +1,15 @@
-//! Checks whether a configuration may replace the active one.
+//! Guards against truncated files: what makes sure that a file is complete before its content is used.
 //!
 //! **Problem.** A file that is read while it is being written, or that was truncated by a full disk or a killed deploy,
 //! is usually still valid, with fewer rules. The limits of the missing rules are off, and nothing else looks wrong.
 //!
-//! **Idea.** A reload can compare the file with the active configuration. The reload fails, and the active
+//! **While it is read.** [`read`] fails if a file changes meanwhile. The [watch](super::watch) first waits until files
+//! have been unchanged for a moment.
+//!
+//! **By itself.** A file may state in `expect` how many rules and keys it has. It, and its keys file, must then end with
+//! a newline.
+//!
+//! **In a reload,** the file can also be compared with the active configuration. The reload fails, and the active
 //! configuration stays, if
 //!
 //! 1. the file is empty and the active one is not;
@@ -17,13 +23,78 @@
 //! file: a file that is truncated before it has none, and one that is truncated after it has fewer rules than expected.
 //! Condition 4 covers a truncation inside the last rule, after its required fields.
 
+use std::fs::{File, Metadata};
+use std::io::{Error, ErrorKind, Read};
+use std::path::Path;
+use std::sync::Arc;
+
 use super::changes::{Changes, PartKind};
+use super::compile::Compiler;
 use super::finding::{Code, Finding, Report};
 use super::load::Loaded;
-use super::types::Expect;
+use super::source::Source;
+use super::span::{Span, Spanned};
+use super::types::{Config, Expect};
 
+/// The maximum size of a configuration file, a keys file or a secret file, in bytes.
+pub(crate) const BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// The maximum number of parts that a warning names. It gives the number of the others.
 const NAMES_MAX: usize = 10;
+
+/// Reads a whole file. Returns its bytes, and its metadata from before the read.
+///
+/// # Errors
+/// If the file cannot be read, has more than `bytes_max` bytes (a device may never end), or is a regular file whose
+/// size or modification time changed during the read.
+pub fn read(path: &Path, bytes_max: u64) -> std::io::Result<(Vec<u8>, Metadata)> {
+    let file = File::open(path)?;
+    let before = file.metadata()?;
+    let mut bytes = Vec::new();
+    (&file).take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(Error::new(ErrorKind::FileTooLarge, format!("it has more than {bytes_max} bytes")));
+    }
+    let after = file.metadata()?;
+    let is_same = before.len() == after.len() && before.modified().ok() == after.modified().ok();
+    if before.is_file() && !(is_same && bytes.len() as u64 == before.len()) {
+        return Err(Error::new(ErrorKind::ResourceBusy, "it changed while it was read"));
+    }
+    Ok((bytes, before))
+}
+
+impl Compiler<'_> {
+    /// Adds an error if `count` is not the expected number. `noun` is what is counted: `rule` or `key`.
+    ///
+    /// Does nothing if `expected` is `None`.
+    pub(crate) fn check_count(&mut self, expected: Option<&Spanned<u32>>, count: usize, noun: &str) {
+        let Some(expected) = expected else { return };
+        if u64::from(**expected) != count as u64 {
+            let plural = if **expected == 1 { "" } else { "s" };
+            let message = format!("expected {} {noun}{plural}, found {count}", **expected);
+            let help = format!("correct the number; if there should be {}, the file is incomplete", **expected);
+            self.note(Finding::new(Code::ExpectationUnmet, message).help(help).at(expected.span()));
+        }
+    }
+
+    /// Adds an error if the configuration has `expect` and its file does not end with a newline.
+    pub(crate) fn check_line_end(&mut self, config: &Config) {
+        let source = self.source();
+        if config.expect.is_some() {
+            self.check_line_end_in(&source);
+        }
+    }
+
+    /// Adds an error if a file is not empty and does not end with a newline: its last line may be truncated.
+    pub(crate) fn check_line_end_in(&mut self, source: &Arc<Source>) {
+        let text = source.text();
+        if !text.is_empty() && !text.ends_with('\n') {
+            let message = "the file does not end with a newline: its last line may be truncated";
+            let finding = Finding::new(Code::FileCutOff, message).help("end the last line with a newline");
+            let end = source.visible(Span::new(text.len(), text.len()));
+            self.note_in(source, finding.label("the last character").at(end));
+        }
+    }
+}
 
 impl Loaded {
     /// Returns this configuration as one that may replace the active configuration `running`.
@@ -39,10 +110,7 @@ impl Loaded {
         let findings = if is_refused { errors } else { warnings(&self, running) };
         let findings = findings.into_iter().map(|finding| finding.with_source(&self.source));
         self.findings.splice(0..0, findings);
-        match is_refused {
-            true => Err(Report::new(self.source.name(), self.findings)),
-            false => Ok(self),
-        }
+        if is_refused { Err(Report::new(self.source.name(), self.findings)) } else { Ok(self) }
     }
 }
 
@@ -71,7 +139,7 @@ fn errors(loaded: &Loaded, running: &Loaded) -> Vec<Finding> {
         let message = format!("there are no upstreams; the active configuration has {count}");
         findings.push(Finding::new(Code::UpstreamsGone, message).help("to forward nothing, write `upstreams = []`"));
     }
-    let expected = |config: &super::Config| config.expect.as_deref().cloned().unwrap_or_default();
+    let expected = |config: &Config| config.expect.as_deref().cloned().unwrap_or_default();
     let (expect, expect_before): (Expect, Expect) = (expected(config), expected(before));
     for (field, is_gone) in [
         ("rules", expect.rules.is_none() && expect_before.rules.is_some()),
