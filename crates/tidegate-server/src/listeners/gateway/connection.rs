@@ -410,6 +410,8 @@ struct HalfClose {
     timer: Option<Pin<Box<Sleep>>>,
     /// Whether the client does not accept the bytes that are being written.
     is_blocked: bool,
+    /// Whether hyper was told to read again, because the response is complete.
+    is_announced: bool,
 }
 
 impl HalfClose {
@@ -493,11 +495,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientIo<S> {
 }
 
 impl<S> ClientIo<S> {
+    /// Returns whether an HTTP/1.1 request is in progress.
+    fn is_answering(&self) -> bool {
+        let client = &self.head.client;
+        client.in_flight.load(Ordering::Relaxed) > 0 && !client.is_http2.load(Ordering::Relaxed)
+    }
+
     /// Reports the end of what the client sends, unless the response to an HTTP/1.1 request is in progress.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let client = &self.head.client;
-        let is_answering = client.in_flight.load(Ordering::Relaxed) > 0 && !client.is_http2.load(Ordering::Relaxed);
-        if is_answering {
+        if self.is_answering() {
+            self.half_close.is_announced = false;
             ready!(self.half_close.poll_over(cx));
         }
         Poll::Ready(Ok(()))
@@ -526,6 +533,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientIo<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // hyper does not read again by itself, because its last read is still pending.
+        if self.half_close.timer.is_some() && !self.half_close.is_announced && !self.is_answering() {
+            self.half_close.is_announced = true;
+            cx.waker().wake_by_ref();
+        }
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
@@ -612,6 +624,34 @@ mod tests {
         assert!(is_open_for(Duration::from_millis(10), &mut io).await);
         drop(request);
         assert_eq!(time_to_end(&mut io).await, Duration::ZERO, "the response is complete");
+    }
+
+    /// Counts how often a task was woken.
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl std::task::Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_task_is_woken_once_to_read_the_end_after_a_complete_response() {
+        let (mut client_end, mut io, client) = connection(1024);
+        let request = client.begin(false);
+        client_end.shutdown().await.unwrap();
+        let wakes = Arc::new(Wakes::default());
+        let waker = wakes.clone().into();
+        let mut cx = Context::from_waker(&waker);
+        assert!(Pin::new(&mut io).poll_read(&mut cx, &mut ReadBuf::new(&mut [0; 16])).is_pending());
+        let mut flush = |io: &mut ClientIo<DuplexStream>| {
+            assert!(Pin::new(io).poll_flush(&mut cx).is_ready());
+            wakes.0.load(Ordering::Relaxed)
+        };
+        assert_eq!(flush(&mut io), 0);
+        drop(request);
+        assert_eq!([flush(&mut io), flush(&mut io)], [1, 1]);
     }
 
     #[tokio::test(start_paused = true)]
