@@ -5,8 +5,8 @@
 //! hold 128 units of a limit that it shares with all others, all the time.
 //!
 //! So parts that were denied in the last ten seconds are remembered, each with the units that its last answer left and
-//! the number of checks in flight. A check that has more company on such a part than there are units will probably be
-//! denied there. That part is asked first:
+//! the number of checks in flight that charge it. A check that has more company on such a part than there are units will
+//! probably be denied there. That part is asked first:
 //!
 //! ```text
 //!   as usual       own ──▶ charge ─┐                            denied by own: refund shared
@@ -22,8 +22,11 @@
 //! Asking every part in turn for every check would take two round trips for all clients. With the default deadline, that
 //! is impossible above a round trip of 12 ms.
 //!
-//! If several parts qualify, the one with the fewest checks in flight is asked first: it is the one that the fewest
-//! clients share.
+//! A check does not charge its other parts, so it is no company there. Otherwise, the client above would make every check of
+//! the shared limit take two round trips, although it holds none of its units.
+//!
+//! If several parts qualify, the one with the fewest checks in flight is asked first, charged or not: it is the one that
+//! the fewest clients share. Among equals, it is the one with the fewest units left.
 //!
 //! **Bound.** A client still holds units of other limits with the requests that are in flight when it reaches its own
 //! limit, once in ten seconds, and later with as many requests as its own limit had units left, but at least one.
@@ -54,6 +57,15 @@ struct DeniedPart {
     units_left: AtomicU32,
     /// The number of checks in flight that began after it was denied.
     in_flight: AtomicU32,
+    /// The number of these that charge it without having asked another part first.
+    charging: AtomicU32,
+}
+
+impl DeniedPart {
+    /// Counts one check less. Zero stays zero: the entry may have been removed and created again since it was counted.
+    fn leave(counter: &AtomicU32) {
+        let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
+    }
 }
 
 impl Expire for DeniedPart {
@@ -66,8 +78,15 @@ impl Expire for DeniedPart {
 pub(super) struct Turn<'d> {
     /// The index of the part that is asked before the others. `None` if all are asked at the same time.
     pub(super) first: Option<usize>,
-    counted: SmallVec<[Id; 2]>,
+    counted: SmallVec<[Counted; 2]>,
     denied_parts: &'d DeniedParts,
+}
+
+/// A denied part on which a check is counted.
+struct Counted {
+    id: Id,
+    /// The index of the part in the check.
+    index: usize,
 }
 
 impl Default for DeniedParts {
@@ -85,18 +104,23 @@ impl DeniedParts {
         if parts.len() < 2 || !parts.iter().all(Part::can_be_previewed) || !parts.iter().any(Part::charges) {
             return turn;
         }
-        let mut fewest = u32::MAX;
+        let mut fewest = (u32::MAX, u32::MAX);
         for (index, part) in parts.iter().enumerate() {
             let id = self.id(part);
             let join = |denied: &DeniedPart| {
-                let others = || denied.in_flight.fetch_add(1, Ordering::Relaxed);
+                let others =
+                    || [&denied.in_flight, &denied.charging].map(|count| count.fetch_add(1, Ordering::Relaxed));
                 (!denied.is_expired(now)).then(|| (others(), denied.units_left.load(Ordering::Relaxed)))
             };
-            let Some((others, units_left)) = self.0.get_with(id, join).flatten() else { continue };
-            turn.counted.push(id);
-            if others >= (units_left / part.cost_max().max(1)).max(1) && others < fewest {
-                (turn.first, fewest) = (Some(index), others);
+            let Some(([in_flight, charging], units_left)) = self.0.get_with(id, join).flatten() else { continue };
+            turn.counted.push(Counted { id, index });
+            let will_be_denied = charging >= (units_left / part.cost_max().max(1)).max(1);
+            if will_be_denied && (in_flight, units_left) < fewest {
+                (turn.first, fewest) = (Some(index), (in_flight, units_left));
             }
+        }
+        for counted in turn.counted.iter().filter(|counted| !turn.charges(counted)) {
+            self.0.get_with(counted.id, |denied| DeniedPart::leave(&denied.charging));
         }
         turn
     }
@@ -121,13 +145,21 @@ impl DeniedParts {
     }
 }
 
+impl Turn<'_> {
+    /// Returns whether the check charges a part without having asked another one first.
+    fn charges(&self, counted: &Counted) -> bool {
+        self.first.is_none_or(|first| first == counted.index)
+    }
+}
+
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        for &id in &self.counted {
-            self.denied_parts.0.get_with(id, |denied| {
-                // Zero if the entry was removed and created again in the meantime.
-                let fewer = |in_flight: u32| in_flight.checked_sub(1);
-                let _ = denied.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
+        for counted in &self.counted {
+            self.denied_parts.0.get_with(counted.id, |denied| {
+                DeniedPart::leave(&denied.in_flight);
+                if self.charges(counted) {
+                    DeniedPart::leave(&denied.charging);
+                }
             });
         }
     }
@@ -185,6 +217,45 @@ mod tests {
         }
         let _in_flight = [denied.turn(&one, NOW), denied.turn(&other, NOW)];
         assert_eq!(denied.turn(&one, NOW).first, Some(1), "two checks use the shared part, one this client's own");
+    }
+
+    #[test]
+    fn among_parts_with_as_many_checks_in_flight_the_one_with_the_fewest_units_is_asked_first() {
+        let (denied, store) = (DeniedParts::default(), MemoryStore::new());
+        let parts = [part("9/h", "shared", 0), part("1/h", "own", 1)];
+        for part in &parts {
+            while decide(&store, part).allowed() {}
+            denied.learn(part, &decide(&store, part), NOW);
+        }
+        // One unit of the shared part has become available.
+        store.reset(&parts[0].demands[0]);
+        denied.learn(&parts[0], &store.check(&Check::one(&parts[0].demands[0].cost(8))), NOW);
+        let turns = [(); 3].map(|()| denied.turn(&parts, NOW));
+        assert_eq!(turns.each_ref().map(|turn| turn.first), [None, Some(1), Some(1)]);
+    }
+
+    /// A client that is over its own limit, beside others who share a limit with it that has denied a check.
+    #[test]
+    fn checks_that_ask_another_part_first_are_no_company() {
+        let (denied, store) = (DeniedParts::default(), MemoryStore::new());
+        let shared = || part("9/h", "shared", 0);
+        let [over, other] = ["over", "other"].map(|own| [shared(), part("1/h", own, 1)]);
+        decide(&store, &over[1]);
+        denied.learn(&over[1], &decide(&store, &over[1]), NOW);
+        while decide(&store, &over[0]).allowed() {}
+        denied.learn(&over[0], &decide(&store, &over[0]), NOW);
+        // Four units have become available.
+        store.reset(&over[0].demands[0]);
+        denied.learn(&over[0], &store.check(&Check::one(&over[0].demands[0].cost(5))), NOW);
+
+        let in_flight = [(); 20].map(|()| denied.turn(&over, NOW));
+        let first = in_flight.each_ref().map(|turn| turn.first);
+        assert_eq!((first[0], &first[1..]), (None, &[Some(1); 19][..]));
+        let others = [(); 4].map(|()| denied.turn(&other, NOW));
+        let first = others.each_ref().map(|turn| turn.first);
+        assert_eq!(first, [None, None, None, Some(0)], "one of the first client and three others have the four units");
+        drop((in_flight, others));
+        assert_eq!(denied.turn(&over, NOW).first, None, "all have ended");
     }
 
     #[test]
