@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use throttlecrab::PeriodicStore;
-use tidegate_core::{Algorithm, Check, Cost, Demand, Key, Limit, MemoryStore};
+use tidegate_core::{Algorithm, Check, Demand, Key, Limit, MemoryStore};
 
 use crate::traffic::Request;
 
@@ -61,7 +61,7 @@ impl Contestant for Tidegate {
     #[inline]
     fn check(&self, request: &Request) -> bool {
         let key = Key::new(&request.text).expect("a valid key");
-        self.store.check_one(&self.limit, key, Cost::ONE).allowed
+        self.store.check(&Check::one(&Demand::new(self.limit, key))).allowed()
     }
 }
 

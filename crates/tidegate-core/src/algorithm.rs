@@ -58,10 +58,10 @@ macro_rules! by_machine {
 
 /// The state of one counter, as one of the state machines sees it.
 ///
-/// The default is an unused counter. `rings` are those of the [`Beside`] from which the state was unpacked. No method
+/// `rings` are those of the [`Beside`] from which the state was unpacked. No method
 /// checks that the state belongs to the limit: it may have been written under another quota, window or algorithm of the
 /// same state machine.
-trait Machine: Copy + Default + PartialEq {
+trait Machine: Copy {
     /// The parameters of a limit that has this state machine.
     type Shape;
 
@@ -92,7 +92,7 @@ trait Machine: Copy + Default + PartialEq {
     /// `allowed` tells whether they fit. A cost of 0 is always allowed; its `retry_after` is that of one unit.
     fn look(&self, at: At<'_, Self::Shape>, cost: u32, rings: &Rings) -> LimitStatus;
 
-    /// Decides `cost` units, which must not be 0, and returns the status after the decision.
+    /// Decides `cost` units, which must not be 0. Returns the status after the decision, and whether the state has changed.
     ///
     /// Charges them if they fit ([`Machine::fits`]) and `others_fit`, the other limits of the check. `allowed` tells
     /// whether they fit, whatever the others say. If they are not admitted but the limit has `count_denied`, charges
@@ -109,7 +109,7 @@ trait Machine: Copy + Default + PartialEq {
         others_fit: bool,
         may_grow: MayGrow<'_>,
         rings: &mut Rings,
-    ) -> LimitStatus;
+    ) -> (LimitStatus, bool);
 
     /// Returns the bytes that must be reallocated to remember a refund on the counter with this name.
     fn bytes_to_refund(_name: Name, _beside: &Beside) -> usize {
@@ -183,14 +183,10 @@ pub(crate) struct Counter<'a> {
 }
 
 impl Counter<'_> {
-    /// Returns whether `demand` fits at `now`. A cost of 0 always fits.
+    /// Returns whether `cost` units of `limit` fit at `now`. A cost of 0 always fits.
     #[inline(always)]
     pub(crate) fn fits(&mut self, now: Timestamp, limit: &Limit, cost: u32) -> bool {
-        cost == 0
-            || by_machine!(limit, |shape| {
-                let state: M = self.unpack();
-                state.fits(At { limit, shape, now_us: now.as_micros() }, cost, &self.beside.rings)
-            })
+        cost == 0 || by_machine!(limit, |shape| self.fits_as::<M>(At { limit, shape, now_us: now.as_micros() }, cost))
     }
 
     /// Decides `cost` units of `limit`, and returns the status of the limit.
@@ -207,19 +203,38 @@ impl Counter<'_> {
     ) -> LimitStatus {
         by_machine!(limit, |shape| {
             let at = At { limit, shape, now_us: now.as_micros() };
-            let before: M = self.unpack();
-            if cost == 0 {
-                return before.look(at, 0, &self.beside.rings);
-            }
-            let mut state = before;
-            let status = state.decide(at, cost, others_fit, may_grow, &mut self.beside.rings);
-            let is_charged = status.allowed && others_fit || limit.count_denied();
-            if is_charged || state != before {
-                state.pack(at, self.packed, self.name, self.beside);
-            }
-            self.packed.keep_until(state.ends_at_us(at, &status), is_charged);
-            status
+            if cost == 0 { self.look_as::<M>(at) } else { self.decide_as::<M>(at, cost, others_fit, may_grow) }
         })
+    }
+
+    // Each of these is a function of its own, so that the compiler can keep the state in registers.
+
+    #[inline(never)]
+    fn fits_as<M: Machine>(&mut self, at: At<'_, M::Shape>, cost: u32) -> bool {
+        self.unpack::<M>().fits(at, cost, &self.beside.rings)
+    }
+
+    #[inline(never)]
+    fn look_as<M: Machine>(&mut self, at: At<'_, M::Shape>) -> LimitStatus {
+        self.unpack::<M>().look(at, 0, &self.beside.rings)
+    }
+
+    #[inline(never)]
+    fn decide_as<M: Machine>(
+        &mut self,
+        at: At<'_, M::Shape>,
+        cost: u32,
+        others_fit: bool,
+        may_grow: MayGrow<'_>,
+    ) -> LimitStatus {
+        let mut state: M = self.unpack();
+        let (status, is_changed) = state.decide(at, cost, others_fit, may_grow, &mut self.beside.rings);
+        let is_charged = status.allowed && others_fit || at.limit.count_denied();
+        if is_changed {
+            state.pack(at, self.packed, self.name, self.beside);
+        }
+        self.packed.keep_until(state.ends_at_us(at, &status), is_charged);
+        status
     }
 
     /// Refunds one charge, as far as it still counts.

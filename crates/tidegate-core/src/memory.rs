@@ -324,7 +324,7 @@ impl MemoryStore {
     /// Appends one status per demand to `limits`, and returns the time of the decision. `read` is the time that the
     /// caller read from the clock. If `may_charge` is `false`, the check is denied, and each status tells whether its
     /// limit alone has room.
-    #[inline(never)]
+    #[inline]
     fn decide_all(
         &self,
         read: Timestamp,
@@ -332,16 +332,19 @@ impl MemoryStore {
         limits: &mut LimitStatuses,
         may_charge: bool,
     ) -> Timestamp {
-        // One function, compiled for three sizes of its arrays.
-        match check.demands() {
-            demands @ [_] => self.decide::<1>(read, demands, limits, may_charge),
-            demands @ ([_, _] | [_, _, _] | [_, _, _, _]) => self.decide::<4>(read, demands, limits, may_charge),
-            demands => self.decide::<DEMANDS_MAX>(read, demands, limits, may_charge),
+        // One function, compiled for several sizes of its arrays.
+        let demands = check.demands();
+        match demands.len() {
+            1 => self.decide::<1>(read, demands, limits, may_charge),
+            2 => self.decide::<2>(read, demands, limits, may_charge),
+            3 => self.decide::<3>(read, demands, limits, may_charge),
+            4 => self.decide::<4>(read, demands, limits, may_charge),
+            _ => self.decide::<DEMANDS_MAX>(read, demands, limits, may_charge),
         }
     }
 
-    /// Implements [`MemoryStore::decide_all`] for one to `N` demands; exactly one if `N` is 1.
-    #[inline(always)]
+    /// Implements [`MemoryStore::decide_all`] for exactly `N` demands, or at most `N` if that is [`DEMANDS_MAX`].
+    #[inline(never)]
     fn decide<const N: usize>(
         &self,
         read: Timestamp,
@@ -349,7 +352,7 @@ impl MemoryStore {
         limits: &mut LimitStatuses,
         may_charge: bool,
     ) -> Timestamp {
-        let demands = if N == 1 { &demands[..1] } else { demands };
+        let demands = if N < DEMANDS_MAX { &demands[..N] } else { demands };
         let mut names: [CounterHash; N] = self.hasher.names(demands);
         let mut shards = self.lock(&names, demands.len());
         let now = shards.set_time(read, &self.clock);

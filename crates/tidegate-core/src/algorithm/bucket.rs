@@ -125,7 +125,14 @@ impl Machine for Bucket {
     }
 
     #[inline(always)]
-    fn decide(&mut self, at: BucketAt<'_>, cost: u32, others_fit: bool, _: MayGrow<'_>, _: &mut Rings) -> LimitStatus {
+    fn decide(
+        &mut self,
+        at: BucketAt<'_>,
+        cost: u32,
+        others_fit: bool,
+        _: MayGrow<'_>,
+        _: &mut Rings,
+    ) -> (LimitStatus, bool) {
         let mut view = View::new(self, at);
         let (fits, ahead) = (view.fits(cost), view.ahead());
         let is_admitted = fits && others_fit;
@@ -135,12 +142,12 @@ impl Machine for Bucket {
             let units = u64::from(cost).min(u64::from(at.limit.cost_max()) + 1);
             view.level = (view.level + at.shape.parts(units)).min(at.shape.full);
         }
-        let went_back = self.time_us > at.now_us;
-        if is_charged || went_back {
+        let is_changed = is_charged || self.time_us > at.now_us;
+        if is_changed {
             *self = view.bucket();
         }
         let (retry, refunded_before) = if is_admitted { (ahead, view.refunded) } else { (view.retry(cost), 0) };
-        view.status(cost, fits, retry, refunded_before)
+        (view.status(cost, fits, retry, refunded_before), is_changed)
     }
 
     fn bytes_to_refund(name: Name, beside: &Beside) -> usize {

@@ -90,20 +90,20 @@ impl Machine for Log {
         others_fit: bool,
         may_grow: MayGrow<'_>,
         rings: &mut Rings,
-    ) -> LimitStatus {
-        self.settle(at, may_grow, rings);
+    ) -> (LimitStatus, bool) {
+        let is_settled = self.settle(at, may_grow, rings);
         let quota = at.limit.quota();
         let fits = self.total() + u64::from(cost) <= u64::from(quota);
         if fits && others_fit {
             self.append(at, cost, may_grow, rings);
-            return self.status(at, Oldest::NONE, cost, true, Wait::ZERO, rings);
+            return (self.status(at, Oldest::NONE, cost, true, Wait::ZERO, rings), true);
         }
         if at.limit.count_denied() {
             self.append(at, cost.min(quota), may_grow, rings);
             *self = self.without_oldest_units(self.total().saturating_sub(quota.into()), rings);
         }
         let retry_after = self.wait(at, Oldest::NONE, cost, rings);
-        self.status(at, Oldest::NONE, cost, fits, retry_after, rings)
+        (self.status(at, Oldest::NONE, cost, fits, retry_after, rings), !is_settled || at.limit.count_denied())
     }
 
     fn refund(&mut self, at: LogAt<'_>, receipt: Receipt, rings: &mut Rings) {
@@ -163,20 +163,24 @@ impl Log {
         }
     }
 
-    /// Drops expired entries, and joins the entries later than now into one entry at the present.
+    /// Drops expired entries, and joins the entries later than now into one entry at the present. Returns `true` if there
+    /// were none, so that nothing has changed.
     ///
     /// The newest entry before them joins as well if it is in the same tick, or if the log has no room for another
     /// entry and `may_grow` forbids it to grow.
     #[inline(always)]
-    fn settle(&mut self, at: LogAt<'_>, may_grow: MayGrow<'_>, rings: &mut Rings) {
+    fn settle(&mut self, at: LogAt<'_>, may_grow: MayGrow<'_>, rings: &mut Rings) -> bool {
+        let before = self.len();
         if let Some(expired_until_us) = at.now_us.checked_sub(at.limit.window_us()) {
             self.drop_until(expired_until_us, rings);
         }
-        if self.newest_us().is_some_and(|newest_us| newest_us > at.now_us) {
+        let went_back = self.newest_us().is_some_and(|newest_us| newest_us > at.now_us);
+        if went_back {
             let (log, units) = self.without_later_than(at.now_us, rings);
             *self = log;
             self.append(at, units, may_grow, rings);
         }
+        self.len() == before && !went_back
     }
 
     #[inline(always)]

@@ -47,10 +47,8 @@ pub(crate) struct Beside {
 /// The name under which a counter has an entry in [`Beside::refunded`]. Unique among the counters that share a [`Beside`].
 pub(crate) type Name = (u64, u32);
 
-/// The kinds of packed states, one row each. The numbers from 5 to 23 are free.
+/// The kinds of packed states, one row each. 0 is that of an unused counter; the numbers from 5 to 23 are free.
 pub(crate) mod tag {
-    /// No unit is in use. Any state machine reads it as its unused state.
-    pub(crate) const UNUSED: u64 = 0;
     pub(crate) const LOG_FEW: u64 = 1;
     pub(crate) const LOG_RING: u64 = 2;
     pub(crate) const LOG_LONG: u64 = 3;

@@ -106,7 +106,14 @@ impl Machine for Pair {
     }
 
     #[inline(always)]
-    fn decide(&mut self, at: PairAt<'_>, cost: u32, others_fit: bool, _: MayGrow<'_>, _: &mut Rings) -> LimitStatus {
+    fn decide(
+        &mut self,
+        at: PairAt<'_>,
+        cost: u32,
+        others_fit: bool,
+        _: MayGrow<'_>,
+        _: &mut Rings,
+    ) -> (LimitStatus, bool) {
         let mut view = View::new(self, at);
         let fits = view.fits(cost);
         let is_admitted = fits && others_fit;
@@ -118,10 +125,11 @@ impl Machine for Pair {
         let went_back = self.start_us > at.now_us;
         // A reported wait must not grow on the next attempt, so counts of another window are converted for good.
         let is_window_changed = self.window_us != at.limit.window_us() && self.window_us != 0;
-        if is_charged || went_back || is_window_changed {
+        let is_changed = is_charged || went_back || is_window_changed;
+        if is_changed {
             *self = view.pair;
         }
-        view.status(cost, fits, if is_admitted { Wait::ZERO } else { view.wait(cost) })
+        (view.status(cost, fits, if is_admitted { Wait::ZERO } else { view.wait(cost) }), is_changed)
     }
 
     /// Gives back the units of a charge that was made in the current or the previous window.

@@ -249,8 +249,9 @@ impl Log {
         if self.ring.newest_us <= time_us || self.form == Form::Long {
             *self = self.without_oldest(self.count_until(time_us, rings).entries, rings);
         } else if self.form == Form::Ring {
+            let before = self.ring.len;
             self.ring.drop_until(time_us, rings);
-            if self.ring.len == 1 {
+            if self.ring.len == 1 && before > 1 {
                 *self = self.without_oldest(0, rings);
             }
         } else if self.older.time_us <= time_us {

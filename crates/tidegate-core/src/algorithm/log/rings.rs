@@ -29,6 +29,8 @@ pub(crate) struct Rings {
     large_free: Vec<u32>,
     /// The bytes of the large blocks and of the size classes.
     bytes: usize,
+    /// The bytes of the lists above.
+    lists_bytes: usize,
 }
 
 /// The memory of one larger log.
@@ -67,6 +69,7 @@ impl Rings {
         };
         if self.classes.is_empty() {
             self.classes = (0..LARGE).map(|_| SizeClass::default()).collect();
+            self.measure_lists();
         }
         let before = self.classes[class].heap_bytes();
         let place = self.classes[class].reserve(words);
@@ -152,6 +155,7 @@ impl Rings {
         if self.large_free.len() == self.large.len() {
             (self.large, self.large_free) = Default::default();
         }
+        self.measure_lists();
     }
 
     /// Moves the ring with this number to `to`, and returns its number there. The ring here must not be used again.
@@ -165,12 +169,15 @@ impl Rings {
         moved
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.bytes
-            + size_of_val(&*self.classes)
+        self.bytes + self.lists_bytes
+    }
+
+    fn measure_lists(&mut self) {
+        self.lists_bytes = size_of_val(&*self.classes)
             + self.large.capacity() * size_of::<Block>()
-            + self.large_free.capacity() * size_of::<u32>()
+            + self.large_free.capacity() * size_of::<u32>();
     }
 
     /// Returns the bytes of the largest size class, which exists twice for a moment while it grows.
@@ -202,6 +209,7 @@ impl Rings {
             }
         };
         self.large[place] = block;
+        self.measure_lists();
         (place << CLASS_BITS | LARGE) as u32
     }
 
