@@ -17,25 +17,14 @@
 //! or cannot write, counts as one that does not answer. While the store answers the decisions of clients, there is no
 //! probe, because it would find nothing else.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use futures_util::future::join_all;
 use parking_lot::Mutex;
 use serde::Serialize;
-use tidegate::{Limiter, LimiterStats, Shard, ShardId, Store, StoreError, StoreErrorKind, Timestamp};
+use tidegate::{Limiter, ShardId, Store, Timestamp};
 
 use crate::reload::{ReloadErrorBody, Reloader};
-
-/// The interval between two probes. Two of them and the breaker's longest pause are less than the two seconds within
-/// which a store that is back must be noticed.
-const PROBE_INTERVAL: Duration = Duration::from_millis(500);
-/// The deadline of a probe. No request waits for it, so it may take longer than a decision.
-const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
-/// The number of consecutive failed probes after which the store counts as unreachable. A single one may be a blip.
-const UNREACHABLE_AFTER: u32 = 2;
 
 /// The number of reports without an eviction after which the store counts as not evicting any more.
 const REPORTS_WITHOUT_EVICTION: u32 = 12;
@@ -50,9 +39,6 @@ struct Inner {
     limiter: Limiter,
     store: Option<Arc<dyn Store>>,
     reloader: Reloader,
-    /// Consecutive failed probes of each server of the store. A server that is not here has not answered yet, and counts
-    /// as unreachable.
-    failures: Mutex<HashMap<ShardId, u32>>,
     is_shutting_down: AtomicBool,
     /// The tasks that have ended before the shutdown.
     ended: Mutex<Vec<&'static str>>,
@@ -178,13 +164,13 @@ impl Drop for TaskGuard {
 }
 
 impl Readiness {
-    /// Creates the readiness of an instance. `store` is the shared store to probe, or `None` if counters are in memory.
+    /// Creates the readiness of an instance. `store` is the shared store of `limiter`, or `None` if counters are
+    /// in memory.
     ///
     /// With a shared store, the instance is not ready until [`watch_store`](Self::watch_store) has had a first answer.
     pub fn new(limiter: Limiter, store: Option<Arc<dyn Store>>, reloader: Reloader) -> Readiness {
-        let failures = Mutex::default();
         let (is_shutting_down, ended, eviction) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
-        Readiness(Arc::new(Inner { limiter, store, reloader, failures, is_shutting_down, ended, eviction }))
+        Readiness(Arc::new(Inner { limiter, store, reloader, is_shutting_down, ended, eviction }))
     }
 
     /// Returns a guard for a task that should run until the shutdown.
@@ -194,47 +180,18 @@ impl Readiness {
         TaskGuard { readiness: self.clone(), task }
     }
 
-    /// Checks every 500 ms whether the shared store answers. Never returns, except at once if there is no shared store.
+    /// Looks every 500 ms whether the shared store answers ([`Limiter::watch_store`]). Never returns, except at once if
+    /// there is no shared store.
     ///
-    /// No probe is needed if the store has answered calls for decisions since the last check, and none has failed.
-    /// Otherwise the store is probed: a probe charges a counter that is used for nothing else, and fails after 400 ms.
-    /// After two consecutive failures the instance is not ready, until the store answers. An error is logged when a
-    /// probe first finds a server that cannot be used as the store, and again each time that this recurs.
+    /// After two looks in a row without an answer the instance is not ready, until the store answers.
     ///
     /// If the future is dropped after its first poll and before [`leave`](Self::leave), an error is logged, and the
     /// instance is never ready again.
     pub async fn watch_store(self) {
-        let Some(store) = &self.0.store else { return };
-        let _guard = self.guard("store watch");
-        let (mut before, mut was_unsupported) = (self.0.limiter.stats(), false);
-        loop {
-            let stats = self.0.limiter.stats();
-            let ids = shard_ids(&**store);
-            let results = match has_answered(&before, &stats) {
-                true => ids.iter().map(|_| Ok(())).collect(),
-                false => join_all(ids.iter().map(|id| probe(&**store, *id))).await,
-            };
-            before = stats;
-            let unsupported = results
-                .iter()
-                .find_map(|result| result.as_ref().err().filter(|error| error.kind() == StoreErrorKind::Unsupported));
-            if let Some(error) = unsupported.filter(|_| !was_unsupported) {
-                tracing::error!(%error, "the store cannot be used");
-            }
-            was_unsupported = unsupported.is_some();
-            self.count_failures(ids.iter().zip(&results).map(|(id, result)| (*id, result.is_ok())));
-            tokio::time::sleep(PROBE_INTERVAL).await;
+        if self.0.store.is_some() {
+            let _guard = self.guard("store watch");
+            self.0.limiter.watch_store().await;
         }
-    }
-
-    /// Counts the failed probes of each server, given whether each has answered. Forgets all other servers.
-    fn count_failures(&self, answered: impl Iterator<Item = (ShardId, bool)>) {
-        let mut failures = self.0.failures.lock();
-        let count = |(id, has_answered): (ShardId, bool)| {
-            let so_far = failures.get(&id).copied().unwrap_or(UNREACHABLE_AFTER);
-            (id, if has_answered { 0 } else { so_far.saturating_add(1) })
-        };
-        *failures = answered.map(count).collect();
     }
 
     /// Records the `maxmemory-policy` of the store's server, and how many keys it has evicted since it started.
@@ -298,13 +255,7 @@ impl Readiness {
 
     /// Returns whether counters are in memory, or at least one server of the store answers.
     fn is_store_reachable(&self) -> bool {
-        let Some(store) = &self.0.store else { return true };
-        let failures = self.0.failures.lock();
-        let servers = self.0.limiter.servers();
-        shard_ids(&**store).iter().any(|id| {
-            let is_open = servers.iter().any(|server| server.id == *id && server.breaker_open);
-            failures.get(id).is_some_and(|&failures| failures < UNREACHABLE_AFTER) && !is_open
-        })
+        self.0.store.is_none() || self.0.limiter.servers().iter().any(|server| server.reachable)
     }
 
     /// Returns the masters of a cluster, or the master that Sentinels name. Empty for other stores, and while none is
@@ -315,11 +266,9 @@ impl Readiness {
         if servers.iter().all(|server| server.id == ShardId::default()) {
             return Vec::new();
         }
-        let failures = self.0.failures.lock();
         let node = |server: tidegate::StoreServer| NodeBody {
             address: server.address.unwrap_or_default(),
-            reachable: !server.breaker_open
-                && failures.get(&server.id).is_some_and(|&failures| failures < UNREACHABLE_AFTER),
+            reachable: server.reachable,
             breaker: if server.breaker_open { "open" } else { "closed" },
         };
         servers.into_iter().map(node).collect()
@@ -368,33 +317,6 @@ fn seconds(at: Timestamp) -> u64 {
     at.as_micros() / 1_000_000
 }
 
-/// Returns whether the store has answered calls for decisions between two readings, and no call has failed.
-fn has_answered(before: &LimiterStats, now: &LimiterStats) -> bool {
-    now.store_answers > before.store_answers && now.store_failures == before.store_failures
-}
-
-/// Returns the ids of the servers that hold counters; the id 0 if they are not known.
-fn shard_ids(store: &dyn Store) -> Vec<ShardId> {
-    let ids: Vec<ShardId> = store.shards().iter().map(|Shard { id, .. }| *id).collect();
-    if ids.is_empty() { vec![ShardId::default()] } else { ids }
-}
-
-/// Charges one unit to the counter of probes on one server.
-///
-/// Returns `Ok` if the server decides, whether it admits or denies. Foreign data under the probe's key is `Ok`, too,
-/// because the server works.
-///
-/// # Errors
-/// Returns the error of the store, or one of the kind `TimedOut` after 400 ms.
-async fn probe(store: &dyn Store, shard: ShardId) -> Result<(), StoreError> {
-    match tokio::time::timeout(PROBE_TIMEOUT, store.probe(shard)).await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) if matches!(error.kind(), StoreErrorKind::Foreign | StoreErrorKind::ForeignInPart) => Ok(()),
-        Ok(Err(error)) => Err(error),
-        Err(_) => Err(StoreError::new(StoreErrorKind::TimedOut, "the store did not answer a probe")),
-    }
-}
-
 impl std::fmt::Debug for Readiness {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Readiness").field("is_ready", &self.is_ready()).finish_non_exhaustive()
@@ -404,10 +326,14 @@ impl std::fmt::Debug for Readiness {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU32;
+    use std::time::Duration;
 
-    use tidegate::{Check, Decision, Demand, Key, LimitStatus, StoreFuture};
+    use tidegate::{Check, Decision, Demand, Key, LimitStatus, StoreError, StoreErrorKind, StoreFuture};
 
     use super::*;
+
+    /// The interval between two looks at the store.
+    const PROBE_INTERVAL: Duration = Duration::from_millis(500);
 
     /// A store that counts probes and other calls, and fails with a kind while it is set.
     #[derive(Default)]

@@ -159,6 +159,9 @@ pub struct StoreServer {
     pub address: Option<String>,
     /// Whether the circuit breaker of the server is open, so that decisions on its counters do not call it.
     pub breaker_open: bool,
+    /// Whether the server answers: its circuit breaker is closed, and it answered one of the last two times that
+    /// [`Limiter::watch_store`] looked at it. `false` before the first.
+    pub reachable: bool,
 }
 
 /// Where a cluster holds the counters of a subject, as [`Limiter::locate`] returns it.
@@ -662,10 +665,29 @@ impl Limiter {
         match &self.0.backend {
             Backend::Memory(_) => Vec::new(),
             Backend::Shared(shared) => {
-                let open = shared.health().open_shards();
-                let server = |Shard { id, address, .. }| StoreServer { id, address, breaker_open: open.contains(&id) };
+                let server = |Shard { id, address, .. }| {
+                    let health = shared.health().of(id, &**shared.store());
+                    let (breaker_open, reachable) = (health.breaker.is_open(), health.is_reachable());
+                    StoreServer { id, address, breaker_open, reachable }
+                };
                 shared.store().shards().into_iter().map(server).collect()
             }
+        }
+    }
+
+    /// Looks every 500 ms whether the servers of the shared store answer, for [`StoreServer::reachable`]. Never returns,
+    /// except at once if there is no shared store.
+    ///
+    /// Nothing is called if the store has answered decisions since the last look, and none has failed. Otherwise a probe
+    /// charges a counter that is used for nothing else, and fails after 400 ms. Probes of a server whose circuit breaker
+    /// is open are made by the task that closes it. An error is logged when a probe first finds a server that cannot be
+    /// used as the store, and again each time that this recurs.
+    ///
+    /// # Panics
+    /// Panics outside a tokio runtime with a timer, if there is a shared store.
+    pub async fn watch_store(&self) {
+        if let Backend::Shared(shared) = &self.0.backend {
+            probing::watch(shared, &self.0.counters).await;
         }
     }
 

@@ -1,4 +1,4 @@
-//! The health of each server of a store: a circuit breaker, and the failure that opened it.
+//! The health of each server of a store: a circuit breaker, the failure that opened it, and whether probes are answered.
 //!
 //! A store on one server has one breaker. A store on several servers has one for each, so that checks on a server that
 //! is down are degraded at once, and all others are unaffected. [`Store::locate`] returns the server of a subject.
@@ -7,21 +7,30 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use tidegate_core::{ShardId, Store, StoreErrorKind};
+use tidegate_core::{ShardId, Store, StoreError, StoreErrorKind};
 
 use super::shared::NOT_ASKED;
 use crate::breaker::Breaker;
 use crate::failure::Unavailable;
 
-/// The breaker of one server, and the failure that last opened it.
+/// The number of probes in a row without an answer after which a server counts as unreachable. A single one may be a
+/// blip.
+const UNREACHABLE_AFTER: u32 = 2;
+
+/// The health of one server.
 #[derive(Debug, Default)]
 pub(super) struct ShardHealth {
     pub(super) id: ShardId,
     pub(super) breaker: Breaker,
+    /// The failure that last opened the breaker.
     pub(super) last_failure: Mutex<Option<Unavailable>>,
+    /// The number of further probes without an answer until the server counts as unreachable. 0 before its first answer.
+    misses_left: AtomicU32,
+    /// Whether the last probe has shown that the server cannot be used as the store.
+    is_unsupported: AtomicBool,
 }
 
 impl ShardHealth {
@@ -30,6 +39,31 @@ impl ShardHealth {
     pub(super) fn last_failure(&self) -> Unavailable {
         let known = self.last_failure.lock().clone();
         known.unwrap_or_else(|| Unavailable::new(StoreErrorKind::Unreachable, NOT_ASKED))
+    }
+
+    /// Records the failure that has opened the breaker. The server counts as unreachable until it answers a probe.
+    pub(super) fn opened(&self, failure: &Unavailable) {
+        *self.last_failure.lock() = Some(failure.clone());
+        self.misses_left.store(0, Ordering::Relaxed);
+    }
+
+    /// Records the result of a probe. Logs an error if it is the first that shows that the server cannot be used.
+    pub(super) fn probed(&self, result: &Result<(), StoreError>) {
+        let misses_left = match result {
+            Ok(()) => UNREACHABLE_AFTER,
+            Err(_) => self.misses_left.load(Ordering::Relaxed).saturating_sub(1),
+        };
+        self.misses_left.store(misses_left, Ordering::Relaxed);
+        let unsupported = result.as_ref().err().filter(|error| error.kind() == StoreErrorKind::Unsupported);
+        let was_unsupported = self.is_unsupported.swap(unsupported.is_some(), Ordering::Relaxed);
+        if let Some(error) = unsupported.filter(|_| !was_unsupported) {
+            tracing::error!(%error, "the store cannot be used");
+        }
+    }
+
+    /// Returns whether the server answers: its breaker is closed, and one of the last two probes was answered.
+    pub(super) fn is_reachable(&self) -> bool {
+        !self.breaker.is_open() && self.misses_left.load(Ordering::Relaxed) > 0
     }
 }
 
@@ -69,11 +103,13 @@ impl Health {
         self.first.breaker.is_open() || self.others.read().values().any(|health| health.breaker.is_open())
     }
 
-    /// Returns the servers whose breakers are open.
-    pub(super) fn open_shards(&self) -> Vec<ShardId> {
-        let others = self.others.read();
-        let all = std::iter::once(&self.first).chain(others.values());
-        all.filter(|health| health.breaker.is_open()).map(|health| health.id).collect()
+    /// Returns the health of all servers of `store`; that of the server 0 while none is known.
+    pub(super) fn of_all(&self, store: &dyn Store) -> Vec<Arc<ShardHealth>> {
+        let shards = store.shards();
+        if shards.is_empty() {
+            return vec![self.first.clone()];
+        }
+        shards.into_iter().map(|shard| self.of(shard.id, store)).collect()
     }
 
     /// Returns how many times the breakers have opened, in total.

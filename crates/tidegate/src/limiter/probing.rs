@@ -1,4 +1,8 @@
-//! Probes: a task that calls a server which failed, with the same script as a decision, until it answers again.
+//! Probes: calls to a server with the same script as a decision, on a counter of their own.
+//!
+//! A task probes a server whose breaker has opened, until it answers again. [`Limiter::watch_store`](super::Limiter)
+//! probes all other servers, while no decision shows that they answer. Both record in [`ShardHealth`] whether the server
+//! answered.
 //!
 //! **Only an answer in time counts.** Decisions cannot use a store that answers after their deadline. If a late answer
 //! closed the breaker, three requests would wait in vain and open it again, several times a second. So only an answer
@@ -8,15 +12,18 @@
 //! **Foreign data under the probe's key** is an answer of a store that works, so it counts as a success.
 
 use std::pin::pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tidegate_core::ShardId;
+use futures_util::future::join_all;
+use tidegate_core::StoreError;
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 
 use super::health::ShardHealth;
 use super::shared::{Shared, is_of_its_counters};
+use super::stats::Counters;
 use crate::breaker::{Phase, probe_after};
 use crate::deadline::answer_by;
 use crate::observe::StoreCallKind as Call;
@@ -24,6 +31,11 @@ use crate::observe::StoreCallKind as Call;
 /// The bounds of a probe's deadline: long enough to connect, short enough that a store which hangs is probed again.
 const DEADLINE_MIN: Duration = Duration::from_millis(250);
 const DEADLINE_MAX: Duration = Duration::from_secs(1);
+/// The interval at which [`watch`] looks at the servers. Two of them and the breaker's longest pause are less than the two
+/// seconds within which a store that is back must be noticed.
+const WATCH_INTERVAL: Duration = Duration::from_millis(500);
+/// The deadline of a probe of [`watch`]. No request waits for it, so it may take longer than a decision.
+const WATCH_DEADLINE: Duration = Duration::from_millis(400);
 
 /// Returns the deadline of a probe, given the deadline of decisions: the same, but at least 250 ms and at most 1 s.
 pub(super) fn deadline(of_decisions: Duration) -> Duration {
@@ -75,13 +87,49 @@ async fn probe_until_recovered(probing: Probing) {
         if probing.shard.breaker.phase() != probing.phase {
             return;
         }
-        if has_recovered(&shared, probing.shard.id).await {
+        if has_recovered(&shared, &probing.shard).await {
             if probing.shard.breaker.close(probing.phase) {
                 shared.report_recovery(&probing.shard);
             }
             return;
         }
     }
+}
+
+/// Probes the servers at intervals, except those whose breaker is open: another task probes these. Never returns, except
+/// without a tokio timer.
+///
+/// If the store has answered decisions since the last look, and none has failed, all servers count as answering.
+pub(super) async fn watch(shared: &Shared, counters: &Counters) {
+    let mut before = (0, 0);
+    loop {
+        let now = (counters.store_answers.load(Ordering::Relaxed), counters.store_failures.load(Ordering::Relaxed));
+        let has_answered = now.0 > before.0 && now.1 == before.1;
+        before = now;
+        let look = async |shard: &ShardHealth| {
+            if has_answered {
+                shard.probed(&Ok(()));
+            } else if !shard.breaker.is_open()
+                && let Some(call) = shared.within(WATCH_DEADLINE, shard.id, shared.store().probe(shard.id))
+            {
+                record(shard, call.await);
+            }
+        };
+        let shards = shared.health().of_all(&**shared.store());
+        join_all(shards.iter().map(|shard| look(shard))).await;
+        sleep(WATCH_INTERVAL).await;
+    }
+}
+
+/// Records the result of a probe, and returns whether the server answered. Foreign data under the probe's key is an
+/// answer.
+fn record(shard: &ShardHealth, result: Result<(), StoreError>) -> bool {
+    let answered = match result {
+        Err(error) if is_of_its_counters(&error) => Ok(()),
+        result => result,
+    };
+    shard.probed(&answered);
+    answered.is_ok()
 }
 
 /// The result of one probe: answered in time, answered late, or failed.
@@ -96,7 +144,7 @@ enum Probed {
 }
 
 /// Probes the store, and once more if the answer is late. Returns whether the last answer was in time.
-async fn has_recovered(shared: &Shared, shard: ShardId) -> bool {
+async fn has_recovered(shared: &Shared, shard: &ShardHealth) -> bool {
     match probe(shared, shard).await {
         Probed::Late => probe(shared, shard).await == Probed::InTime,
         first => first == Probed::InTime,
@@ -105,16 +153,13 @@ async fn has_recovered(shared: &Shared, shard: ShardId) -> bool {
 
 /// Makes one call to a server, which charges the probe's counter, so that the server must write as for a decision.
 ///
-/// The call is reported to the observers. Foreign data under the probe's key counts as an answer.
-async fn probe(shared: &Shared, shard: ShardId) -> Probed {
-    let mut call = pin!(shared.call(Call::Probe, 1, shared.store().probe(shard)));
+/// The call is reported to the observers.
+async fn probe(shared: &Shared, shard: &ShardHealth) -> Probed {
+    let mut call = pin!(shared.call(Call::Probe, 1, shared.store().probe(shard.id)));
     // As for a decision, an answer that has arrived when the deadline is noticed is in time.
     let (answered, probed) = match answer_by(sleep(shared.deadlines.check), &**shared.store(), call.as_mut()).await {
         Some(answered) => (answered, Probed::InTime),
         None => (call.await, Probed::Late),
     };
-    match answered {
-        Err(error) if !is_of_its_counters(&error) => Probed::Failed,
-        _ => probed,
-    }
+    if record(shard, answered) { probed } else { Probed::Failed }
 }

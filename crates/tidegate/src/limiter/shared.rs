@@ -649,7 +649,7 @@ impl Shared {
         if shard.breaker.failed(phase, sent, self.clock.now()) {
             let kind = failure.kind().as_str();
             tracing::warn!(kind, error = %failure, "the store is not called until a probe succeeds");
-            *shard.last_failure.lock() = Some(failure.clone());
+            shard.opened(failure);
             self.observers.breaker_changed(true);
             probing::start(self, shard);
         }
@@ -765,6 +765,7 @@ impl Shared {
 
     /// Logs that a server of the store is responding again, and reports to the observers whether a breaker is still open.
     pub(super) fn report_recovery(&self, shard: &ShardHealth) {
+        shard.probed(&Ok(()));
         match self.address_of(shard.id) {
             Some(address) => tracing::info!(address, "the store is responding again"),
             None => tracing::info!("the store is responding again"),
