@@ -71,7 +71,7 @@ pub use reply::Reply;
 pub use server_check::{Eviction, ServerCheckError, ServerReport};
 pub use store::{BuildError, RedisStats, RedisStore, RedisStoreBuilder};
 pub use tls::{TlsError, TlsOptions, TlsVersion};
-pub use url::UrlError;
+pub use url::{StoreAddress, StoreKind, UrlError};
 
 /// The source of the Lua script that decides. Its opening comment documents keys, arguments and replies.
 pub const SCRIPT: &str = include_str!("../lua/tidegate.lua");

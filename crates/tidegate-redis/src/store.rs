@@ -30,7 +30,7 @@ use crate::request::{Step, push_command};
 use crate::router::{Refused, Router, Topology};
 use crate::sentinel::Sentinels;
 use crate::tls::{Tls, TlsError, TlsOptions};
-use crate::url::{StoreUrl, UrlError};
+use crate::url::{StoreAddress, StoreUrl, UrlError};
 use crate::worker::{CallScope, Counters, Replicas, STEPS_MAX, ServerKind, Work, WorkerSettings};
 use crate::{INSTANCES_SCRIPT, SCRIPT, server_check};
 
@@ -78,7 +78,7 @@ struct Inner {
 ///
 /// [`build`](RedisStoreBuilder::build) validates the settings.
 pub struct RedisStoreBuilder {
-    url: String,
+    url: Result<StoreUrl, UrlError>,
     prefix: String,
     call_timeout: Duration,
     queue_length: usize,
@@ -345,7 +345,7 @@ impl RedisStoreBuilder {
     /// [options](RedisStoreBuilder::tls) or a certificate given to [`trust`](RedisStoreBuilder::trust) cannot be used,
     /// if the user or the password cannot be read, or if no tokio runtime is running.
     pub fn build(self) -> Result<RedisStore, BuildError> {
-        let url = StoreUrl::parse(&self.url)?;
+        let url = self.url?;
         let prefix = Prefix::new(&self.prefix)?;
         let first = url.first();
         let tls = first.is_tls.then(|| Tls::new(self.tls, self.trusted_pem)).transpose()?;
@@ -402,8 +402,17 @@ impl RedisStore {
     /// port defaults to 6379, that of a Sentinel to 26379, and the database to 0. The URL is validated by
     /// [`RedisStoreBuilder::build`].
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
+        RedisStore::builder_of(StoreUrl::parse(&url.into()))
+    }
+
+    /// Creates a builder like [`builder`](RedisStore::builder), for an address instead of a URL.
+    pub fn builder_for(address: StoreAddress) -> RedisStoreBuilder {
+        RedisStore::builder_of(Ok(address.0))
+    }
+
+    fn builder_of(url: Result<StoreUrl, UrlError>) -> RedisStoreBuilder {
         RedisStoreBuilder {
-            url: url.into(),
+            url,
             prefix: "tidegate".into(),
             call_timeout: RedisStoreBuilder::CALL_TIMEOUT_DEFAULT,
             queue_length: QUEUE_LENGTH_DEFAULT,
@@ -941,8 +950,8 @@ impl fmt::Debug for RedisStore {
 impl fmt::Debug for RedisStoreBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("RedisStoreBuilder");
-        match StoreUrl::parse(&self.url) {
-            Ok(url) => shown.field("url", &url),
+        match &self.url {
+            Ok(url) => shown.field("url", url),
             Err(error) => shown.field("url", &error.to_string()),
         };
         shown.field("prefix", &self.prefix).finish_non_exhaustive()

@@ -80,12 +80,116 @@ impl UrlError {
     }
 }
 
-/// What the hosts of a URL are, according to its scheme.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Hosts {
+/// What the hosts of a store's URL are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StoreKind {
+    /// One server that holds all keys.
     Server,
-    ClusterNodes,
-    Sentinels,
+    /// Some nodes of a cluster.
+    Cluster,
+    /// Some Sentinels, which know the master by a name.
+    Sentinel,
+}
+
+/// The servers of a store, with their credentials and whether they use TLS; for
+/// [`RedisStore::builder_for`](crate::RedisStore::builder_for).
+///
+/// Its `Display` and `Debug` output contains neither the user nor the password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoreAddress(pub(crate) StoreUrl);
+
+impl StoreAddress {
+    /// Combines URLs with one server, node or Sentinel each. `master` is the name under which Sentinels know the master.
+    ///
+    /// The kind in the schemes of the URLs is ignored. The credentials and the use of TLS are those of the first URL.
+    /// Without `master`, the first path of a URL is the name of the master, or the database.
+    ///
+    /// # Errors
+    /// Returns an error if there is no URL, or a part of one is missing, invalid or does not fit the kind; see
+    /// [`RedisStore::builder`](crate::RedisStore::builder).
+    pub fn of_list(kind: StoreKind, urls: &[&str], master: Option<&str>) -> Result<StoreAddress, UrlError> {
+        let parts = urls.iter().map(|url| UrlParts::split(url)).collect::<Result<Vec<_>, _>>()?;
+        let first = parts.first().ok_or_else(|| UrlError::new("there is no URL"))?;
+        let addresses: Vec<&str> = parts.iter().flat_map(|url| url.addresses.split(',')).collect();
+        let path = parts.iter().map(|url| url.path).find(|path| !path.is_empty()).unwrap_or_default();
+        let path = master.unwrap_or_else(|| path.trim_end_matches('/'));
+        StoreUrl::of(kind, first.is_tls, first.login, &addresses, path).map(StoreAddress)
+    }
+
+    /// Returns what the hosts are.
+    pub fn kind(&self) -> StoreKind {
+        match &self.0 {
+            StoreUrl::Server(_) => StoreKind::Server,
+            StoreUrl::Cluster(_) => StoreKind::Cluster,
+            StoreUrl::Sentinel(_) => StoreKind::Sentinel,
+        }
+    }
+
+    /// Returns whether the URLs had a password.
+    pub fn has_password(&self) -> bool {
+        self.0.first().password.is_some()
+    }
+}
+
+impl fmt::Display for StoreAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for StoreAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+/// The parts of a URL. Hosts, path and credentials are not parsed yet.
+struct UrlParts<'u> {
+    kind: StoreKind,
+    is_tls: bool,
+    /// The part before the last `@`.
+    login: Option<&'u str>,
+    /// The hosts and their ports, separated by commas.
+    addresses: &'u str,
+    /// The part after the first `/`: a database, or the name of a master.
+    path: &'u str,
+}
+
+impl<'u> UrlParts<'u> {
+    fn split(url: &'u str) -> Result<UrlParts<'u>, UrlError> {
+        let Some((scheme, rest)) = url.split_once("://") else {
+            let meant = is_address(url).then(|| format!("redis://{url}"));
+            return Err(UrlError { problem: "the store's URL has no scheme".to_owned(), meant });
+        };
+        let (is_tls, kind) = match scheme {
+            "redis" => (false, StoreKind::Server),
+            "redis+cluster" => (false, StoreKind::Cluster),
+            "redis+sentinel" => (false, StoreKind::Sentinel),
+            "rediss" | "rediss+cluster" | "rediss+sentinel" if !cfg!(feature = "tls") => {
+                return Err(UrlError::new(format!("{scheme}:// needs the feature `tls`")));
+            }
+            "rediss" => (true, StoreKind::Server),
+            "rediss+cluster" => (true, StoreKind::Cluster),
+            "rediss+sentinel" => (true, StoreKind::Sentinel),
+            // The message repeats the scheme only if it looks like one: otherwise it might contain a secret.
+            other if other.len() <= 32 && other.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b)) => {
+                return Err(UrlError::new(format!("unknown scheme {other:?}")));
+            }
+            _ => return Err(UrlError::new("unknown scheme")),
+        };
+        if kind != StoreKind::Server && rest.contains("://") {
+            return Err(UrlError::new(
+                "expected one URL; list the nodes of a cluster, or the Sentinels, after one scheme, separated by commas",
+            ));
+        }
+        // The last `@` ends the password, which may itself contain one.
+        let (login, place) = match rest.rsplit_once('@') {
+            Some((login, place)) => (Some(login), place),
+            None => (None, rest),
+        };
+        let (addresses, path) = place.split_once('/').unwrap_or((place, ""));
+        Ok(UrlParts { kind, is_tls, login, addresses, path })
+    }
 }
 
 impl StoreUrl {
@@ -100,66 +204,48 @@ impl StoreUrl {
     /// Returns an error if the scheme is unknown, a part is missing or invalid, or the scheme requires TLS and the
     /// feature `tls` is off.
     pub(crate) fn parse(url: &str) -> Result<StoreUrl, UrlError> {
-        let Some((scheme, rest)) = url.split_once("://") else {
-            let meant = is_address(url).then(|| format!("redis://{url}"));
-            return Err(UrlError { problem: "the store's URL has no scheme".to_owned(), meant });
-        };
-        let (is_tls, hosts) = match scheme {
-            "redis" => (false, Hosts::Server),
-            "redis+cluster" => (false, Hosts::ClusterNodes),
-            "redis+sentinel" => (false, Hosts::Sentinels),
-            "rediss" | "rediss+cluster" | "rediss+sentinel" if !cfg!(feature = "tls") => {
-                return Err(UrlError::new(format!("{scheme}:// needs the feature `tls`")));
-            }
-            "rediss" => (true, Hosts::Server),
-            "rediss+cluster" => (true, Hosts::ClusterNodes),
-            "rediss+sentinel" => (true, Hosts::Sentinels),
-            // The message repeats the scheme only if it looks like one: otherwise it might contain a secret.
-            other if other.len() <= 32 && other.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b)) => {
-                return Err(UrlError::new(format!("unknown scheme {other:?}")));
-            }
-            _ => return Err(UrlError::new("unknown scheme")),
-        };
-        if hosts != Hosts::Server && rest.contains("://") {
-            return Err(UrlError::new(
-                "expected one URL; list the nodes of a cluster, or the Sentinels, after one scheme, separated by commas",
-            ));
-        }
-        // The last `@` ends the password, which may itself contain one.
-        let (login, place) = match rest.rsplit_once('@') {
-            Some((login, place)) => (Some(login), place),
-            None => (None, rest),
-        };
-        let (addresses, path) = place.split_once('/').unwrap_or((place, ""));
+        let UrlParts { kind, is_tls, login, addresses, path } = UrlParts::split(url)?;
+        StoreUrl::of(kind, is_tls, login, &addresses.split(',').collect::<Vec<_>>(), path)
+    }
+
+    /// Parses the hosts, the path and the credentials of a URL whose scheme has this kind.
+    fn of(
+        kind: StoreKind,
+        is_tls: bool,
+        login: Option<&str>,
+        addresses: &[&str],
+        path: &str,
+    ) -> Result<StoreUrl, UrlError> {
         let (user, password) = parse_login(login)?;
         let endpoint = |address: &str, port_default: u16, database: u32| {
             let (host, port) = parse_address(address, port_default)?;
             Ok(Endpoint { host, port, database, user: user.clone(), password: password.clone(), is_tls })
         };
-        match hosts {
-            Hosts::Server if addresses.contains(',') => Err(UrlError::new(
+        match kind {
+            StoreKind::Server if addresses.len() > 1 => Err(UrlError::new(
                 "a URL with several hosts must begin with redis+cluster://, redis+sentinel://, rediss+cluster:// or \
                  rediss+sentinel://",
             )),
-            Hosts::Server => Ok(StoreUrl::Server(endpoint(addresses, PORT_DEFAULT, parse_database(path)?)?)),
-            Hosts::ClusterNodes => {
+            StoreKind::Server => Ok(StoreUrl::Server(endpoint(addresses[0], PORT_DEFAULT, parse_database(path)?)?)),
+            StoreKind::Cluster => {
                 if parse_database(path)? != 0 {
                     return Err(UrlError::new("a cluster has only database 0"));
                 }
-                let nodes = addresses.split(',').map(|address| endpoint(address, PORT_DEFAULT, 0));
+                let nodes = addresses.iter().map(|address| endpoint(address, PORT_DEFAULT, 0));
                 Ok(StoreUrl::Cluster(nodes.collect::<Result<_, _>>()?))
             }
-            Hosts::Sentinels => {
+            StoreKind::Sentinel => {
                 let (name, database) = path.split_once('/').unwrap_or((path, ""));
                 if name.is_empty() {
                     let problem = "the name of the master is missing after the Sentinels".to_owned();
-                    let is_valid = addresses.split(',').all(|text| parse_address(text, SENTINEL_PORT_DEFAULT).is_ok());
+                    let is_valid = addresses.iter().all(|text| parse_address(text, SENTINEL_PORT_DEFAULT).is_ok());
                     // Without the user and the password.
-                    let meant = is_valid.then(|| format!("{scheme}://{addresses}/NAME"));
+                    let scheme = if is_tls { "rediss" } else { "redis" };
+                    let meant = is_valid.then(|| format!("{scheme}+sentinel://{}/NAME", addresses.join(",")));
                     return Err(UrlError { problem, meant });
                 }
                 let (name, database) = (parse_master_name(name)?, parse_database(database)?);
-                let servers = addresses.split(',').map(|address| endpoint(address, SENTINEL_PORT_DEFAULT, database));
+                let servers = addresses.iter().map(|address| endpoint(address, SENTINEL_PORT_DEFAULT, database));
                 let servers: Vec<Endpoint> = servers.collect::<Result<_, _>>()?;
                 let server = servers[0].clone();
                 let without_login = |server| Endpoint { database: 0, user: None, password: None, ..server };
@@ -378,6 +464,28 @@ mod tests {
         assert!(url.sentinels.iter().all(|sentinel| sentinel.password.is_none() && sentinel.database == 0));
         assert_eq!((url.name.as_str(), url.server.database), ("my-master.1", 3));
         assert_eq!((url.server.user.as_deref(), url.server.password.as_deref()), (Some("ann"), Some("pw")));
+    }
+
+    #[test]
+    fn urls_of_a_list_become_one_address_with_the_credentials_of_the_first() {
+        let of = |kind, urls: &[&str], master| StoreAddress::of_list(kind, urls, master);
+        let cluster = of(StoreKind::Cluster, &["redis://ann:pw@a:1", "redis://ann:pw@[::1]/"], None).unwrap();
+        assert_eq!((cluster.kind(), cluster.has_password()), (StoreKind::Cluster, true));
+        assert_eq!(cluster.0, StoreUrl::parse("redis+cluster://ann:pw@a:1,[::1]:6379").unwrap());
+        let sentinels = of(StoreKind::Sentinel, &["redis://a:1", "redis://b"], Some("main/3")).unwrap();
+        assert_eq!((sentinels.kind(), sentinels.has_password()), (StoreKind::Sentinel, false));
+        assert_eq!(sentinels.0, StoreUrl::parse("redis+sentinel://a:1,b/main/3").unwrap());
+        let server = of(StoreKind::Server, &["redis://h/2"], None).unwrap();
+        assert_eq!((server.kind(), server.to_string().as_str()), (StoreKind::Server, "redis://h:6379/2"));
+        for (kind, urls, problem) in [
+            (StoreKind::Server, &[][..], "there is no URL"),
+            (StoreKind::Server, &["redis://a", "redis://b"], "a URL with several hosts"),
+            (StoreKind::Cluster, &["redis://:hunter2@a/1"], "a cluster has only database 0"),
+            (StoreKind::Sentinel, &["redis://a"], "the name of the master is missing"),
+        ] {
+            let error = of(kind, urls, None).unwrap_err().to_string();
+            assert!(error.starts_with(problem) && !error.contains("hunter2"), "{error}");
+        }
     }
 
     #[test]

@@ -21,7 +21,6 @@ use tidegate::layer::RateLimitLayer;
 use tidegate::{
     Check, Decision, Demand, LimitStatus, Limiter, ManualClock, MemoryStore, Store, StoreFuture, Timestamp,
 };
-use tidegate_redis::RedisStore;
 use tidegate_server::listeners::resp::RespOptions;
 use tidegate_server::{Gateway, Listeners, ServerOptions, run};
 use tidegate_testkit::server::Connection;
@@ -116,11 +115,8 @@ impl Deployment {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let context = runtime.enter();
         let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
-        let url = loaded.settings.store.as_ref().filter(|_| loaded.settings.is_shared());
-        let redis = url.map(|url| {
-            let store = RedisStore::builder(url.reveal()).prefix(loaded.settings.prefix.clone());
-            store.clock_override(clock.clone()).build().unwrap()
-        });
+        let redis = loaded.settings.redis_builder();
+        let redis = redis.map(|builder| builder.clock_override(clock.clone()).build().unwrap());
         let is_shared = redis.is_some();
         let (builder, lookups) = loaded.settings.limiter_on(redis);
         let builder = match kind {

@@ -7,7 +7,7 @@ use tidegate_core::Limit;
 
 use super::Compiler;
 use super::callers::SecretFields;
-use super::store::StoreAccess;
+use super::store::{StoreAccess, StorePlace};
 use crate::answer::{Style, Styles};
 use crate::config::finding::{Code, Finding};
 use crate::config::forms::{Secret, TimeText};
@@ -22,7 +22,7 @@ use crate::rules::{KeyHash, Lookups, PlanHash};
 #[cfg(feature = "redis")]
 use tidegate_redis::{RedisStore, RedisStoreBuilder};
 
-const MEMORY: &str = "memory";
+pub(super) const MEMORY: &str = "memory";
 const PREFIX_BYTES_MAX: usize = 64;
 const HASH_NAME_BYTES_MAX: usize = 512;
 /// Minimum length of the receipt secret in bytes. 16 random bytes cannot be guessed.
@@ -34,10 +34,9 @@ const RECEIPT_SECRET_BYTES_MIN: usize = 16;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The store: `memory`, or a URL, which may contain a password. `None` if no store is configured; the counters are
-    /// then in memory.
-    pub store: Option<Secret>,
-    /// The settings of the store other than its URL.
+    /// Where the counters are. `None` if no store is configured; they are then in memory.
+    pub(crate) store: Option<StorePlace>,
+    /// The settings of the store other than its URLs.
     pub(crate) access: StoreAccess,
     /// The prefix of every key in the store.
     pub prefix: String,
@@ -78,7 +77,7 @@ impl Settings {
 
     /// Returns whether the counters are in a shared store. `false` if the store is `memory` or not configured.
     pub fn is_shared(&self) -> bool {
-        self.store.as_ref().is_some_and(|store| store.reveal() != MEMORY)
+        self.store.as_ref().is_some_and(|store| *store != StorePlace::Memory)
     }
 
     /// Returns a builder for a limiter with these settings: store, deadline, failure policy and number of instances.
@@ -107,11 +106,22 @@ impl Settings {
     /// tokio runtime.
     #[cfg(feature = "redis")]
     pub fn redis(&self) -> Result<Option<RedisStore>, StoreUrlError> {
-        let Some(url) = self.store.as_ref().filter(|_| self.is_shared()) else { return Ok(None) };
+        Ok(self.redis_builder().map(RedisStoreBuilder::build).transpose()?)
+    }
+
+    /// Returns a builder for the shared store, with which [`redis`](Settings::redis) creates it. Returns `None` if the
+    /// counters are in memory. The URL is checked by [`RedisStoreBuilder::build`].
+    #[cfg(feature = "redis")]
+    pub fn redis_builder(&self) -> Option<RedisStoreBuilder> {
+        let builder = match self.store.as_ref()? {
+            StorePlace::Memory => return None,
+            StorePlace::Url(url) => RedisStore::builder(url.reveal()),
+            StorePlace::Address(address) => RedisStore::builder_for(address.clone()),
+        };
         // A call that is given up before the deadline would not be waited for as long as the deadline says.
         let call_timeout = self.deadline.max(RedisStoreBuilder::CALL_TIMEOUT_DEFAULT);
-        let builder = RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).bans(true);
-        Ok(Some(self.access.apply(builder, self.deadline).call_timeout(call_timeout).build()?))
+        let builder = builder.prefix(self.prefix.clone()).bans(true);
+        Some(self.access.apply(builder, self.deadline).call_timeout(call_timeout))
     }
 
     /// Returns a builder for a limiter on this store, or in memory if it is `None`, with the other settings.

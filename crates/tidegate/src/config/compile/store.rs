@@ -4,11 +4,14 @@ use std::path::PathBuf;
 
 use super::Compiler;
 use super::callers::looks_like_variable;
+use super::settings::MEMORY;
 use crate::config::finding::{Code, Finding};
 use crate::config::forms::{Secret, StoreEntry, StoreUrl};
 use crate::config::read::Named;
 use crate::config::span::{Span, Spanned};
 use crate::config::types::{StoreKind, StoreTable, StoreTlsTable, TlsMinVersion};
+#[cfg(feature = "redis")]
+use tidegate_redis::StoreAddress;
 
 /// The environment variables with the user name and the password of the Sentinels.
 const SENTINEL_USERNAME: &str = "TIDEGATE_SENTINEL_USERNAME";
@@ -17,6 +20,92 @@ const SENTINEL_PASSWORD: &str = "TIDEGATE_SENTINEL_PASSWORD";
 /// The accepted forms of a list of URLs.
 const LIST_HELP: &str = "use redis:// or rediss:// for all URLs of a list, with the kind in `kind`, and for Sentinels with the \
     name of the master in `master`; or write one redis+cluster://host:port,… or redis+sentinel://host:port,…/NAME URL";
+
+/// Where the counters are.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum StorePlace {
+    /// In the memory of this process.
+    Memory,
+    /// In the store at this URL, which may contain a password.
+    Url(Secret),
+    /// In the store that the URLs of a table name.
+    Address(StoreAddress),
+}
+
+impl StorePlace {
+    /// Returns the place that a URL or `memory` names. The URL is not checked.
+    fn of(text: &Secret) -> StorePlace {
+        if text.reveal() == MEMORY { StorePlace::Memory } else { StorePlace::Url(text.clone()) }
+    }
+
+    /// Returns the URL or `memory`; of the URLs of a table, without the user and the password.
+    #[cfg(all(test, feature = "redis"))]
+    pub(crate) fn text(&self) -> String {
+        match self {
+            StorePlace::Memory => MEMORY.to_owned(),
+            StorePlace::Url(url) => url.reveal().to_owned(),
+            StorePlace::Address(address) => address.to_string(),
+        }
+    }
+
+    /// Returns whether the URL has a user or a password.
+    pub(crate) fn has_login(&self) -> bool {
+        match self {
+            StorePlace::Memory => false,
+            StorePlace::Url(url) => UrlParts::of(url.reveal()).is_some_and(|parts| parts.login.is_some()),
+            StorePlace::Address(address) => address.has_password(),
+        }
+    }
+
+    fn is_sentinel(&self) -> bool {
+        match self {
+            StorePlace::Memory => false,
+            StorePlace::Url(url) => {
+                UrlParts::of(url.reveal()).is_some_and(|parts| parts.kind == Some(StoreKind::Sentinel))
+            }
+            StorePlace::Address(address) => address.kind() == kind_of_address(StoreKind::Sentinel),
+        }
+    }
+}
+
+#[cfg(feature = "redis")]
+fn kind_of_address(kind: StoreKind) -> tidegate_redis::StoreKind {
+    match kind {
+        StoreKind::Server => tidegate_redis::StoreKind::Server,
+        StoreKind::Cluster => tidegate_redis::StoreKind::Cluster,
+        StoreKind::Sentinel => tidegate_redis::StoreKind::Sentinel,
+    }
+}
+
+#[cfg(not(feature = "redis"))]
+fn kind_of_address(kind: StoreKind) -> StoreKind {
+    kind
+}
+
+/// The URLs of a table in a program without Redis, which does not parse them.
+#[cfg(not(feature = "redis"))]
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct StoreAddress {
+    kind: StoreKind,
+    urls: Vec<Secret>,
+    master: Option<String>,
+}
+
+#[cfg(not(feature = "redis"))]
+impl StoreAddress {
+    fn of_list(kind: StoreKind, urls: &[&str], master: Option<&str>) -> Result<StoreAddress, std::convert::Infallible> {
+        let urls = urls.iter().map(|url| Secret::new(*url)).collect();
+        Ok(StoreAddress { kind, urls, master: master.map(str::to_owned) })
+    }
+
+    fn kind(&self) -> StoreKind {
+        self.kind
+    }
+
+    fn has_password(&self) -> bool {
+        self.urls.first().is_some_and(|url| url.reveal().contains('@'))
+    }
+}
 
 /// The settings of a store other than its URL. Files are read again at each connect.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -184,13 +273,13 @@ impl LoginFields<'_> {
 }
 
 impl Compiler<'_> {
-    /// Compiles `store`. Returns the URL, `None` if there is none, and how to connect to it.
+    /// Compiles `store`. Returns where it is, `None` if the file does not say, and how to connect to it.
     ///
     /// A store of the loader overrides the URLs of the file, and a user or a password in its URL overrides those of the
     /// file. If neither has a password, the loader's environment variables are used, if they are set. For Sentinels,
     /// these are `TIDEGATE_SENTINEL_USERNAME` and `TIDEGATE_SENTINEL_PASSWORD`. Adds an error for each invalid value of
     /// the file, even if it is overridden.
-    pub(super) fn store(&mut self, store: Option<&Spanned<StoreEntry>>) -> (Option<Secret>, StoreAccess) {
+    pub(super) fn store(&mut self, store: Option<&Spanned<StoreEntry>>) -> (Option<StorePlace>, StoreAccess) {
         let (written, mut access) = match store.map(|store| (&**store, store)) {
             None => (None, StoreAccess::default()),
             Some((StoreEntry::Url(url), store)) => {
@@ -198,15 +287,15 @@ impl Compiler<'_> {
                     let help = "or `memory`, for counters in this process only";
                     self.note(Finding::new(Code::InvalidStore, problem).help(help).at(store.span()));
                 }
-                (Some(url.0.clone()), StoreAccess::default())
+                (Some(StorePlace::of(&url.0)), StoreAccess::default())
             }
             Some((StoreEntry::Table(table), store)) => {
-                let url = self.store_url(table, store);
-                (url, self.store_access(table))
+                let place = self.store_place(table, store);
+                (place, self.store_access(table))
             }
         };
-        let url = self.loader.store_override().cloned().or(written);
-        let has_login = url.as_ref().is_some_and(|url| has_login(url.reveal()));
+        let place = self.loader.store_override().map(StorePlace::of).or(written);
+        let has_login = place.as_ref().is_some_and(StorePlace::has_login);
         if self.loader.store_override().is_some() && has_login {
             access.server = LoginPlaces::default();
         }
@@ -214,17 +303,17 @@ impl Compiler<'_> {
             access.server = self.or_variables(access.server, username, password);
         }
         access.sentinel = self.or_variables(access.sentinel, SENTINEL_USERNAME, SENTINEL_PASSWORD);
-        if let (Some(StoreEntry::Table(table)), Some(url)) = (store.map(|store| &**store), &url)
+        if let (Some(StoreEntry::Table(table)), Some(place)) = (store.map(|store| &**store), &place)
             && self.loader.checks_store_access()
         {
             if access.server.password.is_none() && !has_login {
                 self.check_no_username(&LoginFields::of_server(table));
             }
-            if access.sentinel.password.is_none() && is_sentinel(url.reveal()) {
+            if access.sentinel.password.is_none() && place.is_sentinel() {
                 self.check_no_username(&LoginFields::of_sentinels(table));
             }
         }
-        (url, access)
+        (place, access)
     }
 
     /// Returns the places unchanged if they have a password. Otherwise adds the password, and the user name if there is
@@ -247,9 +336,9 @@ impl Compiler<'_> {
         }
     }
 
-    /// Combines the URLs of a table into one URL, with which a store is built. Returns `None` and adds errors if they
-    /// are invalid or do not fit together. Also returns `None` if they are missing and the loader has a store.
-    fn store_url(&mut self, table: &StoreTable, store: &Spanned<StoreEntry>) -> Option<Secret> {
+    /// Combines the URLs of a table. Returns `None` and adds errors if they are invalid or do not fit together. Also
+    /// returns `None` if they are missing and the loader has a store.
+    fn store_place(&mut self, table: &StoreTable, store: &Spanned<StoreEntry>) -> Option<StorePlace> {
         let urls = match &table.urls {
             Some(urls) if !urls.is_empty() => urls,
             Some(urls) => {
@@ -269,7 +358,7 @@ impl Compiler<'_> {
             is_valid = false;
             compiler.note(Finding::new(Code::InvalidStore, message).help(help).at(url.span()));
         };
-        let kind = table.kind.as_deref().map(|kind| kind.name());
+        let kind = table.kind.as_deref().copied();
         let (mut parts, mut is_mixed): (Vec<UrlParts<'_>>, bool) = (Vec::new(), false);
         for url in urls.iter() {
             let text = url.0.reveal();
@@ -305,13 +394,14 @@ impl Compiler<'_> {
             if let (Some(kind), Some(other)) = (kind, part.kind)
                 && kind != other
             {
+                let (kind, other) = (kind.name(), other.name());
                 let message = format!("`kind` is {kind:?}, but the scheme of the URL is that of a {other}");
                 fail(self, message, "write redis:// or rediss://, and the kind in `kind`", url);
             }
             parts.push(part);
         }
-        let kind = kind.or_else(|| parts.iter().find_map(|part| part.kind)).unwrap_or(StoreKind::Server.name());
-        if kind == StoreKind::Sentinel.name() && !is_mixed && (table.master.is_some() || parts.len() > 1) {
+        let kind = kind.or_else(|| parts.iter().find_map(|part| part.kind)).unwrap_or_default();
+        if kind == StoreKind::Sentinel && !is_mixed && (table.master.is_some() || parts.len() > 1) {
             for url in urls.iter().filter(|url| UrlParts::of(url.0.reveal()).is_some_and(|part| part.has_path())) {
                 fail(
                     self,
@@ -321,7 +411,7 @@ impl Compiler<'_> {
                 );
             }
         }
-        if kind == StoreKind::Server.name()
+        if kind == StoreKind::Server
             && let Some(second) = urls.get(1)
         {
             let help = "for a Redis Cluster, add kind = \"cluster\"; for Sentinels, kind = \"sentinel\"";
@@ -333,8 +423,8 @@ impl Compiler<'_> {
         let logins = sentinels.present().map(|(name, span)| (format!("{}{name}", sentinels.prefix), span));
         let for_sentinels = master.into_iter().chain(logins).map(|field| (field, StoreKind::Sentinel));
         for ((field, span), required) in for_sentinels.chain(across.map(|field| (field, StoreKind::Cluster))) {
-            if kind != required.name() {
-                let message = format!("`{field}` has no effect, because the store is a {kind}");
+            if kind != required {
+                let message = format!("`{field}` has no effect, because the store is a {}", kind.name());
                 let help = format!("remove it, or add kind = \"{}\"", required.name());
                 self.note(Finding::new(Code::InvalidStore, message).help(help).at(span));
             }
@@ -353,12 +443,10 @@ impl Compiler<'_> {
         if !is_valid {
             return None;
         }
-        let url = combine(kind, &parts, table.master.as_deref())?;
-        if let Err(problem) = super::settings::check_url(&url) {
-            self.note(Finding::new(Code::InvalidStore, problem).at(urls.span()));
-            return None;
-        }
-        Some(Secret::new(url))
+        let texts: Vec<&str> = urls.iter().map(|url| url.0.reveal()).collect();
+        let master = table.master.as_ref().map(|master| master.as_str());
+        let address = StoreAddress::of_list(kind_of_address(kind), &texts, master);
+        self.accept(address, Code::InvalidStore, urls.span()).map(StorePlace::Address)
     }
 
     fn store_access(&mut self, table: &StoreTable) -> StoreAccess {
@@ -471,7 +559,7 @@ impl Compiler<'_> {
 struct UrlParts<'u> {
     is_tls: bool,
     /// The kind that the scheme names; `None` for `redis` and `rediss`.
-    kind: Option<&'u str>,
+    kind: Option<StoreKind>,
     /// The part before the last `@`, which may be a user and a password.
     login: Option<&'u str>,
     /// The hosts, the ports and the database.
@@ -483,7 +571,9 @@ impl UrlParts<'_> {
     fn of(url: &str) -> Option<UrlParts<'_>> {
         let (scheme, rest) = url.split_once("://")?;
         let (base, kind) = match scheme.split_once('+') {
-            Some((base, kind)) => (base, Some(kind)),
+            Some((base, kind)) => {
+                (base, StoreKind::NAMES.iter().find(|(name, _)| *name == kind).map(|(_, kind)| *kind))
+            }
             None => (scheme, None),
         };
         let (login, place) = match rest.rsplit_once('@') {
@@ -501,39 +591,6 @@ impl UrlParts<'_> {
     /// Returns the scheme, such as `redis+cluster://`.
     fn scheme(&self) -> String {
         let base = if self.is_tls { "rediss" } else { "redis" };
-        self.kind.map_or_else(|| format!("{base}://"), |kind| format!("{base}+{kind}://"))
+        self.kind.map_or_else(|| format!("{base}://"), |kind| format!("{base}+{}://", kind.name()))
     }
-}
-
-/// Returns whether the servers of a URL are Sentinels.
-fn is_sentinel(url: &str) -> bool {
-    UrlParts::of(url).is_some_and(|parts| parts.kind == Some(StoreKind::Sentinel.name()))
-}
-
-/// Returns whether a URL has a user or a password.
-fn has_login(url: &str) -> bool {
-    UrlParts::of(url).is_some_and(|parts| parts.login.is_some())
-}
-
-/// Returns one URL with the servers of all URLs, and with the name of the master if there is one. Returns `None` if
-/// `parts` is empty.
-fn combine(kind: &str, parts: &[UrlParts<'_>], master: Option<&String>) -> Option<String> {
-    let first = parts.first()?;
-    let mut url = if first.is_tls { "rediss" } else { "redis" }.to_owned();
-    if kind != StoreKind::Server.name() {
-        url.push('+');
-        url.push_str(kind);
-    }
-    url.push_str("://");
-    if let Some(login) = first.login {
-        url.push_str(login);
-        url.push('@');
-    }
-    let places: Vec<&str> = parts.iter().map(|part| part.place.trim_end_matches('/')).collect();
-    url.push_str(&places.join(","));
-    if let Some(master) = master {
-        url.push('/');
-        url.push_str(master);
-    }
-    Some(url)
 }

@@ -10,26 +10,33 @@ use crate::config::{Code, Format, Loader, Severity};
 
 fn url(text: &str) -> String {
     let loaded = load(text).unwrap_or_else(|report| panic!("{text}: {report:?}"));
-    loaded.settings.store.expect("a store").reveal().to_owned()
+    loaded.settings.store.expect("a store").text()
 }
 
 #[test]
-fn urls_of_a_table_become_one() {
+fn urls_of_a_table_become_one_address() {
     for (table, expected) in [
-        ("urls = 'redis://h'", "redis://h"),
-        ("urls = ['rediss://u:p@h:7000/3']", "rediss://u:p@h:7000/3"),
-        ("kind = 'server'\nurls = ['redis://h']", "redis://h"),
-        ("kind = 'cluster'\nurls = ['redis://a:1', 'redis://b/']", "redis+cluster://a:1,b"),
-        ("kind = 'cluster'\nurls = ['rediss://u:p@a', 'rediss://u:p@[::1]:2']", "rediss+cluster://u:p@a,[::1]:2"),
-        ("urls = ['redis+cluster://a,b', 'redis+cluster://c']", "redis+cluster://a,b,c"),
-        ("urls = ['redis+sentinel://a,b/main/3']", "redis+sentinel://a,b/main/3"),
-        ("kind = 'sentinel'\nurls = ['redis://a:1', 'redis://b']\nmaster = 'main'", "redis+sentinel://a:1,b/main"),
-        ("kind = 'sentinel'\nurls = 'rediss://u:p@a'\nmaster = 'main'", "rediss+sentinel://u:p@a/main"),
+        ("urls = 'redis://h'", "redis://h:6379"),
+        ("urls = ['rediss://u:p@h:7000/3']", "rediss://h:7000/3"),
+        ("kind = 'server'\nurls = ['redis://h']", "redis://h:6379"),
+        ("kind = 'cluster'\nurls = ['redis://a:1', 'redis://b/']", "redis+cluster://a:1,b:6379"),
+        ("kind = 'cluster'\nurls = ['rediss://u:p@a', 'rediss://u:p@[::1]:2']", "rediss+cluster://a:6379,[::1]:2"),
+        ("urls = ['redis+cluster://a,b', 'redis+cluster://c']", "redis+cluster://a:6379,b:6379,c:6379"),
+        ("urls = ['redis+sentinel://a,b/main/3']", "redis+sentinel://a:26379,b:26379/main/3"),
+        (
+            "kind = 'sentinel'\nurls = ['redis://a:1', 'redis://b']\nmaster = 'main'",
+            "redis+sentinel://a:1,b:26379/main",
+        ),
+        ("kind = 'sentinel'\nurls = 'rediss://u:p@a'\nmaster = 'main'", "rediss+sentinel://a:26379/main"),
     ] {
         assert_eq!(url(&format!("[store]\n{table}")), expected, "{table}");
     }
+    for (login, is_given) in [("u:p@", true), (":p@", true), ("", false)] {
+        let text = format!("[store]\nkind = 'cluster'\nurls = ['redis://{login}a', 'redis://{login}b']");
+        assert_eq!(load(&text).unwrap().settings.store.unwrap().has_login(), is_given, "{text}");
+    }
     let yaml = load_yaml("store:\n  kind: cluster\n  urls: [redis://a, redis://b]\n").unwrap();
-    assert_eq!(yaml.settings.store.unwrap().reveal(), "redis+cluster://a,b");
+    assert_eq!(yaml.settings.store.unwrap().text(), "redis+cluster://a:6379,b:6379");
 }
 
 #[test]
@@ -183,7 +190,7 @@ fn store_of_the_loader_overrides_the_urls_and_keeps_the_rest() {
     let text = "[store]\nkind = 'cluster'\nurls = ['redis://a', 'redis://b']\npassword_file = 'password'";
     let load = |loader: Loader, text: &str| loader.load_text("tidegate.toml", text, Format::Toml).unwrap().settings;
     let given = load(in_directory(dir.path()).store("redis://c"), text);
-    assert_eq!(given.store.as_ref().unwrap().reveal(), "redis://c");
+    assert_eq!(given.store.as_ref().unwrap().text(), "redis://c");
     assert!(given.access.server.password.is_some());
     let with_login = load(in_directory(dir.path()).store("redis://:own@c"), text);
     assert!(with_login.access.server.password.is_none());

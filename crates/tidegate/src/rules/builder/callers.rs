@@ -211,6 +211,9 @@ enum SecretSourceKind {
     File(String),
 }
 
+/// The three fields of a table that can give a secret: the text, the name of a variable, and the path of a file.
+type FieldsOfSecret = (Option<Spanned<Secret>>, Option<Spanned<Secret>>, Option<Spanned<String>>);
+
 impl SecretSource {
     /// Uses this text as the secret.
     pub fn text(secret: impl Into<String>) -> SecretSource {
@@ -230,9 +233,8 @@ impl SecretSource {
         SecretSource(SecretSourceKind::File(path.into()))
     }
 
-    /// Returns the three fields of a table that give a secret, of which exactly one is `Some`: the text, the name of the
-    /// variable, and the path of the file.
-    pub(super) fn into_fields(self) -> (Option<Spanned<Secret>>, Option<Spanned<Secret>>, Option<Spanned<String>>) {
+    /// Returns the fields of a table that give the secret, of which exactly one is `Some`.
+    pub(super) fn into_fields(self) -> FieldsOfSecret {
         match self.0 {
             SecretSourceKind::Text(text) => (Some(text.into()), None, None),
             SecretSourceKind::Variable(name) => (None, Some(name.into()), None),

@@ -158,7 +158,7 @@ fn describe(loaded: &Loaded) -> Vec<String> {
          {anonymous:#?}\n{keys:#?}\n{exempts_keys}\n{address_plans:#?}\n{plan_header:#?}\n{exempt:#?}\n{bans:#?}\n\
          {has_groups}\n{needs_limit_set}\n{plan_cost_max:?}\n{path_bytes_max}\n{is_off}\n{exposes_headers}\n{styles:?}\n{on_failure:?}\n{:#?}\n{:?}\n{:?}",
         loaded.settings,
-        loaded.settings.store.as_ref().map(Secret::reveal),
+        loaded.settings.store.as_ref().map(|store| store.text()),
         loaded.settings.receipt_secret.as_ref().map(Secret::reveal),
     );
     // Maps print their entries in any order.
