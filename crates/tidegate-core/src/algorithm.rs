@@ -2,12 +2,12 @@
 //!
 //! | state machine | algorithms | the algorithms differ in |
 //! |---|---|---|
-//! | [`log`] | `sliding`, `sliding-log` | the resolution |
-//! | [`pair`] | `sliding-counter`, `fixed-window` | the weight of the previous window |
-//! | [`bucket`] | `token-bucket`, `leaky-bucket` | whether an admission carries a wait |
+//! | `log.rs` | `sliding`, `sliding-log` | the resolution |
+//! | `pair.rs` | `sliding-counter`, `fixed-window` | the weight of the previous window |
+//! | `bucket.rs` | `token-bucket`, `leaky-bucket` | whether an admission carries a wait |
 //!
-//! Each implements the trait [`Machine`]. Between decisions, a state is [`Packed`] into 20 bytes; what does not fit is
-//! [`Beside`] it. A [`Counter`] is both, borrowed from the memory store or from a plain [`State`]. It is read without a
+//! Each implements the trait `Machine`. Between decisions, a state is packed into 20 bytes; what does not fit is
+//! `Beside` it. A `Counter` is both, borrowed from the memory store or from a plain [`State`]. It is read without a
 //! change, and charged without being read first, so all limits of a check are read before any is charged:
 //!
 //! ```text
@@ -19,8 +19,8 @@
 //! [`decide`] does so for plain states. The memory store runs the same functions on its slots. The integer arithmetic is
 //! that of `docs/algorithms.md`. The Lua script uses the same, so both agree to the microsecond.
 //!
-//! **A new state machine** is a file that implements [`Machine`], with its parameters as a variant of
-//! [`Shape`](crate::limit::Shape), a row in `by_machine`, and its tags in [`packed::tag`].
+//! **A new state machine** is a file that implements `Machine`, with its parameters as a variant of
+//! `Shape` in `limit.rs`, a row in `by_machine`, and its tags in `packed.rs`.
 
 mod bucket;
 mod log;

@@ -3,12 +3,10 @@
 //! All ranges are validated here, once. Code that holds a [`Limit`] may multiply and add its numbers as the algorithms
 //! do without checking for overflow. The calculations are beside the constants.
 
-mod divisor;
 mod text;
 
 use std::time::Duration;
 
-pub(crate) use divisor::Divisor;
 pub use text::LimitTextError;
 
 /// The largest quota, burst or queue. 24 bits: multiplied by 2^20 parts of a window it is below 2^53.
@@ -89,7 +87,7 @@ pub(crate) enum Shape {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct LogShape {
     /// The length of a tick in microseconds. Admissions with the same ⌊t / tick⌋ share an entry.
-    pub(crate) tick: Divisor,
+    pub(crate) tick_us: u64,
 }
 
 /// The parameters of a limit that keeps two counts: `sliding-counter` or `fixed-window`.
@@ -107,11 +105,11 @@ pub(crate) struct PairShape {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct WindowCut {
     /// The length of the window, in microseconds.
-    pub(crate) window_us: Divisor,
+    pub(crate) window_us: u64,
     /// The length of a part, in microseconds.
-    pub(crate) part_us: Divisor,
+    pub(crate) part_us: u64,
     /// The number of parts.
-    pub(crate) parts: Divisor,
+    pub(crate) parts: u64,
 }
 
 /// The parameters of a limit that keeps a bucket: `token-bucket` or `leaky-bucket`.
@@ -122,9 +120,9 @@ pub(crate) struct BucketShape {
     /// The largest level, in parts: the burst, or the queue plus the unit in service, times `parts_per_unit`.
     pub(crate) full: u64,
     /// The number of parts in one unit. A grain leaks `quota` parts.
-    pub(crate) parts_per_unit: Divisor,
+    pub(crate) parts_per_unit: u64,
     /// The limit's quota.
-    pub(crate) quota: Divisor,
+    pub(crate) quota: u64,
     /// The resolution of time, in microseconds.
     grain_us: u32,
     /// Whether an admission carries a wait (`leaky-bucket`).
@@ -375,7 +373,7 @@ impl Limit {
 impl Shape {
     /// Computes the state machine of an algorithm and its parameters. All values must be in range.
     fn new(algorithm: Algorithm, quota: u32, window_us: u64, cost_max: u32) -> Shape {
-        let log = |tick_us| Shape::Log(LogShape { tick: Divisor::new(tick_us) });
+        let log = |tick_us| Shape::Log(LogShape { tick_us });
         let pair = |weighs_previous| Shape::Pair(PairShape { weighs_previous, cut: WindowCut::new(window_us) });
         let bucket = |capacity, is_leaky| Shape::Bucket(BucketShape::new(quota, capacity, window_us, is_leaky));
         match algorithm {
@@ -399,16 +397,16 @@ impl BucketShape {
     fn new(quota: u32, capacity: u64, window_us: u64, is_leaky: bool) -> BucketShape {
         // capacity ≤ 1e7 + 1 and ⌈window / 2^20⌉ < 2^25: the product is below 2^49.
         let grain_us = capacity * window_us.div_ceil(1 << 20) / GRAIN_DIVISOR + 1;
-        let parts_per_unit = Divisor::new(window_us.div_ceil(grain_us));
-        let full = capacity * parts_per_unit.get();
-        let quota = Divisor::new(quota.into());
+        let parts_per_unit = window_us.div_ceil(grain_us);
+        let full = capacity * parts_per_unit;
+        let quota = u64::from(quota);
         let grain_us = u32::try_from(grain_us).expect("a grain is at most 39,480 µs");
         BucketShape { full, parts_per_unit, quota, grain_us, is_leaky }
     }
 
     /// Returns the largest level, in units: the burst, or the queue plus the unit in service.
     pub(crate) const fn capacity(&self) -> u64 {
-        self.parts_per_unit.div(self.full)
+        self.full / self.parts_per_unit
     }
 
     /// Returns the grain: the resolution of the bucket's time, in microseconds.
@@ -423,7 +421,7 @@ impl WindowCut {
     pub(crate) const fn new(window_us: u64) -> WindowCut {
         let part_us = window_us.div_ceil(PAIR_PARTS_MAX);
         let parts = window_us.div_ceil(part_us);
-        WindowCut { window_us: Divisor::new(window_us), part_us: Divisor::new(part_us), parts: Divisor::new(parts) }
+        WindowCut { window_us, part_us, parts }
     }
 }
 
@@ -441,9 +439,9 @@ mod tests {
         for window_us in [WINDOW_US_MIN, 999_999, 60_000_000, 86_400_000_000, WINDOW_US_MAX - 1, WINDOW_US_MAX] {
             for capacity in [1, 2, 999, 52_125, 103_000, 103_200, 9_999_999, u64::from(QUOTA_MAX) + 1] {
                 let shape = BucketShape::new(1, capacity, window_us, true);
-                let level_max = u128::from(capacity) * u128::from(shape.parts_per_unit.get());
+                let level_max = u128::from(capacity) * u128::from(shape.parts_per_unit);
                 assert!(level_max + u128::from(QUOTA_MAX) < 1 << 53, "{capacity} in {window_us}: {shape:?}");
-                assert!(shape.parts_per_unit.get() * shape.grain_us() >= window_us, "rounding favours refusal");
+                assert!(shape.parts_per_unit * shape.grain_us() >= window_us, "rounding favours refusal");
                 assert_eq!(shape.capacity(), capacity);
             }
         }
@@ -451,8 +449,8 @@ mod tests {
 
     /// A check copies its limits, so their size is part of its cost.
     #[test]
-    fn limit_is_at_most_88_bytes() {
-        assert!(size_of::<Limit>() <= 88, "{}", size_of::<Limit>());
+    fn limit_is_at_most_64_bytes() {
+        assert!(size_of::<Limit>() <= 64, "{}", size_of::<Limit>());
     }
 
     #[test]
@@ -460,7 +458,7 @@ mod tests {
         let day = Limit::new(100_000, Duration::from_secs(86_400)).unwrap();
         let day = day.with_algorithm(Algorithm::TokenBucket).unwrap();
         let Shape::Bucket(shape) = day.shape() else { panic!("a bucket") };
-        assert_eq!((shape.grain_us(), shape.parts_per_unit.get()), (1, 86_400_000_000));
+        assert_eq!((shape.grain_us(), shape.parts_per_unit), (1, 86_400_000_000));
     }
 
     #[test]

@@ -165,7 +165,7 @@ impl Machine for Bucket {
     fn refund(&mut self, at: BucketAt<'_>, receipt: Receipt, _: &mut Rings) {
         let mut view = View::new(self, at);
         let given = view.refundable(receipt);
-        let refunded = view.refunded + given.div_ceil(at.shape.parts_per_unit.get());
+        let refunded = view.refunded + given.div_ceil(at.shape.parts_per_unit);
         if refunded < REFUNDED_END {
             (view.level, view.refunded) = (view.level - given, refunded);
         }
@@ -214,13 +214,13 @@ impl<'a> View<'a> {
     /// time in the future counts as the present.
     #[inline(always)]
     fn new(stored: &Bucket, at: BucketAt<'a>) -> View<'a> {
-        let level = if stored.scale == at.shape.parts_per_unit.get() {
+        let level = if stored.scale == at.shape.parts_per_unit {
             stored.level.min(at.shape.full)
         } else {
             stored.rescaled(at.shape)
         };
         let grains = grains(at.now_us, at.shape) - grains(stored.time_us.min(at.now_us), at.shape);
-        let level = level.saturating_sub(grains.saturating_mul(at.shape.quota.get()));
+        let level = level.saturating_sub(grains.saturating_mul(at.shape.quota));
         let is_counted = stored.refunded > 0 && grains < grains_of_full(at.shape);
         View { level, refunded: if is_counted { stored.refunded } else { 0 }, at }
     }
@@ -229,7 +229,7 @@ impl<'a> View<'a> {
     #[inline(always)]
     fn bucket(&self) -> Bucket {
         let View { level, refunded, at } = *self;
-        Bucket { time_us: at.now_us, level, scale: at.shape.parts_per_unit.get(), refunded }
+        Bucket { time_us: at.now_us, level, scale: at.shape.parts_per_unit, refunded }
     }
 
     /// Returns the parts of a charge that are certainly still in the bucket.
@@ -245,10 +245,10 @@ impl<'a> View<'a> {
             return 0;
         }
         // The level after the charge took `lasted` grains to leak, and more than one grain less.
-        let level_then = (lasted - 1) * shape.quota.get() + 1;
+        let level_then = (lasted - 1) * shape.quota + 1;
         let charged = shape.parts(u64::from(receipt.units).min(shape.capacity()));
         let not_refunded = level_then.saturating_sub(shape.parts(refunded_since.min(shape.capacity())));
-        let still_there = charged.max(not_refunded).saturating_sub(passed * shape.quota.get());
+        let still_there = charged.max(not_refunded).saturating_sub(passed * shape.quota);
         charged.min(still_there).min(self.level)
     }
 
@@ -292,13 +292,16 @@ impl<'a> View<'a> {
         let BucketAt { limit, shape, .. } = self.at;
         let free = shape.full - self.level;
         // On most denials less than one unit is free; then no division is needed.
-        let (whole, part) =
-            if free < shape.parts_per_unit.get() { (0, free) } else { shape.parts_per_unit.div_rem(free) };
+        let (whole, part) = if free < shape.parts_per_unit {
+            (0, free)
+        } else {
+            (free / shape.parts_per_unit, free % shape.parts_per_unit)
+        };
         // The next unit becomes available when the part that it lacks has leaked.
         let (remaining, next) = if whole >= u64::from(limit.cost_max()) {
             (limit.cost_max(), 0)
         } else {
-            (whole as u32, shape.parts_per_unit.get() - part)
+            (whole as u32, shape.parts_per_unit - part)
         };
         let next_after = self.until_leaked(next);
         let retry_after = match retry {
@@ -326,7 +329,7 @@ impl<'a> View<'a> {
     #[inline(always)]
     fn until_leaked(&self, parts: u64) -> Wait {
         let (shape, now_us) = (self.at.shape, self.at.now_us);
-        let grains_needed = shape.quota.div_ceil(parts);
+        let grains_needed = parts.div_ceil(shape.quota);
         let us = if shape.grain_us() == 1 || grains_needed == 0 {
             grains_needed
         } else {
@@ -340,13 +343,13 @@ impl BucketShape {
     /// Converts units to parts, the fractions of a unit in which a level is counted.
     #[inline(always)]
     fn parts(&self, units: u64) -> u64 {
-        units * self.parts_per_unit.get()
+        units * self.parts_per_unit
     }
 }
 
 /// Returns the number of grains (steps of the bucket's time) in which a full bucket of the limit leaks, rounded up.
 fn grains_of_full(shape: &BucketShape) -> u64 {
-    shape.quota.div_ceil(shape.full)
+    shape.full.div_ceil(shape.quota)
 }
 
 /// Converts microseconds to grains, the steps in which the limit's bucket counts time, rounded down.

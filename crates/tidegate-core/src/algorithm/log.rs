@@ -109,7 +109,7 @@ impl Machine for Log {
     fn refund(&mut self, at: LogAt<'_>, receipt: Receipt, rings: &mut Rings) {
         self.settle(at, &|_| true, rings);
         let charged_tick = at.shape.tick(receipt.at.as_micros());
-        let tick_ends_us = (charged_tick + 1).saturating_mul(at.shape.tick.get()) - 1;
+        let tick_ends_us = (charged_tick + 1).saturating_mul(at.shape.tick_us) - 1;
         if let Some(index) = self.count_until(tick_ends_us, rings).entries.checked_sub(1) {
             let entry = self.get(index, rings);
             if at.shape.tick(entry.time_us) == charged_tick {
@@ -282,13 +282,13 @@ impl Oldest {
 impl LogShape {
     #[inline(always)]
     fn tick(&self, us: u64) -> u64 {
-        if self.tick.get() == 1 { us } else { self.tick.div(us) }
+        if self.tick_us == 1 { us } else { us / self.tick_us }
     }
 
     /// Returns whether `earlier_us`, which must not be later than `now_us`, is in the same tick.
     #[inline(always)]
     fn is_same_tick(&self, earlier_us: u64, now_us: u64) -> bool {
-        let begun_us = if self.tick.get() == 1 { 0 } else { self.tick.div_rem(now_us).1 };
+        let begun_us = if self.tick_us == 1 { 0 } else { now_us % self.tick_us };
         now_us - earlier_us <= begun_us
     }
 }
@@ -303,7 +303,7 @@ fn expires_after(time_us: u64, at: LogAt<'_>) -> Wait {
 
 /// Returns the maximum number of entries in a log of this limit, which bounds the size of its ring.
 fn entries_max(at: LogAt<'_>) -> usize {
-    if at.shape.tick.get() == 1 { at.limit.quota() as usize } else { SLIDING_EXACT_QUOTA_MAX as usize + 1 }
+    if at.shape.tick_us == 1 { at.limit.quota() as usize } else { SLIDING_EXACT_QUOTA_MAX as usize + 1 }
 }
 
 #[cfg(test)]

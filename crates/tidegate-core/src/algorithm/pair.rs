@@ -44,7 +44,7 @@ use super::log::Rings;
 use super::packed::{Beside, Name, Packed, tag};
 use super::{At, Machine, MayGrow, Receipt};
 use crate::decision::{LimitStatus, Wait};
-use crate::limit::{Divisor, PairShape, WindowCut};
+use crate::limit::{PairShape, WindowCut};
 
 /// The state of a counter pair: the count of the window in which it was last written, and of the window before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -156,9 +156,8 @@ impl Pair {
     /// the stored window starts in the future, the sum of both becomes the current count, at most `quota`, and the
     /// previous count 0.
     #[inline(always)]
-    fn advanced(self, window_us: Divisor, now_us: u64, quota: u32) -> Pair {
-        let start_us = now_us - window_us.div_rem(now_us).1;
-        let window_us = window_us.get();
+    fn advanced(self, window_us: u64, now_us: u64, quota: u32) -> Pair {
+        let start_us = now_us - now_us % window_us;
         let (current, previous) = if self.start_us > start_us {
             (self.current.saturating_add(self.previous).min(quota), 0)
         } else if self.start_us == start_us {
@@ -204,8 +203,8 @@ impl<'a> View<'a> {
         let pair = stored.advanced(old_cut.window_us, at.now_us, quota);
         let used = u64::from(pair.current) + weighed(&pair, at, &old_cut);
         Pair {
-            start_us: at.now_us - window_us.div_rem(at.now_us).1,
-            window_us: window_us.get(),
+            start_us: at.now_us - at.now_us % window_us,
+            window_us,
             current: used.min(u64::from(quota)) as u32,
             previous: 0,
         }
@@ -235,7 +234,7 @@ impl<'a> View<'a> {
         if !self.at.shape.weighs_previous {
             return Wait::from_micros(start_us + window_us - self.at.now_us);
         }
-        let (part_us, parts) = (self.at.shape.cut.part_us.get(), self.at.shape.cut.parts.get());
+        let (part_us, parts) = (self.at.shape.cut.part_us, self.at.shape.cut.parts);
         // The first part of a window in which the weighed `count` is at most `room`.
         let first_part = |count: u32, room: u64| parts.saturating_sub(room * parts / u64::from(count));
         let free = u64::from(self.at.limit.quota() - cost);
@@ -298,6 +297,6 @@ fn weighed(pair: &Pair, at: PairAt<'_>, cut: &WindowCut) -> u64 {
     if !at.shape.weighs_previous || pair.previous == 0 {
         return 0;
     }
-    let weight = cut.parts.get() - cut.part_us.div(at.now_us - pair.start_us);
-    cut.parts.div_ceil(u64::from(pair.previous) * weight)
+    let weight = cut.parts - (at.now_us - pair.start_us) / cut.part_us;
+    (u64::from(pair.previous) * weight).div_ceil(cut.parts)
 }
