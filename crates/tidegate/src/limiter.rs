@@ -30,11 +30,11 @@ mod settle;
 mod shared;
 mod stats;
 
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use smallvec::SmallVec;
 use tidegate_core::{
     Atomicity, BanListing, Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Shard, ShardId, Store,
     StoreError, StoreErrorKind, SystemClock, Timestamp, Wait,
@@ -727,14 +727,21 @@ pub(crate) fn panicked() -> StoreError {
     StoreError::new(StoreErrorKind::Protocol, "the in-process store panicked")
 }
 
+/// The demands of a check that were decided: borrowed if none is omitted.
+type DecidedDemands<'a> = Cow<'a, [Demand<'a>]>;
+
 /// Returns the demands of a check that were decided, in the order of the decision's statuses.
 ///
 /// `None` if there are none, or not as many as statuses: then the decision is not that of the check.
-fn decided_demands<'a>(check: &Check<'a>, decision: &Decision) -> Option<SmallVec<[Demand<'a>; 2]>> {
-    let is_decided = |(index, _): &(usize, &Demand<'_>)| !decision.omitted.contains(*index);
-    let decided: SmallVec<[Demand<'a>; 2]> =
-        check.demands().iter().enumerate().filter(is_decided).map(|(_, demand)| *demand).collect();
-    (!decided.is_empty() && decided.len() == decision.limits.len()).then_some(decided)
+fn decided_demands<'a>(check: &Check<'a>, decision: &Decision) -> Option<DecidedDemands<'a>> {
+    let demands = match decision.omitted.is_empty() {
+        true => Cow::Borrowed(check.demands()),
+        false => {
+            let all = check.demands().iter().enumerate();
+            all.filter(|(index, _)| !decision.omitted.contains(*index)).map(|(_, demand)| *demand).collect()
+        }
+    };
+    (!demands.is_empty() && demands.len() == decision.limits.len()).then_some(demands)
 }
 
 /// For the engine.

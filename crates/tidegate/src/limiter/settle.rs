@@ -29,7 +29,7 @@ use tidegate_core::{
     StoreError, Timestamp,
 };
 
-use super::{Backend, Limiter, catch_panic, decided_demands, panicked};
+use super::{Backend, DecidedDemands, Limiter, catch_panic, decided_demands, panicked};
 
 /// The time for which a receipt can be redeemed after the longest `reset_after` of its decision: 10 minutes.
 const REDEEM_GRACE_US: u64 = 10 * 60 * 1_000_000;
@@ -180,7 +180,7 @@ fn charged<'a>(
     check: &Check<'a>,
     decision: &Decision,
     actual: &[Cost],
-) -> Option<(SmallVec<[Demand<'a>; 2]>, SmallVec<[Cost; 2]>)> {
+) -> Option<(DecidedDemands<'a>, SmallVec<[Cost; 2]>)> {
     let demands = decided_demands(check, decision).filter(|_| decision.allowed())?;
     let cost = |(index, status): (usize, &LimitStatus)| actual.get(index).copied().unwrap_or(Cost::new(status.cost));
     Some((demands, decision.statuses().map(cost).collect()))
