@@ -153,6 +153,7 @@ impl HtmlPage<'_> {
             ("maximum", "to"),
             ("minItems", "at least"),
             ("maxItems", "at most"),
+            ("minLength", "at least"),
             ("maxLength", "at most"),
         ] {
             if let Some(bound) = schema[name].as_u64() {

@@ -171,4 +171,9 @@ fn bounds_are_exact() {
     }
     let key_of = |bytes: usize| tidegate::Key::new("k".repeat(bytes).as_bytes()).is_ok();
     assert!(key_of(bound("Key", "maxLength")) && !key_of(bound("Key", "maxLength") + 1));
+    let is_key = |key: &str| {
+        let body = json!({ "key": key, "limit": "1/s" }).to_string();
+        matches!(CheckRequest::parse(body.as_bytes()), Ok(CheckRequest::Explicit(check)) if check.demands().is_ok())
+    };
+    assert!(bound("Key", "minLength") == 1 && is_key("k") && !is_key(""));
 }

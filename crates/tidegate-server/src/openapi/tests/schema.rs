@@ -129,6 +129,7 @@ pub(super) fn validate(document: &Value, schema: &Value, value: &Value) -> Resul
             "maxItems" => value.as_array().is_none_or(|items| items.len() as u64 <= number()),
             "minimum" => value.as_f64().is_none_or(|value| value >= number() as f64),
             "maximum" => value.as_f64().is_none_or(|value| value <= number() as f64),
+            "minLength" => value.as_str().is_none_or(|text| text.chars().count() as u64 >= number()),
             "maxLength" => value.as_str().is_none_or(|text| text.chars().count() as u64 <= number()),
             "pattern" => value.as_str().is_none_or(|text| regex(expected.as_str().unwrap()).is_match(text)),
             "format" => match (expected.as_str().unwrap(), value.as_str()) {
