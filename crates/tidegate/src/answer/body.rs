@@ -291,7 +291,6 @@ impl<'a> LimitFields<'a> {
 
 /// Returns the body in the format `problem`: an RFC 9457 problem document, with the member `violated-policies` of the
 /// IETF draft.
-
 fn problem(refusal: &RefusalDetails<'_>) -> Body {
     let (r#type, title) = match refusal.verdict() {
         Verdict::Unavailable => (
