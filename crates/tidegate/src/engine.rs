@@ -461,9 +461,9 @@ impl Engine {
     /// If a group of limits refuses after others were charged, these are refunded as after a failed response: only
     /// rules with `charge = "on_success"` get their units back. If the limits admit the request but its wait exceeds
     /// `max_wait`, all charges are refunded, and the request is refused.
-    async fn decide(&self, plan: Arc<CheckPlan>, context: RequestContext) -> Outcome {
+    async fn decide(&self, plan: Arc<CheckPlan>, mut context: RequestContext) -> Outcome {
         let (options, mut charges) = (context.options, ChargeList::new());
-        let decided = self.check_groups(&plan, &context, &mut charges).await;
+        let decided = self.check_groups(&plan, &mut context, &mut charges).await;
         let charges = Charges::new(self, &plan, context, charges);
         let (reason, refusal) = match (decided, options.max_wait, plan.shown()) {
             (Ok(Some(decision)), Some(max_wait), Some(shown))
@@ -495,11 +495,14 @@ impl Engine {
     async fn check_groups(
         &self,
         plan: &CheckPlan,
-        context: &RequestContext,
+        context: &mut RequestContext,
         charges: &mut ChargeList,
     ) -> Result<Option<Decision>, Box<Refusal>> {
-        let options = &context.options;
-        let may_be_withdrawn = plan.may_be_withdrawn(options, !self.0.limiter.is_in_process());
+        let (options, is_shared) = (context.options, !self.0.limiter.is_in_process());
+        let began = is_shared.then(Instant::now);
+        // A refund in this instance's share ends no denial that the store has made.
+        let is_withdrawable = plan.may_be_withdrawn(&options, false);
+        let may_be_withdrawn = plan.may_be_withdrawn(&options, is_shared);
         let mut charge = |id: GroupId, group: &LimitGroup, decision: &Decision| {
             if (group.is_refundable || may_be_withdrawn) && decision.allowed() {
                 charges.push((id, decision.clone()));
@@ -508,7 +511,7 @@ impl Engine {
         let mut shown = None;
         for (id, group) in [(GroupId::Shield, &plan.shield), (GroupId::Enforced, &plan.enforced)] {
             let Some(group) = group else { continue };
-            let decision = group.conclude(self.check_group(group, context, may_be_withdrawn).await, options);
+            let decision = group.conclude(self.check_group(group, context, is_withdrawable).await, &options);
             let decision = decision.inspect_err(|refusal| {
                 if id == GroupId::Shield {
                     self.observe_shield(group, context, refusal);
@@ -518,7 +521,9 @@ impl Engine {
             shown = Some(decision);
         }
         if !plan.shadow.is_empty() {
-            Box::pin(self.check_shadow(plan, context, may_be_withdrawn, charge)).await?;
+            // All calls of a request share one deadline.
+            context.spent += began.map_or(Duration::ZERO, |began| began.elapsed());
+            Box::pin(self.check_shadow(plan, context, is_withdrawable, charge)).await?;
         }
         Ok(shown)
     }
@@ -526,7 +531,7 @@ impl Engine {
     /// Checks the limits of all shadow rules at the same time, so that a request waits for them once, and counts their
     /// decisions.
     ///
-    /// Calls `charge` for each group that was decided, admitted or not. `may_be_withdrawn` is as in
+    /// Calls `charge` for each group that was decided, admitted or not. `is_withdrawable` is as in
     /// [`Engine::check_group`].
     ///
     /// # Errors
@@ -535,10 +540,10 @@ impl Engine {
         &self,
         plan: &CheckPlan,
         context: &RequestContext,
-        may_be_withdrawn: bool,
+        is_withdrawable: bool,
         mut charge: impl FnMut(GroupId, &LimitGroup, &Decision),
     ) -> Result<(), Box<Refusal>> {
-        let checks = plan.shadow.iter().map(|shadow| self.check_group(shadow, context, may_be_withdrawn));
+        let checks = plan.shadow.iter().map(|shadow| self.check_group(shadow, context, is_withdrawable));
         let mut banned = None;
         for ((index, shadow), result) in plan.shadow.iter().enumerate().zip(join_all(checks).await) {
             let Ok(decision) = result else { continue };
@@ -578,8 +583,8 @@ impl Engine {
 
     /// Checks the limits of a group together, in the shields' store or by the limiter.
     ///
-    /// `may_be_withdrawn` says that the charge may be refunded because of the request's wait. Then denials are not
-    /// cached, as for a group that refunds by the response.
+    /// `is_withdrawable` says that a charge in the store may be refunded because of the request's wait. Then denials are
+    /// not cached, as for a group that refunds by the response.
     ///
     /// # Errors
     /// Returns an error if the store does not answer and the failure policy of a limit is `deny`, or if two limits
@@ -588,7 +593,7 @@ impl Engine {
         &self,
         group: &LimitGroup,
         context: &RequestContext,
-        may_be_withdrawn: bool,
+        is_withdrawable: bool,
     ) -> Result<Decision, Undecided> {
         if group.is_shield {
             return self.check_shield(group, context);
@@ -597,7 +602,7 @@ impl Engine {
         let check = group.check(&demands)?;
         let options = CheckOptions {
             on_failure: None,
-            refundable: group.is_refundable || may_be_withdrawn,
+            refundable: group.is_refundable || is_withdrawable,
             each: &group.each,
             may_omit: true,
             spent: context.spent,

@@ -31,7 +31,7 @@ pub(super) struct RequestContext {
     /// The subject that each rule of the plan counts, in the order of the rules.
     pub(super) subjects: SmallVec<[SubjectKey; 1]>,
     pub(super) options: RequestOptions,
-    /// The part of the decision's deadline that the lookup of the plan has used.
+    /// The part of the decision's deadline that lookups and earlier checks of the request have used.
     pub(super) spent: Duration,
 }
 

@@ -56,7 +56,9 @@ impl Bench {
     }
 
     async fn outcome(&self, request: Request<()>) -> Outcome {
-        self.engine.check(&RequestView::of(&request), PEER.into(), RequestOptions::default()).await
+        // As in the layer.
+        let options = RequestOptions { max_wait: Some(Duration::from_secs(30)), ..RequestOptions::default() };
+        self.engine.check(&RequestView::of(&request), PEER.into(), options).await
     }
 
     /// Sends the requests, and returns the calls that they have cost. Each of them must be refused except the first five.
@@ -97,7 +99,7 @@ fn with_header(name: &str, value: String) -> Request<()> {
 type NumberedRequest = fn(u64) -> Request<()>;
 
 /// The rules and requests of the cases in which one limit of the client denies, whatever else is counted.
-const CASES: [(&str, &str, NumberedRequest); 6] = [
+const CASES: [(&str, &str, NumberedRequest); 7] = [
     ("own", "", |_| get("/")),
     ("path", "[[rules]]\nname = \"path\"\nby = [\"path\"]\nlimits = [\"1000/h\"]\n", |number| {
         get(&format!("/{number}"))
@@ -111,6 +113,7 @@ const CASES: [(&str, &str, NumberedRequest); 6] = [
     ("several", "[[rules]]\nname = \"more\"\nby = [\"global\"]\nlimits = [\"90000/h\", \"900000/day\"]\n", |_| {
         get("/")
     }),
+    ("queue", "[[rules]]\nname = \"queue\"\nby = [\"ip\"]\nlimits = [\"600/s leaky-bucket queue=50\"]\n", |_| get("/")),
     ("first", "[[rules]]\nname = \"before\"\nby = [\"path\", \"ip\"]\nlimits = [\"1000/h\"]\n", |number| {
         get(&format!("/{number}"))
     }),

@@ -6,6 +6,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tidegate::config::{Config, Format};
+use tidegate::engine::{Engine, Outcome, RequestOptions};
+use tidegate::rules::RequestView;
 use tidegate::{Check, Demand, Key, Limit, Limiter, Source};
 use tidegate_redis::RedisStore;
 use tidegate_testkit::fault::Fault;
@@ -96,6 +99,22 @@ impl Node {
         }
         times
     }
+}
+
+/// An enforced rule and a shadow rule are checked by two calls, one after the other.
+#[tokio::test(start_paused = true)]
+async fn request_with_a_shadow_rule_is_decided_within_one_deadline() {
+    let node = Node::connected().await;
+    let rules = "[[rules]]\nname = 'own'\nby = ['ip']\nlimits = ['1000/h']\n\
+                 [[rules]]\nname = 'trial'\nby = ['ip']\nlimits = ['10/h']\nmode = 'shadow'\n";
+    let rules = Config::from_text(rules, Format::Toml).unwrap().rules;
+    let engine = Engine::new(node.limiter.clone(), rules);
+    node.begin(Outage::Hangs);
+    let (request, begun) = (http::Request::get("/").body(()).unwrap(), Instant::now());
+    let outcome = engine.check(&RequestView::of(&request), [203, 0, 113, 9].into(), RequestOptions::default()).await;
+    assert_eq!(begun.elapsed(), DEADLINE);
+    let Outcome::Admitted(permit) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(permit.decision().unwrap().source, Source::Local);
 }
 
 #[tokio::test(start_paused = true)]
