@@ -55,7 +55,7 @@ pub use memory_watch::watch_memory;
 pub use metrics::StoreTimes;
 pub use readiness::Readiness;
 pub use receipt_secret::ReceiptSecret;
-pub use reload::{ReloadError, Reloader, findings_json};
+pub use reload::{RejectedParts, ReloadError, Reloader, findings_json};
 pub use run::{Bounds, ServerOptions, run};
 pub use tls::{CertificateError, Tls};
 pub use wait_text::format_wait;

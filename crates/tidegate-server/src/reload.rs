@@ -70,7 +70,7 @@ pub(crate) struct ReloadHistory {
 pub enum ReloadError {
     /// At least one part cannot be used.
     #[error("{0}")]
-    Rejected(RejectedParts),
+    Rejected(Box<RejectedParts>),
     /// The server was started with neither a configuration nor a certificate.
     #[error("nothing to reload: the server was started without --config and without --tls-cert")]
     Nothing,
@@ -300,8 +300,8 @@ impl Parts {
     ///
     /// # Errors
     /// If at least one cannot be used, with what is wrong with each of them.
-    fn prepare(&self) -> Result<Prepared, RejectedParts> {
-        let mut rejected = RejectedParts::default();
+    fn prepare(&self) -> Result<Prepared, Box<RejectedParts>> {
+        let mut rejected = Box::<RejectedParts>::default();
         let rules = self.rules.as_ref().map(RulesSource::prepare).transpose();
         let rules = rules.unwrap_or_else(|report| {
             rejected.configuration = Some(report);
@@ -317,11 +317,11 @@ impl Parts {
             rejected.certificate = Some(error);
             None
         });
-        match rejected {
+        match *rejected {
             RejectedParts { configuration: None, upstreams: None, certificate: None } => {
                 Ok(Prepared { rules, upstreams, certificate })
             }
-            rejected => Err(rejected),
+            _ => Err(rejected),
         }
     }
 
