@@ -165,6 +165,8 @@ async fn assert_bounds(deployment: Deployment) {
     let url = &networks[0].url;
     // One whose runtime ends without a withdrawal, as with a killed process, and one on a network of its own.
     let (runtime, mut instances) = (Runtime::new().unwrap(), vec![networks[1].instance()]);
+    // An instance knows the masters only after its first call.
+    instances[0].check_key(&"1/h".parse().unwrap(), "first").await.unwrap();
     until_counted(&instances, url).await;
     assert_bound(&deployment, &networks, &instances, "one").await;
     instances.resize_with(3, || networks[0].instance());
