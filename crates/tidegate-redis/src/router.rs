@@ -188,8 +188,8 @@ impl Router {
     /// Sends the checks that `work` creates to the owner of the slot, and waits for their results.
     ///
     /// They share a call with all checks for the same server if calls may have keys of several slots, else with those of
-    /// the same slot. Work that was not executed is created and sent again, at most [`ATTEMPTS_MAX`] times, if another
-    /// server may execute it.
+    /// the same slot. If a server did not execute them and another one may, they are created and sent again, at most
+    /// [`ATTEMPTS_MAX`] times in all.
     ///
     /// # Errors
     /// Returns the last failure, or that the slot is being moved.

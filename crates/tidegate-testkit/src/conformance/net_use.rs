@@ -257,6 +257,7 @@ impl Time<'_> {
     fn wait(&mut self, us: u64) {
         match self {
             Time::Set(now) => *now = now.plus_micros(us),
+            // The clock of a gateway or a cluster cannot be set.
             Time::Real(_) => thread::sleep(Duration::from_micros(us)),
         }
     }

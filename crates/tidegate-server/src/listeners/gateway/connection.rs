@@ -410,7 +410,8 @@ struct HalfClose {
     timer: Option<Pin<Box<Sleep>>>,
     /// Whether the client does not accept the bytes that are being written.
     is_blocked: bool,
-    /// Whether hyper was told to read again, because the response is complete.
+    /// Whether the task of the connection was woken after the end of the response, so that hyper reads the end of the
+    /// stream.
     is_announced: bool,
 }
 
