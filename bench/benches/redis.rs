@@ -357,9 +357,10 @@ async fn speed(servers: &Servers<'_>, limit: Limit, keys: &Keys, rounds: usize) 
             ratio(&rounds.cpu_us, &all[0].cpu_us),
             median(rounds.admitted.clone()),
         );
-        match rounds.decisions_per_call.is_empty() {
-            true => println!(),
-            false => println!("   {:.1} decisions per call", median(rounds.decisions_per_call.clone())),
+        if rounds.decisions_per_call.is_empty() {
+            println!()
+        } else {
+            println!("   {:.1} decisions per call", median(rounds.decisions_per_call.clone()))
         }
     }
 }

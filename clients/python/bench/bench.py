@@ -1,4 +1,4 @@
-"""Compares this package with `limits` (moving window on Redis), in one interleaved run.
+"""Compares this package with `limits` on Redis, in one interleaved run.
 
     pip install limits redis && PYTHONPATH=src python3 bench/bench.py [--seconds 20] [--keys 100]
 
@@ -39,6 +39,8 @@ GUARANTEES = {
     "tidegate sliding": "exact trailing window by Redis' clock; remaining and Retry-After included",
     "tidegate sliding, 2 limits": "both limits or none, exact; one round trip",
     "tidegate token-bucket": "average rate and burst; Retry-After in the reply",
+    "tidegate sliding-counter": "approximate; Retry-After in the reply",
+    "tidegate fixed-window": "up to twice the quota across a boundary; Retry-After in the reply",
     "limits moving window": "exact trailing window by each client's clock; yes or no only",
     "limits moving window + stats": "the same, with remaining and reset: two calls, not atomic",
     "limits moving window, 2 limits": "not atomic: a denial by the second charges the first",
@@ -71,7 +73,9 @@ def contenders(client: redis.Redis, url: str) -> dict[str, Callable[[str], Any]]
         "tidegate sliding, 2 limits": lambda key: limiter.check("two:" + key, both),
         "limits moving window, 2 limits": moving_both,
         "tidegate token-bucket": lambda key: limiter.check(key, f"{QUOTA}/min token-bucket"),
+        "tidegate sliding-counter": lambda key: limiter.check(key, f"{QUOTA}/min sliding-counter"),
         "limits sliding counter": lambda key: counter.hit(minute, "counter", key),
+        "tidegate fixed-window": lambda key: limiter.check(key, f"{QUOTA}/min fixed-window"),
         "limits fixed window": lambda key: fixed.hit(minute, "fixed", key),
     }
 

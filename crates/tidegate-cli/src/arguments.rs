@@ -313,14 +313,13 @@ fn listener_address(text: &str) -> Result<String, String> {
         let is_bracketed = host.starts_with('[') && host.ends_with(']');
         !host.is_empty() && (is_bracketed || !host.contains(':')) && port.parse::<u16>().is_ok()
     });
-    match is_address || text == "off" {
-        true => Ok(text.to_owned()),
-        false => {
-            let port = text.trim_start_matches(':').parse::<u16>().map_or("PORT".to_owned(), |port| port.to_string());
-            Err(format!(
-                "expected HOST:PORT, such as 127.0.0.1:{port} for this machine only or 0.0.0.0:{port} for all networks, or off"
-            ))
-        }
+    if is_address || text == "off" {
+        Ok(text.to_owned())
+    } else {
+        let port = text.trim_start_matches(':').parse::<u16>().map_or("PORT".to_owned(), |port| port.to_string());
+        Err(format!(
+            "expected HOST:PORT, such as 127.0.0.1:{port} for this machine only or 0.0.0.0:{port} for all networks, or off"
+        ))
     }
 }
 

@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
-use tidegate::config::Loaded;
-use tidegate::rules::Lookups;
-use tidegate::{Limiter, Wait};
-use tidegate_server::{BanQuery, BanRules, format_wait, list_bans};
+use tidegate::Wait;
+use tidegate_server::{BanQuery, format_wait, list_bans};
 
 use crate::admin::Admin;
 use crate::arguments::{Ban, CountersChoice, Unban};
-use crate::{Failure, configuration, output, store};
+use crate::store::OperatorStore;
+use crate::{Failure, output};
 
 /// Runs `tidegate ban`: bans a client for the duration of `--for`, else until it is unbanned, and prints which requests
 /// are refused. With `--list`, prints all bans.
@@ -26,30 +25,26 @@ pub(crate) async fn ban(arguments: Ban) -> Result<(), Failure> {
         let report = match admin {
             Some(admin) => admin.send("GET", "/v1/bans", None).await?,
             None => {
-                let bans = BanStore::open(&arguments.counters)?;
+                let bans = open(&arguments.counters)?;
                 let rules = bans.loaded.as_ref().map(|loaded| &loaded.rules);
                 serde_json::to_value(list_bans(&bans.limiter, rules).await?).map_err(not_json)?
             }
         };
-        return match arguments.json {
-            true => output::print_line(report),
-            false => output::print(format_list(&report)),
-        };
+        return if arguments.json { output::print_line(report) } else { output::print(format_list(&report)) };
     };
     let report = match admin {
         Some(admin) => admin.send("PUT", &ban_path(&query, arguments.duration), None).await?,
         None => {
-            let bans = BanStore::open(&arguments.counters)?;
+            let bans = open(&arguments.counters)?;
             let report = query.ban(arguments.duration, &bans.limiter, bans.rules()).await?;
             serde_json::to_value(report).map_err(not_json)?
         }
     };
-    match arguments.json {
-        true => output::print_line(report),
-        false => {
-            let (client, effect) = (text(&report["client"]), text(&report["effect"]));
-            output::print_line(format_args!("{client} is banned {}: {effect}", format_end(&report)))
-        }
+    if arguments.json {
+        output::print_line(report)
+    } else {
+        let (client, effect) = (text(&report["client"]), text(&report["effect"]));
+        output::print_line(format_args!("{client} is banned {}: {effect}", format_end(&report)))
     }
 }
 
@@ -63,7 +58,7 @@ pub(crate) async fn unban(arguments: Unban) -> Result<bool, Failure> {
     let report = match Admin::from_options(&arguments.admin)? {
         Some(admin) => admin.send("DELETE", &ban_path(&query, None), None).await?,
         None => {
-            let bans = BanStore::open(&arguments.counters)?;
+            let bans = open(&arguments.counters)?;
             serde_json::to_value(query.unban(&bans.limiter, bans.rules()).await?).map_err(not_json)?
         }
     };
@@ -78,30 +73,14 @@ pub(crate) async fn unban(arguments: Unban) -> Result<bool, Failure> {
     Ok(was_banned)
 }
 
-/// The store that `--store` and `--config` choose, and the rules of `--config`.
-struct BanStore {
-    limiter: Limiter,
-    /// The configuration, if one is given.
-    loaded: Option<Loaded>,
-    lookups: Lookups,
-}
-
-impl BanStore {
-    /// Builds a limiter on the store, and loads the rules of `--config`, if it is given.
-    ///
-    /// # Errors
-    /// If the store or the configuration cannot be used, or the store is the memory store.
-    fn open(counters: &CountersChoice) -> Result<BanStore, Failure> {
-        let Some(file) = &counters.config else {
-            return Ok(BanStore { limiter: counters.shared_limiter()?, loaded: None, lookups: Lookups::new() });
-        };
-        let loaded = configuration::load(file, &configuration::loader(&counters.store)?)?;
-        let (limiter, lookups) = store::limiter_and_lookups(&loaded.settings)?;
-        Ok(BanStore { limiter, loaded: Some(loaded), lookups })
-    }
-
-    fn rules(&self) -> Option<BanRules<'_>> {
-        self.loaded.as_ref().map(|loaded| BanRules { rules: &loaded.rules, lookups: Some(&self.lookups) })
+/// Opens the store that `--store` and `--config` choose, and the rules of `--config`, if it is given.
+///
+/// # Errors
+/// See [`OperatorStore::open`].
+fn open(counters: &CountersChoice) -> Result<OperatorStore, Failure> {
+    match &counters.config {
+        Some(file) => OperatorStore::open(file, &counters.store),
+        None => OperatorStore::without_rules(counters),
     }
 }
 

@@ -89,10 +89,7 @@ pub(crate) enum Validity {
 impl Validity {
     /// Returns the result for a valid file with these findings.
     fn of_valid(findings: &[Finding], arguments: &Validate) -> Validity {
-        match arguments.deny_warnings && warnings(findings) > 0 {
-            true => Validity::WarningsDenied,
-            false => Validity::Valid,
-        }
+        if arguments.deny_warnings && warnings(findings) > 0 { Validity::WarningsDenied } else { Validity::Valid }
     }
 }
 

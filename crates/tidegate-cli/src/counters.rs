@@ -2,13 +2,12 @@
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
-use tidegate::config::Loaded;
-use tidegate::rules::Lookups;
-use tidegate::{Check, Cost, Demand, Key, Limit, LimitStatus, Limiter, Wait};
-use tidegate_server::{CounterQuery, CounterRules, format_wait};
+use tidegate::{Check, Cost, Demand, Key, Limit, LimitStatus, Wait};
+use tidegate_server::{CounterQuery, format_wait};
 
 use crate::admin::Admin;
-use crate::{Failure, arguments, configuration, output, store};
+use crate::store::OperatorStore;
+use crate::{Failure, arguments, output};
 
 /// Runs `tidegate check`: makes one check, which charges its cost if it is allowed, and prints the decision.
 ///
@@ -26,13 +25,12 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
             (None, true) => "allowed",
             (None, false) => "denied",
         };
-        match arguments.json {
-            true => {
-                let mut json = to_json(&arguments.limit, status);
-                json["banned"] = decision.ban.is_some().into();
-                output::print_line(json)?;
-            }
-            false => output::print(format_status(verdict, &arguments.limit, status))?,
+        if arguments.json {
+            let mut json = to_json(&arguments.limit, status);
+            json["banned"] = decision.ban.is_some().into();
+            output::print_line(json)?;
+        } else {
+            output::print(format_status(verdict, &arguments.limit, status))?
         }
     }
     Ok(decision.allowed())
@@ -50,15 +48,16 @@ pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<bool, Failu
     let report = match Admin::from_options(&arguments.admin)? {
         Some(admin) => admin.send("GET", &counters_path(&arguments), None).await?,
         None => {
-            let source = CounterSource::open(&arguments)?;
-            let report = source.query.inspect(&source.limiter, source.rules()).await?;
+            let (query, store) = open(&arguments)?;
+            let report = query.inspect(&store.limiter, store.rules()).await?;
             serde_json::to_value(report).map_err(|error| Failure::Runtime(error.into()))?
         }
     };
     let exists = report["counters"].as_array().into_iter().flatten().any(exists);
-    match arguments.json {
-        true => output::print_line(&report)?,
-        false => output::print(format_report(&report, &arguments))?,
+    if arguments.json {
+        output::print_line(&report)?
+    } else {
+        output::print(format_report(&report, &arguments))?
     }
     Ok(exists)
 }
@@ -74,8 +73,8 @@ pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<bool, Failure
     let report = match Admin::from_options(&arguments.admin)? {
         Some(admin) => admin.send("DELETE", &counters_path(&arguments), None).await?,
         None => {
-            let source = CounterSource::open(&arguments)?;
-            let report = source.query.reset(&source.limiter, source.rules()).await?;
+            let (query, store) = open(&arguments)?;
+            let report = query.reset(&store.limiter, store.rules()).await?;
             serde_json::to_value(report).map_err(|error| Failure::Runtime(error.into()))?
         }
     };
@@ -88,45 +87,22 @@ pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<bool, Failure
     Ok(report["reset"] == true)
 }
 
-/// The store that `--store` and `--config` choose, and a query of its counters.
-struct CounterSource {
-    query: CounterQuery,
-    limiter: Limiter,
-    /// The configuration, if the query is about a rule.
-    loaded: Option<Loaded>,
-    lookups: Lookups,
-}
-
-impl CounterSource {
-    /// Builds a limiter on the store, and loads the rules of `--config` unless the query is about explicit checks.
-    ///
-    /// # Errors
-    /// If the store or the configuration cannot be used, there is no configuration for the rules, or the store is the
-    /// memory store.
-    fn open(arguments: &arguments::Inspect) -> Result<CounterSource, Failure> {
-        let counters = &arguments.counters;
-        let query = CounterQuery {
-            key: arguments.key.clone().into_bytes(),
-            limit: arguments.limit.clone(),
-            rule: arguments.rule.clone(),
-            plan: arguments.plan.clone(),
-        };
-        if arguments.rule.is_none() && arguments.limit.is_some() {
-            let limiter = counters.shared_limiter()?;
-            return Ok(CounterSource { query, limiter, loaded: None, lookups: Lookups::new() });
-        }
-        let file = counters.config.as_deref().ok_or(match arguments.rule {
-            Some(_) => Failure::RuleWithoutConfiguration,
-            None => Failure::ClientWithoutConfiguration,
-        })?;
-        let loaded = configuration::load(file, &configuration::loader(&counters.store)?)?;
-        let (limiter, lookups) = store::limiter_and_lookups(&loaded.settings)?;
-        Ok(CounterSource { query, limiter, loaded: Some(loaded), lookups })
-    }
-
-    fn rules(&self) -> Option<CounterRules<'_>> {
-        self.loaded.as_ref().map(|loaded| CounterRules { loaded, lookups: Some(&self.lookups), shield: None })
-    }
+/// Returns the query of the arguments, and opens the store that `--store` and `--config` choose, with the rules of
+/// `--config` unless the query is about explicit checks.
+///
+/// # Errors
+/// If there is no configuration for the rules, or in the cases of [`OperatorStore::open`].
+fn open(arguments: &arguments::Inspect) -> Result<(CounterQuery, OperatorStore), Failure> {
+    let arguments::Inspect { counters, key, limit, rule, plan, .. } = arguments;
+    let (limit, rule, plan) = (limit.clone(), rule.clone(), plan.clone());
+    let query = CounterQuery { key: key.clone().into_bytes(), limit, rule, plan };
+    let store = match (&counters.config, &query.rule, &query.limit) {
+        (_, None, Some(_)) => OperatorStore::without_rules(counters)?,
+        (Some(file), ..) => OperatorStore::open(file, &counters.store)?,
+        (None, Some(_), _) => return Err(Failure::RuleWithoutConfiguration),
+        (None, None, None) => return Err(Failure::ClientWithoutConfiguration),
+    };
+    Ok((query, store))
 }
 
 /// Returns the path and query of the counters in the admin API, such as `/v1/keys?key=user%3A42&limit=10%2Fmin`.
@@ -180,9 +156,10 @@ fn format_report(report: &Value, arguments: &arguments::Inspect) -> String {
     }
     let is_of_all_rules = arguments.rule.is_none() && arguments.limit.is_none();
     let counters: Vec<&Value> = report["counters"].as_array().into_iter().flatten().collect();
-    match counters.iter().any(|counter| exists(counter)) {
-        true => lines += &counters.into_iter().map(format_counter).collect::<String>(),
-        false => lines += &no_such_counter(report, arguments),
+    if counters.iter().any(|counter| exists(counter)) {
+        lines += &counters.into_iter().map(format_counter).collect::<String>()
+    } else {
+        lines += &no_such_counter(report, arguments)
     }
     for skipped in report["skipped"].as_array().into_iter().flatten().filter(|_| is_of_all_rules) {
         lines += &format!("skipped {}: {}\n", text(&skipped["rule"]), text(&skipped["because"]));

@@ -1,13 +1,14 @@
 //! `tidegate explain`: shows which rules would apply to a request, and why.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use http::Request;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
-use tidegate::rules::ClientBans;
+use tidegate::rules::{ClientBans, RequestView};
 use tidegate::{Clock, SystemClock, Wait};
-use tidegate_server::{Explanation, format_wait};
+use tidegate_server::{ExplainQuery, Explanation, format_wait};
 
 use crate::admin::Admin;
 use crate::arguments::Explain;
@@ -29,10 +30,7 @@ pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
         (None, Some(file)) => compute(file, &arguments, &headers).await?,
         (None, None) => return Err(Failure::NoRules),
     };
-    match arguments.json {
-        true => output::print_line(explanation),
-        false => output::print(format_explanation(&explanation)),
-    }
+    if arguments.json { output::print_line(explanation) } else { output::print(format_explanation(&explanation)) }
 }
 
 /// Requests the explanation from a running instance, and returns it as JSON.
@@ -73,14 +71,15 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
     // If the store does not answer, the explanation says so when it reads the counters.
     let bans = if reads_counters { limiter.listed_bans().await.ok() } else { None };
     let bans = bans.map(|listing| ClientBans::new(&listing, now)).unwrap_or_default();
-    let mut explanation = match &arguments.client {
-        Some(client) => {
-            let explained =
-                Explanation::of_client(&loaded, &lookups, &bans, &request, client, now, arguments.reveal).await;
-            explained.map_err(Failure::Counters)?
-        }
-        None => Explanation::new(&loaded, &lookups, &bans, &request, arguments.peer, now, arguments.reveal).await,
+    let query = ExplainQuery {
+        request: &RequestView::of(&request),
+        peer: arguments.peer,
+        client: arguments.client.as_deref(),
+        bans: Arc::new(bans),
+        now,
+        is_revealing: arguments.reveal,
     };
+    let mut explanation = Explanation::new(&loaded, &lookups, query).await.map_err(Failure::Counters)?;
     if reads_counters {
         explanation.read_counters(&limiter).await;
     }

@@ -67,10 +67,7 @@ async fn run(command: KeyCommand) -> Result<(), Failure> {
             serde_json::to_value(report).map_err(runtime)?
         }
     };
-    match options.json {
-        true => output::print_line(report),
-        false => output::print(format_key(&report)),
-    }
+    if options.json { output::print_line(report) } else { output::print(format_key(&report)) }
 }
 
 async fn list(options: &KeyOptions) -> Result<(), Failure> {

@@ -191,10 +191,8 @@ async fn start(
     let served = [&http, &resp].into_iter().flatten().count() + usize::from(gateway.is_some());
     let bounds = descriptors::fit(bounds(&arguments), served, descriptors::raise_limit());
     let (engine, reloader) = rules(&arguments, loader, loaded, &limiter, (lookups, memory.shield_bytes), tls.clone());
-    if let Some(engine) = &engine {
-        // The first request already meets the bans. If the store does not answer, the engine reads them later.
-        let _ = engine.refresh_bans().await;
-    }
+    // The first request already meets the bans. If the store does not answer, the engine reads them later.
+    let _ = engine.refresh_bans().await;
     let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
     let mut listeners = Listeners::default().http(http).resp(resp, resp_options).admin(admin);
@@ -204,7 +202,7 @@ async fn start(
         }
         listeners = listeners.gateway(socket, gateway);
     }
-    let mut options = ServerOptions::new(limiter.clone())
+    let mut options = ServerOptions::new(engine.clone())
         .bounds(bounds)
         .reloader(reloader.clone())
         .readiness(readiness.clone())
@@ -229,11 +227,8 @@ async fn start(
     };
     tokio::spawn(reloader.clone().watch());
     tokio::spawn(readiness.clone().watch_store());
-    tokio::spawn(watch_memory(limiter.clone(), engine.clone()));
+    tokio::spawn(watch_memory(engine));
     announcement.print();
-    if let Some(engine) = engine {
-        options = options.rules(engine);
-    }
     if let Some(tls) = tls {
         options = options.tls(tls);
     }
@@ -344,7 +339,7 @@ fn limiter(store: Option<RedisStore>, settings: &Settings, store_times: &Arc<Sto
 
 /// Creates the engine, which decides by rules, and the reloader of the configuration file and the certificate.
 ///
-/// Without a configuration file there is no engine, and only the certificate is reloaded, if there is one. `lookups`
+/// Without a configuration the engine has no rules, and only the certificate is reloaded, if there is one. `lookups`
 /// find plans and API keys that the rules do not have. Counters of shield rules take at most `shield_bytes`.
 fn rules(
     arguments: &ServiceOptions,
@@ -353,18 +348,14 @@ fn rules(
     limiter: &Limiter,
     (lookups, shield_bytes): (Lookups, usize),
     tls: Option<Tls>,
-) -> (Option<Engine>, Reloader) {
-    let (engine, reloader) = match (loaded, &arguments.config) {
-        (Some(loaded), file) => {
-            let shield = MemoryStore::builder().max_bytes(shield_bytes).build();
-            let engine = Engine::with_shield(limiter.clone(), loaded.rules.clone(), lookups, shield);
-            let reloader = match file {
-                Some(file) => Reloader::rules(file, loader, loaded, engine.clone()),
-                None => Reloader::without_file(loaded, engine.clone()),
-            };
-            (Some(engine), reloader)
-        }
-        (None, _) => (None, Reloader::nothing()),
+) -> (Engine, Reloader) {
+    let shield = MemoryStore::builder().max_bytes(shield_bytes).build();
+    let rules = loaded.as_ref().map(|loaded| loaded.rules.clone()).unwrap_or_default();
+    let engine = Engine::with_shield(limiter.clone(), rules, lookups, shield);
+    let reloader = match (loaded, &arguments.config) {
+        (Some(loaded), Some(file)) => Reloader::rules(file, loader, loaded, engine.clone()),
+        (Some(loaded), None) => Reloader::without_file(loaded, engine.clone()),
+        (None, _) => Reloader::nothing(),
     };
     match tls {
         Some(tls) => (engine, reloader.tls(tls)),
@@ -524,9 +515,10 @@ fn refuse_exposed(
     [listener, secret, variable, option]: ListenerSecret,
 ) -> Result<(), Failure> {
     let Some(address) = socket.map(TcpListener::local_addr).transpose()? else { return Ok(()) };
-    match is_loopback(address.ip()) {
-        true => Ok(()),
-        false => Err(Failure::Exposed { listener, address, secret, variable, option }),
+    if is_loopback(address.ip()) {
+        Ok(())
+    } else {
+        Err(Failure::Exposed { listener, address, secret, variable, option })
     }
 }
 

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tidegate::config::{Loader, Settings};
+use tidegate::config::{Loaded, Loader, Settings};
 use tidegate::rules::Lookups;
 use tidegate::{Limiter, OnFailure, StoreErrorKind};
 use tidegate_redis::{BuildError, RedisStore, ServerCheckError, ServerReport};
+use tidegate_server::OperatorRules;
 
 use crate::arguments::{CountersChoice, StoreChoice};
 use crate::{Failure, configuration, secrets};
@@ -75,6 +76,41 @@ pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Looku
     let settings = with_command_deadline(settings);
     let (builder, lookups) = settings.limiter_on(Some(settings.redis()?.ok_or(Failure::NothingCounted)?));
     Ok((builder.on_failure(OnFailure::Deny).announce(false).build(), lookups))
+}
+
+/// The shared store of an operator's command, and the rules of `--config`.
+pub(crate) struct OperatorStore {
+    pub(crate) limiter: Limiter,
+    /// `None` without a configuration, or if the command needs none.
+    pub(crate) loaded: Option<Loaded>,
+    /// The lookups of plans and API keys in the store. Empty without a configuration.
+    pub(crate) lookups: Lookups,
+}
+
+impl OperatorStore {
+    /// Loads a configuration, prints its warnings, and builds a limiter on its store, or on that of the options.
+    ///
+    /// # Errors
+    /// If the configuration or the store cannot be used, or [`Failure::NothingCounted`] if it is the memory store.
+    pub(crate) fn open(file: &Path, store: &StoreChoice) -> Result<OperatorStore, Failure> {
+        let loaded = configuration::load(file, &configuration::loader(store)?)?;
+        let (limiter, lookups) = limiter_and_lookups(&loaded.settings)?;
+        Ok(OperatorStore { limiter, loaded: Some(loaded), lookups })
+    }
+
+    /// Builds a limiter on the store of the options, without rules.
+    ///
+    /// # Errors
+    /// As [`open`](OperatorStore::open).
+    pub(crate) fn without_rules(counters: &CountersChoice) -> Result<OperatorStore, Failure> {
+        Ok(OperatorStore { limiter: counters.shared_limiter()?, loaded: None, lookups: Lookups::new() })
+    }
+
+    /// Returns the rules, by which clients are found. `None` without a configuration.
+    pub(crate) fn rules(&self) -> Option<OperatorRules<'_>> {
+        let rules = |loaded| OperatorRules { loaded, lookups: &self.lookups, shield: None };
+        self.loaded.as_ref().map(rules)
+    }
 }
 
 /// Returns the Redis command that creates a user with the permissions that Tidegate needs.

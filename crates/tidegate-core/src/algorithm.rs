@@ -27,6 +27,8 @@ mod log;
 mod packed;
 mod pair;
 
+use std::ops::RangeInclusive;
+
 use bucket::Bucket;
 pub(crate) use bucket::RefundedUnits;
 use log::Log;
@@ -63,10 +65,10 @@ macro_rules! by_machine {
 /// same state machine.
 trait Machine: Copy {
     /// The parameters of a limit that has this state machine.
-    type Shape;
+    type Shape: Copy;
 
-    /// Returns whether the packed state is one of this state machine, and in use.
-    fn owns(packed: &Packed) -> bool;
+    /// The tags of its packed states.
+    const TAGS: RangeInclusive<u64>;
 
     /// Reads the state, which must be one of this state machine, or [`Packed::default`]: the state of an unused counter.
     fn unpack(packed: &Packed, name: Name, beside: &Beside) -> Self;
@@ -131,20 +133,12 @@ trait Machine: Copy {
 type MayGrow<'a> = &'a dyn Fn(usize) -> bool;
 
 /// A limit, its parameters, and the time of a decision.
+#[derive(Clone, Copy)]
 struct At<'a, S> {
     limit: &'a Limit,
     shape: &'a S,
     now_us: u64,
 }
-
-impl<S> Clone for At<'_, S> {
-    #[inline(always)]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<S> Copy for At<'_, S> {}
 
 /// What a refund needs to know about the charge that it gives back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -186,10 +180,14 @@ impl Counter<'_> {
     /// Returns whether `cost` units of `limit` fit at `now`. A cost of 0 always fits.
     #[inline(always)]
     pub(crate) fn fits(&mut self, now: Timestamp, limit: &Limit, cost: u32) -> bool {
-        cost == 0 || by_machine!(limit, |shape| self.fits_as::<M>(At { limit, shape, now_us: now.as_micros() }, cost))
+        cost == 0
+            || by_machine!(limit, |shape| {
+                let at = At { limit, shape, now_us: now.as_micros() };
+                self.unpack::<M>().fits(at, cost, &self.beside.rings)
+            })
     }
 
-    /// Decides `cost` units of `limit`, and returns the status of the limit.
+    /// Decides `cost` units of `limit`, and appends the status of the limit to `limits`. Returns whether they fit.
     ///
     /// A cost of 0 changes nothing. For other costs see [`Machine::decide`].
     #[inline(always)]
@@ -200,33 +198,28 @@ impl Counter<'_> {
         cost: u32,
         others_fit: bool,
         may_grow: MayGrow<'_>,
-    ) -> LimitStatus {
+        limits: &mut LimitStatuses,
+    ) -> bool {
         by_machine!(limit, |shape| {
             let at = At { limit, shape, now_us: now.as_micros() };
-            if cost == 0 { self.look_as::<M>(at) } else { self.decide_as::<M>(at, cost, others_fit, may_grow) }
+            if cost > 0 {
+                return self.decide_as::<M>(at, cost, others_fit, may_grow, limits);
+            }
+            limits.push(self.unpack::<M>().look(at, 0, &self.beside.rings));
+            true
         })
     }
 
-    // Each of these is a function of its own, so that the compiler can keep the state in registers.
-
-    #[inline(never)]
-    fn fits_as<M: Machine>(&mut self, at: At<'_, M::Shape>, cost: u32) -> bool {
-        self.unpack::<M>().fits(at, cost, &self.beside.rings)
-    }
-
-    #[inline(never)]
-    fn look_as<M: Machine>(&mut self, at: At<'_, M::Shape>) -> LimitStatus {
-        self.unpack::<M>().look(at, 0, &self.beside.rings)
-    }
-
-    #[inline(never)]
+    // The status is appended where it is built, because moving it takes longer than building it.
+    #[inline(always)]
     fn decide_as<M: Machine>(
         &mut self,
         at: At<'_, M::Shape>,
         cost: u32,
         others_fit: bool,
         may_grow: MayGrow<'_>,
-    ) -> LimitStatus {
+        limits: &mut LimitStatuses,
+    ) -> bool {
         let mut state: M = self.unpack();
         let (status, is_changed) = state.decide(at, cost, others_fit, may_grow, &mut self.beside.rings);
         let is_charged = status.allowed && others_fit || at.limit.count_denied();
@@ -234,7 +227,8 @@ impl Counter<'_> {
             state.pack(at, self.packed, self.name, self.beside);
         }
         self.packed.keep_until(state.ends_at_us(at, &status), is_charged);
-        status
+        limits.push(status);
+        status.allowed
     }
 
     /// Refunds one charge, as far as it still counts.
@@ -256,10 +250,11 @@ impl Counter<'_> {
 
     /// Uses up all units, so that the counter denies every cost but 0. The counter must be unused.
     pub(crate) fn fill(&mut self, now: Timestamp, limit: &Limit) {
-        self.decide(now, limit, limit.cost_max(), true, &|_| true);
+        let limits = &mut LimitStatuses::new();
+        self.decide(now, limit, limit.cost_max(), true, &|_| true, limits);
         // A leaky bucket holds one unit besides those in its queue.
         if self.fits(now, limit, 1) {
-            self.decide(now, limit, 1, true, &|_| true);
+            self.decide(now, limit, 1, true, &|_| true, limits);
         }
     }
 
@@ -277,7 +272,7 @@ impl Counter<'_> {
 
     #[inline(always)]
     fn unpack<M: Machine>(&mut self) -> M {
-        if !M::owns(self.packed) {
+        if !M::TAGS.contains(&self.packed.tag()) {
             self.clear();
         }
         M::unpack(self.packed, self.name, self.beside)
@@ -308,7 +303,7 @@ impl State {
     pub fn look(&self, limit: &Limit, now: Timestamp, cost: u32) -> LimitStatus {
         by_machine!(limit, |shape| {
             let at = At { limit, shape, now_us: now.as_micros() };
-            let packed = if M::owns(&self.packed) { self.packed } else { Packed::default() };
+            let packed = if M::TAGS.contains(&self.packed.tag()) { self.packed } else { Packed::default() };
             M::unpack(&packed, (0, 0), &self.beside).look(at, cost, &self.beside.rings)
         })
     }
@@ -364,13 +359,15 @@ pub(crate) fn decide_limits(
     may_grow: bool,
 ) -> LimitStatuses {
     assert!(states.len() >= demands.len(), "one state per demand");
+    let mut limits = LimitStatuses::with_capacity(demands.len());
     let fits =
         |(demand, state): (&Demand<'_>, &mut State)| state.counter().fits(now, &demand.limit, demand.cost.units());
-    let all_fit = demands.iter().zip(states.iter_mut()).all(fits);
-    let decide = |(demand, state): (&Demand<'_>, &mut State)| {
-        state.counter().decide(now, &demand.limit, demand.cost.units(), all_fit, &|_| may_grow)
-    };
-    demands.iter().zip(states).map(decide).collect()
+    // The first one tests itself whether its cost fits.
+    let mut all_fit = demands.iter().zip(states.iter_mut()).skip(1).all(fits);
+    for (Demand { limit, cost, .. }, state) in demands.iter().zip(states) {
+        all_fit &= state.counter().decide(now, limit, cost.units(), all_fit, &|_| may_grow, &mut limits);
+    }
+    limits
 }
 
 #[cfg(test)]

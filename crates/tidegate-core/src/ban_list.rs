@@ -99,15 +99,19 @@ impl BanTexts {
         if known == Some(version) {
             return None;
         }
-        let bans = ends.iter().filter_map(|(entry, end)| {
-            let remaining = match end {
-                None => Wait::NEVER,
-                Some(end) if *end > now => Wait::from_micros(end.as_micros() - now.as_micros()),
-                Some(_) => return None,
-            };
-            Some(ListedBan::new(entry.clone(), remaining))
-        });
+        let bans = ends.iter().filter_map(|(entry, end)| Some(ListedBan::new(entry.clone(), remaining(*end, now)?)));
         Some(BanListing::new(version, bans.collect()))
+    }
+}
+
+/// Returns the time from `now` until a ban with this `end` ends, or `None` if it has ended.
+///
+/// No `end` is [`Wait::NEVER`].
+pub(crate) fn remaining(end: Option<Timestamp>, now: Timestamp) -> Option<Wait> {
+    match end {
+        None => Some(Wait::NEVER),
+        Some(end) if end > now => Some(Wait::from_micros(end.as_micros() - now.as_micros())),
+        Some(_) => None,
     }
 }
 

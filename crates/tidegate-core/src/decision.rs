@@ -110,17 +110,16 @@ impl LimitStatus {
     /// `retry_after`, `next_after` and `reset_after` are `ban`, the time until the ban ends. The status says nothing
     /// about the counter, which was not read. [`Decision::ban`] distinguishes it from a denial by the limit.
     pub fn banned(quota: u32, cost: Cost, ban: Wait) -> LimitStatus {
-        LimitStatus {
-            allowed: false,
-            cost: cost.units(),
-            quota,
-            remaining: 0,
-            retry_after: ban,
-            next_after: ban,
-            reset_after: ban,
-            late_us: 0,
-            refunded_before: 0,
-        }
+        LimitStatus::new(quota, cost.units(), false, 0, [ban; 3])
+    }
+
+    /// Creates a status with these values, of which `waits` are `retry_after`, `next_after` and `reset_after`. The other
+    /// fields are 0.
+    #[inline(always)]
+    pub(crate) fn new(quota: u32, cost: u32, allowed: bool, remaining: u32, waits: [Wait; 3]) -> LimitStatus {
+        let [retry_after, next_after, reset_after] = waits;
+        let (late_us, refunded_before) = (0, 0);
+        LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after, late_us, refunded_before }
     }
 }
 

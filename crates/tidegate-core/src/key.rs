@@ -277,9 +277,5 @@ fn short_ends(subject: &[u8]) -> (u64, u64) {
 
 /// Returns a number for the limit's state machine: 0 for a log, 1 for a pair, 2 for a bucket.
 pub(crate) fn machine_tag(limit: &Limit) -> u8 {
-    match StateMachine::of(limit) {
-        StateMachine::Log => 0,
-        StateMachine::Pair => 1,
-        StateMachine::Bucket => 2,
-    }
+    StateMachine::of(limit) as u8
 }

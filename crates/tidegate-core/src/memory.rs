@@ -370,23 +370,21 @@ impl MemoryStore {
         }
 
         let mut full = Packed::default();
-        // A single limit tests itself whether the cost fits.
-        let all_fit = may_charge
-            && (N == 1
-                || (0..demands.len()).all(|index| {
-                    let (demand, name, place) = (&demands[index], names[index], places[index]);
-                    let mut counter = shards.of(index).counter(place, name, &demand.limit, &mut full);
-                    counter.fits(now, &demand.limit, demand.cost.units())
-                }));
+        // The first counter tests itself whether its cost fits.
+        let mut all_fit = may_charge
+            && (1..demands.len()).all(|index| {
+                let (demand, name, place) = (&demands[index], names[index], places[index]);
+                let mut counter = shards.of(index).counter(place, name, &demand.limit, &mut full);
+                counter.fits(now, &demand.limit, demand.cost.units())
+            });
         for index in 0..demands.len() {
             let (demand, name, place) = (&demands[index], names[index], places[index]);
             let mut counter = shards.of(index).counter(place, name, &demand.limit, &mut full);
             let may_grow = |bytes| self.budget.allows_growth(bytes);
-            limits.push(counter.decide(now, &demand.limit, demand.cost.units(), all_fit, &may_grow));
+            all_fit &= counter.decide(now, &demand.limit, demand.cost.units(), all_fit, &may_grow, limits);
         }
         if added != 0 {
-            let is_admitted = may_charge && limits.iter().all(|status| status.allowed);
-            remove_unused(&mut shards, added, &names, demands, is_admitted);
+            remove_unused(&mut shards, added, &names, demands, all_fit);
         }
         // Reclaiming moves slots, so it must wait until every counter is decided.
         shards.finish(&self.budget);
@@ -412,16 +410,11 @@ impl MemoryStore {
             .find(|&index| without_room >> index & 1 == 0 && shards.of(index).find_anywhere(names[index]).is_none())
         {
             let (demand, name) = (&demands[index], names[index]);
-            let overflow_name = |scope| {
-                // The names of two subjects may select the same shard by different hashes.
-                let place_of = |name: &CounterHash| (self.shard_index(*name), name.in_table());
-                let is_used = |candidate: &CounterHash| {
-                    names[..demands.len()].iter().any(|name| place_of(name) == place_of(candidate))
-                };
-                let mut candidates = (0..=demands.len()).map(|step| self.overflow_name(name, demand, scope, step));
-                candidates.find(|candidate| !is_used(candidate)).expect("one more candidate than there are demands")
-            };
-            let (used, is_added) = shards.of(index).add(&demand.limit, &self.budget, name, overflow_name);
+            // The names of two subjects may select the same shard by different hashes.
+            let place_of = |name: CounterHash| (self.shard_index(name), name.in_table());
+            let is_used = |shared| names[..demands.len()].iter().any(|name| place_of(*name) == place_of(shared));
+            let overflow_name = |scope| self.overflow_name(name, demand, scope);
+            let (used, is_added) = shards.of(index).add(&demand.limit, &self.budget, name, overflow_name, is_used);
             names[index] = used;
             added |= u32::from(is_added) << index;
             without_room |= u32::from(shards.of(index).find_anywhere(used).is_none()) << index;
@@ -465,7 +458,7 @@ impl MemoryStore {
         shard.set_time(now);
         let found = match shard.find(name) {
             Some(_) => Some(name),
-            None => shard.overflow_of(|scope| self.overflow_name(name, demand, scope, 0)),
+            None => shard.overflow_of(|scope| self.overflow_name(name, demand, scope)),
         };
         if let Some((name, place)) = found.and_then(|name| Some((name, shard.find_anywhere(name)?))) {
             let mut full = Packed::default();
@@ -475,10 +468,10 @@ impl MemoryStore {
         shard.finish(&self.budget);
     }
 
-    fn overflow_name(&self, name: CounterHash, demand: &Demand<'_>, scope: OverflowScope, step: usize) -> CounterHash {
+    fn overflow_name(&self, name: CounterHash, demand: &Demand<'_>, scope: OverflowScope) -> CounterHash {
         let cells = CELLS_MAX.min(self.budget.overflow_counters_max() / 4).max(1);
         let cell = || self.hasher.cell(name, self.shard_index(name), demand.key.subject(), cells);
-        self.hasher.overflow_name(name, demand, scope, cell, step)
+        self.hasher.overflow_name(name, demand, scope, cell)
     }
 
     #[inline]

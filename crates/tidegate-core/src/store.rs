@@ -488,13 +488,11 @@ impl StoreError {
     /// Returns an error of the kind [`StoreErrorKind::Forbidden`] if it is longer.
     #[doc(hidden)] // for the implementations of `Store::list_ban`
     pub fn check_ban_entry(entry: &str) -> Result<(), StoreError> {
-        match entry.len() <= BAN_ENTRY_BYTES_MAX {
-            true => Ok(()),
-            false => {
-                let message = format!("an entry of the ban list has at most {BAN_ENTRY_BYTES_MAX} bytes");
-                Err(StoreError::new(StoreErrorKind::Forbidden, message))
-            }
+        if entry.len() <= BAN_ENTRY_BYTES_MAX {
+            return Ok(());
         }
+        let message = format!("an entry of the ban list has at most {BAN_ENTRY_BYTES_MAX} bytes");
+        Err(StoreError::new(StoreErrorKind::Forbidden, message))
     }
 
     /// Sets the underlying error, which [`Error::source`](std::error::Error::source) returns.

@@ -48,12 +48,13 @@ use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
+use parking_lot::RwLock;
 use tidegate_core::{ShardId, StoreErrorKind as Kind};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -124,7 +125,7 @@ impl Cluster {
         let weak = Arc::downgrade(&cluster);
         runtime.spawn(async move {
             while AssertUnwindSafe(keep_up(&weak, &settings)).catch_unwind().await.is_err() {
-                settings.counters.panics.fetch_add(1, Ordering::Relaxed);
+                settings.count(|stats| stats.panics += 1);
             }
         });
         cluster
@@ -133,7 +134,7 @@ impl Cluster {
     /// Makes the node that a `MOVED` reply of `sender` names the owner of the slot, and returns it.
     fn moved(&self, slot: u16, target: &Target, sender: &Node) -> Arc<Node> {
         let owner = self.node_at(target, sender);
-        let before = self.write(|state| state.owners[usize::from(slot)].replace(owner.clone()));
+        let before = self.state.write().owners[usize::from(slot)].replace(owner.clone());
         if before.is_none_or(|before| !Arc::ptr_eq(&before, &owner)) {
             self.settings.refresh_wanted.notify_one();
         }
@@ -143,7 +144,7 @@ impl Cluster {
     /// Returns the node that a redirection of `sender` names.
     fn node_at(&self, target: &Target, sender: &Node) -> Arc<Node> {
         let host = target.host.as_deref().unwrap_or(&sender.endpoint.host);
-        let node = self.write(|state| self.node(state, host, target.port));
+        let node = self.node(&mut self.state.write(), host, target.port);
         node.was_named.store(true, Ordering::Relaxed);
         node
     }
@@ -156,26 +157,21 @@ impl Cluster {
         let read = match first_answer(&masters).await {
             Ok(read) => Ok(read),
             Err(_) => {
-                let all = self.write(|state| {
+                let all: Vec<Arc<Node>> = {
+                    let state = &mut *self.state.write();
                     let seeds = self.seeds.iter().map(|seed| (seed.host.clone(), seed.port));
                     let addresses: HashSet<_> = state.addresses.iter().cloned().chain(seeds).collect();
-                    addresses.iter().map(|(host, port)| self.node(state, host, *port)).collect::<Vec<_>>()
-                });
-                let is_first = self.read(|state| state.addresses.is_empty());
+                    addresses.iter().map(|(host, port)| self.node(state, host, *port)).collect()
+                };
+                let is_first = self.state.read().addresses.is_empty();
                 if is_first { common_answer(&all).await } else { first_answer(&all).await }
             }
         };
-        let is_complete = self.write(|state| match read {
-            Ok((ranges, from)) => {
-                self.apply(state, &ranges, &from);
-                state.fault = None;
-                state.owners.iter().all(Option::is_some)
-            }
-            Err(fault) => {
-                state.fault = Some(fault);
-                false
-            }
-        });
+        let is_complete = {
+            let state = &mut *self.state.write();
+            state.fault = read.map(|(ranges, from)| self.apply(state, &ranges, &from)).err();
+            state.fault.is_none() && state.owners.iter().all(Option::is_some)
+        };
         self.refreshes.send_modify(|count| *count += 1);
         is_complete
     }
@@ -205,19 +201,11 @@ impl Cluster {
         });
         node.clone()
     }
-
-    fn read<T>(&self, read: impl FnOnce(&State) -> T) -> T {
-        read(&self.state.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn write<T>(&self, write: impl FnOnce(&mut State) -> T) -> T {
-        write(&mut self.state.write().unwrap_or_else(PoisonError::into_inner))
-    }
 }
 
 impl Topology for Cluster {
     fn known_owner(&self, slot: u16) -> Option<Arc<Node>> {
-        self.read(|state| state.owners[usize::from(slot)].clone())
+        self.state.read().owners[usize::from(slot)].clone()
     }
 
     /// Waits until the slot map has been read for the first time.
@@ -229,8 +217,8 @@ impl Topology for Cluster {
             let mut refreshes = self.refreshes.subscribe();
             // An error would mean that the sender was dropped, but `self` holds it.
             let _ = refreshes.wait_for(|&count| count > 0).await;
-            let (owner, fault) = self.read(|state| (state.owners[usize::from(slot)].clone(), state.fault.clone()));
-            owner.ok_or_else(|| {
+            self.known_owner(slot).ok_or_else(|| {
+                let fault = self.state.read().fault.clone();
                 self.settings.refresh_wanted.notify_one();
                 fault.unwrap_or_else(|| Fault::new(Kind::Unavailable, "no node of the cluster owns this slot"))
             })
@@ -239,32 +227,19 @@ impl Topology for Cluster {
 
     fn known_masters(&self) -> Vec<Arc<Node>> {
         let mut masters: Vec<Arc<Node>> = Vec::new();
-        self.read(|state| {
-            for owner in state.owners.iter().flatten() {
-                // Slots of one owner are usually neighbours.
-                if masters.last().is_none_or(|last| last.id != owner.id)
-                    && masters.iter().all(|master| master.id != owner.id)
-                {
-                    masters.push(owner.clone());
-                }
+        for owner in self.state.read().owners.iter().flatten() {
+            // Slots of one owner are usually neighbours.
+            if masters.last().is_none_or(|last| last.id != owner.id)
+                && masters.iter().all(|master| master.id != owner.id)
+            {
+                masters.push(owner.clone());
             }
-        });
+        }
         masters
     }
 
-    fn masters(&self) -> TopologyFuture<'_, Vec<Arc<Node>>> {
-        Box::pin(async {
-            let masters = self.known_masters();
-            if !masters.is_empty() {
-                return Ok(masters);
-            }
-            self.refreshed().await?;
-            Ok(self.known_masters())
-        })
-    }
-
     fn nodes(&self) -> Vec<Arc<Node>> {
-        self.read(|state| state.nodes.values().cloned().collect())
+        self.state.read().nodes.values().cloned().collect()
     }
 
     /// Waits for an attempt to read the slot map that begins after this call.
@@ -275,7 +250,7 @@ impl Topology for Cluster {
             self.settings.refresh_wanted.notify_one();
             // An attempt in progress may have read the map before this call.
             let _ = refreshes.wait_for(|&count| count > before + u64::from(before > 0)).await;
-            self.read(|state| state.fault.clone()).map_or(Ok(()), Err)
+            self.state.read().fault.clone().map_or(Ok(()), Err)
         })
     }
 
@@ -336,10 +311,8 @@ async fn keep_up(cluster: &Weak<Cluster>, settings: &WorkerSettings) {
         if is_complete {
             let _ = timeout(REFRESH_EVERY, settings.refresh_wanted.notified()).await;
         }
-        pause = match read_at.elapsed() < REFRESH_PAUSE_MAX {
-            true => (pause * 2).min(REFRESH_PAUSE_MAX),
-            false => REFRESH_PAUSE,
-        };
+        let is_soon = read_at.elapsed() < REFRESH_PAUSE_MAX;
+        pause = if is_soon { (pause * 2).min(REFRESH_PAUSE_MAX) } else { REFRESH_PAUSE };
     }
 }
 

@@ -145,14 +145,13 @@ impl Credentials {
     /// # Errors
     /// Returns a fault of the kind `Forbidden` if they cannot be read.
     pub(crate) async fn login(self: &Arc<Self>, endpoint: &Endpoint) -> Result<Option<Login>, Fault> {
-        let read = match self.username.is_some() || self.password.is_some() {
-            true => {
-                let (credentials, endpoint) = (self.clone(), endpoint.clone());
-                let read = tokio::task::spawn_blocking(move || credentials.read(&endpoint)).await;
-                let failed = || format!("the credentials of {} could not be read", self.owner);
-                read.map_err(|_| Fault::new(Kind::Forbidden, failed()))?
-            }
-            false => self.read(endpoint),
+        let read = if self.username.is_some() || self.password.is_some() {
+            let (credentials, endpoint) = (self.clone(), endpoint.clone());
+            let read = tokio::task::spawn_blocking(move || credentials.read(&endpoint)).await;
+            let failed = || format!("the credentials of {} could not be read", self.owner);
+            read.map_err(|_| Fault::new(Kind::Forbidden, failed()))?
+        } else {
+            self.read(endpoint)
         };
         read.map_err(|error| Fault::new(Kind::Forbidden, error.problem))
     }
@@ -169,8 +168,8 @@ fn not_text<E>(_: E) -> io::Error {
 pub(crate) fn read_bounded(file: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(file)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > bytes_max {
-        true => Err(io::Error::other(format!("it has more than {bytes_max} bytes"))),
-        false => Ok(bytes),
+    if bytes.len() as u64 > bytes_max {
+        return Err(io::Error::other(format!("it has more than {bytes_max} bytes")));
     }
+    Ok(bytes)
 }

@@ -214,13 +214,10 @@ impl Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::url::{Endpoint, StoreUrl};
+    use crate::url::{Endpoint, StoreAddress};
 
     fn endpoint(url: &str) -> Endpoint {
-        match StoreUrl::parse(url) {
-            Ok(StoreUrl::Server(endpoint)) => endpoint,
-            other => panic!("{other:?}"),
-        }
+        StoreAddress::parse(url).unwrap().server
     }
 
     #[test]

@@ -19,7 +19,7 @@
 //! # The path of a decision
 //!
 //! ```text
-//!   RedisStore::decide ─▶ key, request   encodes the check for the script       key.rs, request.rs
+//!   RedisStore::decide ─▶ key, request   encodes the check for the script       store.rs, key.rs, request.rs
 //!        │                cluster         finds the node; follows redirections   cluster.rs
 //!        │ queue                                                                 node.rs
 //!        ▼
@@ -48,6 +48,7 @@
 
 mod acl;
 mod answer;
+mod builder;
 mod cluster;
 mod connection;
 mod credentials;
@@ -65,11 +66,12 @@ mod url;
 mod worker;
 
 pub use acl::acl_rules;
+pub use builder::{BuildError, RedisStoreBuilder};
 pub use credentials::{CredentialsError, SecretSource};
 pub use key::PrefixError;
 pub use reply::Reply;
 pub use server_check::{Eviction, ServerCheckError, ServerReport};
-pub use store::{BuildError, RedisStats, RedisStore, RedisStoreBuilder};
+pub use store::{RedisStats, RedisStore};
 pub use tls::{TlsError, TlsOptions, TlsVersion};
 pub use url::{StoreAddress, StoreKind, UrlError};
 

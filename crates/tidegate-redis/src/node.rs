@@ -14,7 +14,7 @@ use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::push_command;
 use crate::url::Endpoint;
-use crate::worker::{Sharing, Waiter, WaitingSince, Work, Worker, WorkerSettings};
+use crate::worker::{Job, Sharing, Waiter, WaitingSince, Work, Worker, WorkerSettings};
 
 /// The maximum number of [`Node::catch_up`] calls that are completed together.
 const CATCH_UPS_MAX: usize = 1_024;
@@ -53,7 +53,7 @@ impl Node {
                 // After a panic, callers whose work the worker had taken from the queue get an error, because their
                 // channels are dropped. Callers in the queue are served by the next run.
                 while AssertUnwindSafe(worker.run(&mut works)).catch_unwind().await.is_err() {
-                    worker.settings.counters.panics.fetch_add(1, Ordering::Relaxed);
+                    worker.settings.count(|stats| stats.panics += 1);
                 }
             };
             tokio::select! {
@@ -81,7 +81,7 @@ impl Node {
         self.is_demoted.store(true, Ordering::Release);
     }
 
-    /// Puts the work that `work` creates for a result channel into the worker's queue, and waits for the result.
+    /// Puts the job that `job` creates for a result channel into the worker's queue, and waits for the result.
     ///
     /// If the future is dropped, checks and commands that were not sent yet are not sent. A refund or redemption is
     /// sent anyway.
@@ -89,9 +89,9 @@ impl Node {
     /// # Errors
     /// Returns the worker's fault. The kind is `Unavailable` if the queue is full, `Unreachable` if the worker has ended,
     /// and `Interrupted` if it ends or panics before it sends the result.
-    pub(crate) async fn submit<T>(&self, work: impl FnOnce(Waiter<T>) -> Work) -> Result<T, Fault> {
+    pub(crate) async fn submit<T>(&self, sharing: Sharing, job: impl FnOnce(Waiter<T>) -> Job) -> Result<T, Fault> {
         let (waiter, answer) = oneshot::channel();
-        match self.queue.try_send(work(waiter)) {
+        match self.queue.try_send(Work { sharing, job: job(waiter) }) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(_)) => {
                 return Err(Fault::new(Kind::Unavailable, "too many callers are waiting"));
@@ -117,7 +117,7 @@ impl Node {
     pub(crate) async fn command(&self, parts: &[impl AsRef<[u8]>]) -> Result<Reply, Fault> {
         let mut request = Vec::new();
         push_command(&mut request, parts);
-        self.submit(|waiter| Work::Command(request, Sharing::Alone, waiter)).await
+        self.submit(Sharing::Alone, |waiter| Job::Command(request, waiter)).await
     }
 
     /// Completes when the worker has delivered all replies that have already arrived.

@@ -174,25 +174,11 @@ impl Step {
 /// default. `window=fixed` marks a key of [`Scope::Explicit`], whose window cannot change.
 fn limit_line(demand: &Demand<'_>) -> String {
     let limit: &Limit = &demand.limit;
-    let mut numbers = [itoa::Buffer::new(), itoa::Buffer::new(), itoa::Buffer::new()];
-    let [quota, window_us, cost] = &mut numbers;
-    let mut line = String::with_capacity(64);
-    for part in [
-        limit.algorithm().as_str(),
-        " ",
-        quota.format(limit.quota()),
-        " ",
-        window_us.format(limit.window_us()),
-        " ",
-        cost.format(demand.cost.units()),
-    ] {
-        line.push_str(part);
-    }
-    let capacities = [(" burst=", limit.burst()), (" queue=", limit.queue())];
-    for (option, capacity) in capacities {
-        if let Some(capacity) = capacity.filter(|&capacity| capacity != limit.quota()) {
-            line.push_str(option);
-            line.push_str(itoa::Buffer::new().format(capacity));
+    let (quota, window_us) = (limit.quota(), limit.window_us());
+    let mut line = format!("{} {quota} {window_us} {}", limit.algorithm().as_str(), demand.cost.units());
+    for (option, capacity) in [("burst", limit.burst()), ("queue", limit.queue())] {
+        if let Some(capacity) = capacity.filter(|&capacity| capacity != quota) {
+            line.push_str(&format!(" {option}={capacity}"));
         }
     }
     if limit.count_denied() {

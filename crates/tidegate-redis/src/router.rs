@@ -11,7 +11,6 @@
 //! `cluster.rs` and `sentinel.rs` describe when a request is sent again.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -21,8 +20,8 @@ use tokio::time::sleep;
 use crate::fault::Fault;
 use crate::key::Prefix;
 use crate::node::Node;
-use crate::url::StoreUrl;
-use crate::worker::{CallScope, Sharing, Waiter, Work, WorkerSettings};
+use crate::url::StoreAddress;
+use crate::worker::{CallScope, Job, Sharing, Waiter, WorkerSettings};
 
 /// The maximum number of times that a request is sent.
 const ATTEMPTS_MAX: usize = 8;
@@ -49,7 +48,14 @@ pub(crate) trait Topology: Send + Sync {
     ///
     /// # Errors
     /// Returns a fault if they cannot be found.
-    fn masters(&self) -> TopologyFuture<'_, Vec<Arc<Node>>>;
+    fn masters(&self) -> TopologyFuture<'_, Vec<Arc<Node>>> {
+        Box::pin(async {
+            if self.known_masters().is_empty() {
+                self.refreshed().await?;
+            }
+            Ok(self.known_masters())
+        })
+    }
 
     /// Returns all servers with a connection.
     fn nodes(&self) -> Vec<Arc<Node>> {
@@ -130,10 +136,6 @@ impl Topology for Arc<Node> {
         vec![self.clone()]
     }
 
-    fn masters(&self) -> TopologyFuture<'_, Vec<Arc<Node>>> {
-        Box::pin(async { Ok(self.known_masters()) })
-    }
-
     fn refreshed(&self) -> TopologyFuture<'_, ()> {
         Box::pin(async { Ok(()) })
     }
@@ -145,7 +147,7 @@ impl Topology for Arc<Node> {
 
 /// Sends requests to the servers of a store.
 pub(crate) struct Router {
-    pub(crate) url: StoreUrl,
+    pub(crate) address: StoreAddress,
     pub(crate) call_scope: CallScope,
     pub(crate) topology: Arc<dyn Topology>,
     pub(crate) settings: Arc<WorkerSettings>,
@@ -185,7 +187,7 @@ impl Router {
         self.topology.masters().await.map_err(|fault| self.error(fault))
     }
 
-    /// Sends the checks that `work` creates to the owner of the slot, and waits for their results.
+    /// Sends the checks that `job` creates to the owner of the slot, and waits for their results.
     ///
     /// They share a call with all checks for the same server if calls may have keys of several slots, else with those of
     /// the same slot. If a server did not execute them and another one may, they are created and sent again, at most
@@ -193,13 +195,9 @@ impl Router {
     ///
     /// # Errors
     /// Returns the last failure, or that the slot is being moved.
-    pub(crate) async fn run_checks<T>(
-        &self,
-        slot: u16,
-        work: impl Fn(Sharing, Waiter<T>) -> Work,
-    ) -> Result<T, Refused> {
+    pub(crate) async fn run_checks<T>(&self, slot: u16, job: impl Fn(Waiter<T>) -> Job) -> Result<T, Refused> {
         let sharing = if self.call_scope == CallScope::Node { Sharing::Node } else { Sharing::Slot(slot) };
-        self.run(slot, sharing, work).await
+        self.run(slot, sharing, job).await
     }
 
     /// Sends work like [`Router::run_checks`], in a call with other work of the same slot or, if the slot is being
@@ -207,15 +205,11 @@ impl Router {
     ///
     /// # Errors
     /// Returns the last failure.
-    pub(crate) async fn run_any<T>(
-        &self,
-        slot: u16,
-        work: impl Fn(Sharing, Waiter<T>) -> Work,
-    ) -> Result<T, StoreError> {
-        match self.run(slot, Sharing::Slot(slot), &work).await {
-            Ok(answer) => Ok(answer),
+    pub(crate) async fn run_any<T>(&self, slot: u16, job: impl Fn(Waiter<T>) -> Job) -> Result<T, StoreError> {
+        match self.run(slot, Sharing::Slot(slot), &job).await {
+            Err(Refused::SlotIsMoving) => self.run_alone(slot, job).await,
             Err(Refused::Failed(error)) => Err(error),
-            Err(Refused::SlotIsMoving) => self.run_alone(slot, work).await,
+            Ok(answer) => Ok(answer),
         }
     }
 
@@ -223,31 +217,21 @@ impl Router {
     ///
     /// # Errors
     /// Returns the last failure.
-    pub(crate) async fn run_alone<T>(
-        &self,
-        slot: u16,
-        work: impl Fn(Sharing, Waiter<T>) -> Work,
-    ) -> Result<T, StoreError> {
-        match self.run(slot, Sharing::Alone, work).await {
-            Ok(answer) => Ok(answer),
-            Err(Refused::Failed(error)) => Err(error),
-            Err(Refused::SlotIsMoving) => Err(self.error(Fault::of_reply("TRYAGAIN"))),
-        }
+    pub(crate) async fn run_alone<T>(&self, slot: u16, job: impl Fn(Waiter<T>) -> Job) -> Result<T, StoreError> {
+        self.run(slot, Sharing::Alone, job).await.map_err(|refused| match refused {
+            Refused::Failed(error) => error,
+            Refused::SlotIsMoving => self.error(Fault::of_reply("TRYAGAIN")),
+        })
     }
 
-    async fn run<T>(
-        &self,
-        slot: u16,
-        sharing: Sharing,
-        work: impl Fn(Sharing, Waiter<T>) -> Work,
-    ) -> Result<T, Refused> {
+    async fn run<T>(&self, slot: u16, sharing: Sharing, job: impl Fn(Waiter<T>) -> Job) -> Result<T, Refused> {
         let node = match self.topology.known_owner(slot) {
             Some(node) => node,
             None => self.topology.owner(slot).await.map_err(|fault| Refused::Failed(self.error(fault)))?,
         };
         let mut attempt = Attempt { slot, node, usual: sharing, sharing, count: 0, pauses: PAUSES.into_iter() };
         loop {
-            let fault = match attempt.node.submit(|waiter| work(attempt.sharing, waiter)).await {
+            let fault = match attempt.node.submit(attempt.sharing, &job).await {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };
@@ -265,12 +249,12 @@ impl Router {
                 Retry::Split => return Err(Refused::SlotIsMoving),
                 Retry::Send => {}
             }
-            self.settings.counters.redirections.fetch_add(1, Ordering::Relaxed);
+            self.settings.count(|stats| stats.redirections += 1);
         }
     }
 
     /// Converts a fault to an error that names the store.
     pub(crate) fn error(&self, fault: Fault) -> StoreError {
-        fault.naming_keys(&self.key_pattern).into_error(&self.url)
+        fault.naming_keys(&self.key_pattern).into_error(&self.address)
     }
 }

@@ -29,12 +29,12 @@
 //! URL and has failed for a minute is forgotten.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use parking_lot::RwLock;
 use tidegate_core::{ShardId, StoreErrorKind as Kind};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -47,7 +47,7 @@ use crate::node::Node;
 use crate::reply::Reply;
 use crate::request::push_command;
 use crate::router::{Attempt, Retry, Topology, TopologyFuture};
-use crate::url::{Endpoint, SentinelUrl};
+use crate::url::{Endpoint, StoreAddress};
 use crate::worker::{ServerKind, WorkerSettings};
 
 pub(crate) mod answer;
@@ -110,14 +110,13 @@ struct Sentinel {
 impl Sentinels {
     /// Spawns the followers of the Sentinels in the URL, which connect now. Does not wait for them.
     pub(crate) fn spawn(
-        url: SentinelUrl,
+        address: &StoreAddress,
         settings: Arc<WorkerSettings>,
         queue_length: usize,
         runtime: Handle,
     ) -> Arc<Sentinels> {
-        let SentinelUrl { sentinels: endpoints, name, server } = url;
         let mut sentinels: Vec<Sentinel> = Vec::new();
-        for endpoint in endpoints {
+        for endpoint in address.endpoints() {
             if sentinels.iter().all(|known| known.endpoint.address() != endpoint.address()) {
                 sentinels.push(Sentinel { endpoint, is_in_url: true, request: 0, answer: None, fault: None });
             }
@@ -125,6 +124,7 @@ impl Sentinels {
         let endpoints: Vec<Endpoint> = sentinels.iter().map(|sentinel| sentinel.endpoint.clone()).collect();
         let state = RwLock::new(State { sentinels, master: None, last_id: 0 });
         let (requests, outcomes) = (watch::Sender::new(1), watch::Sender::new(0));
+        let (name, server) = (address.master.clone(), address.server.clone());
         let sentinels = Sentinels { name, server, settings, queue_length, runtime, state, requests, outcomes };
         let sentinels = Arc::new(sentinels);
         endpoints.into_iter().for_each(|endpoint| sentinels.spawn_follower(endpoint));
@@ -137,7 +137,7 @@ impl Sentinels {
         let mut follower = Follower { sentinels: weak, name: self.name.clone(), endpoint, requests, settings };
         self.runtime.spawn(async move {
             while AssertUnwindSafe(follower.run()).catch_unwind().await.is_err() {
-                follower.settings.counters.panics.fetch_add(1, Ordering::Relaxed);
+                follower.settings.count(|stats| stats.panics += 1);
             }
         });
     }
@@ -156,7 +156,7 @@ impl Sentinels {
 
     /// Returns the node of the master, or `None` if no Sentinel has named one yet.
     fn known_master(&self) -> Option<Arc<Node>> {
-        self.read(|state| state.master.clone())
+        self.state.read().master.clone()
     }
 
     /// Makes all followers ask their Sentinels. Returns the number of the request.
@@ -178,10 +178,10 @@ impl Sentinels {
         let wait = async {
             loop {
                 outcomes.mark_unchanged();
-                let (has_answer, is_over) = self.read(|state| {
-                    let is_over = state.sentinels.iter().all(|sentinel| sentinel.request >= request);
-                    (state.sentinels.iter().any(is_answered), is_over)
-                });
+                let (has_answer, is_over) = {
+                    let sentinels = &self.state.read().sentinels;
+                    (sentinels.iter().any(is_answered), sentinels.iter().all(|sentinel| sentinel.request >= request))
+                };
                 // An error would mean that the sender was dropped, but `self` holds it.
                 if has_answer || is_over || outcomes.changed().await.is_err() {
                     return has_answer;
@@ -194,18 +194,17 @@ impl Sentinels {
     /// Returns a fault with the reasons of all Sentinels. For one that has not failed, the reason is that it has not
     /// answered yet.
     fn fault(&self) -> Fault {
-        self.read(|state| {
-            let reason = |sentinel: &Sentinel| {
-                let reason = sentinel.fault.as_ref().map_or("no answer yet".into(), |(fault, _)| fault.message.clone());
-                format!("Sentinel {}: {reason}", sentinel.endpoint.address())
-            };
-            let message = state.sentinels.iter().map(reason).collect::<Vec<_>>().join("; ");
-            let kinds: Option<Vec<Kind>> =
-                state.sentinels.iter().map(|sentinel| sentinel.fault.as_ref().map(|(fault, _)| fault.kind)).collect();
-            // One that cannot be reached may name the master later.
-            let lasting = kinds.filter(|kinds| !kinds.contains(&Kind::Unreachable));
-            Fault::new(lasting.and_then(|kinds| kinds.last().copied()).unwrap_or(Kind::Unreachable), message)
-        })
+        let sentinels = &self.state.read().sentinels;
+        let reason = |sentinel: &Sentinel| {
+            let reason = sentinel.fault.as_ref().map_or("no answer yet".into(), |(fault, _)| fault.message.clone());
+            format!("Sentinel {}: {reason}", sentinel.endpoint.address())
+        };
+        let message = sentinels.iter().map(reason).collect::<Vec<_>>().join("; ");
+        let kinds: Option<Vec<Kind>> =
+            sentinels.iter().map(|sentinel| sentinel.fault.as_ref().map(|(fault, _)| fault.kind)).collect();
+        // One that cannot be reached may name the master later.
+        let lasting = kinds.filter(|kinds| !kinds.contains(&Kind::Unreachable));
+        Fault::new(lasting.and_then(|kinds| kinds.last().copied()).unwrap_or(Kind::Unreachable), message)
     }
 
     /// Records the answer of a Sentinel, follows the Sentinels that it names, and switches to another master if needed.
@@ -213,7 +212,7 @@ impl Sentinels {
     /// Returns `false` if the Sentinel has been forgotten.
     fn answered(self: &Arc<Self>, from: &Endpoint, request: u64, answer: Answer) -> bool {
         let mut new = Vec::new();
-        let is_known = self.write(|state| {
+        let record = |state: &mut State| {
             let others = answer.others.clone();
             let Some(sentinel) = state.sentinels.iter_mut().find(|known| known.endpoint == *from) else { return false };
             sentinel.request = sentinel.request.max(request);
@@ -231,7 +230,8 @@ impl Sentinels {
             }
             self.choose_master(state);
             true
-        });
+        };
+        let is_known = record(&mut self.state.write());
         new.into_iter().for_each(|endpoint| self.spawn_follower(endpoint));
         self.outcomes.send_modify(|count| *count += 1);
         is_known
@@ -240,7 +240,7 @@ impl Sentinels {
     /// Records the failure of a Sentinel. Returns `false` if the Sentinel has been forgotten.
     fn failed(&self, from: &Endpoint, request: u64, fault: Fault) -> bool {
         let now = Instant::now();
-        let is_known = self.write(|state| {
+        let record = |state: &mut State| {
             let Some(index) = state.sentinels.iter().position(|known| known.endpoint == *from) else { return false };
             let sentinel = &mut state.sentinels[index];
             sentinel.request = sentinel.request.max(request);
@@ -252,7 +252,8 @@ impl Sentinels {
             }
             self.choose_master(state);
             is_kept
-        });
+        };
+        let is_known = record(&mut self.state.write());
         self.outcomes.send_modify(|count| *count += 1);
         is_known
     }
@@ -276,17 +277,9 @@ impl Sentinels {
         let node = Node::spawn(id, endpoint, self.settings.clone(), self.queue_length, &self.runtime);
         if let Some(old) = state.master.replace(node.clone()) {
             old.demote();
-            self.settings.counters.failovers.fetch_add(1, Ordering::Relaxed);
+            self.settings.count(|stats| stats.failovers += 1);
             tracing::info!(old = %old.endpoint, new = %node.endpoint, "the Sentinels have named another master");
         }
-    }
-
-    fn read<T>(&self, read: impl FnOnce(&State) -> T) -> T {
-        read(&self.state.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn write<T>(&self, write: impl FnOnce(&mut State) -> T) -> T {
-        write(&mut self.state.write().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

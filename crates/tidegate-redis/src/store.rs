@@ -2,53 +2,38 @@
 
 use std::fmt;
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tidegate_core::{
-    Atomicity, BAN_LIST_MAX, BanListing, Check, Clock, Cost, Decision, Demand, InstanceId, LimitStatus, ListedBan,
+    Atomicity, BAN_LIST_MAX, BanListing, Check, Cost, Decision, Demand, InstanceId, LimitStatus, ListedBan,
     LiveInstances, Location, Redeemed, Redemption, Shard, ShardId, Source, Store, StoreError, StoreErrorKind as Kind,
     StoreFuture, Timestamp, Wait,
 };
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::runtime::Handle;
-use tokio::sync::Notify;
 
-use crate::cluster::Cluster;
+use crate::builder::RedisStoreBuilder;
 use crate::cluster::slot::slot_of_key;
-use crate::connection::{ConnectFuture, Connector, Stream};
-use crate::credentials::{Credentials, CredentialsError, SecretSource};
 use crate::fault::Fault;
-use crate::key::{Prefix, PrefixError};
+use crate::key::Prefix;
 use crate::node::Node;
 use crate::reply::Reply;
 use crate::request::{Step, push_command};
-use crate::router::{Refused, Router, Topology};
-use crate::sentinel::Sentinels;
-use crate::tls::{Tls, TlsError, TlsOptions};
-use crate::url::{StoreAddress, StoreUrl, UrlError};
-use crate::worker::{CallScope, Counters, Replicas, STEPS_MAX, ServerKind, Work, WorkerSettings};
-use crate::{INSTANCES_SCRIPT, SCRIPT, server_check};
+use crate::router::{Refused, Router};
+use crate::url::{StoreAddress, UrlError};
+use crate::worker::{CallScope, Job, STEPS_MAX};
+use crate::{INSTANCES_SCRIPT, server_check};
 
-/// Larger timeouts are reduced to this one, so that adding one to a time cannot overflow.
-const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 /// The script that reads and changes the ban list.
 const BAN_LIST_SCRIPT: &str = include_str!("../lua/bans.lua");
 /// The longest ban, some 285 years: the script counts microseconds exactly up to 2^53.
 const BAN_MS_MAX: u128 = (1 << 53) / 1_000;
-/// The message of the error of a check or redemption whose subjects are in several hash slots.
-const SEVERAL_SLOTS: &str = "the subjects are in different hash slots, and cannot be counted together in one call";
 /// The maximum number of subjects that are tried to find one on a certain node. More than 16,384 slots need to find each.
 const PROBE_SUBJECTS_MAX: u32 = 200_000;
 /// The maximum number of instances that are counted. The set then takes about 100 KB, and a call of its script less than
 /// a millisecond, even if the clock was set back.
 const INSTANCES_MAX: u32 = 1_000;
-/// If more callers wait, the server does not keep up, and waiting would not help.
-const QUEUE_LENGTH_DEFAULT: usize = 16_384;
 /// Replaces a field of a hash if it has the expected value. KEYS: the hash. ARGV: the field, the expected value, the new
 /// value. Returns 1 if it was replaced, else 0.
 const REPLACE_HASH_FIELD: &str = "\
@@ -66,56 +51,12 @@ return 1";
 /// The store has no failure policy. The [kind](StoreError::kind) of an error tells whether the call may have been
 /// executed; the caller decides what to do.
 #[derive(Clone)]
-pub struct RedisStore(Arc<Inner>);
+pub struct RedisStore(pub(crate) Arc<Inner>);
 
-struct Inner {
-    router: Router,
-    prefix: Prefix,
-    reads_bans: bool,
-}
-
-/// A builder of a [`RedisStore`], created by [`RedisStore::builder`].
-///
-/// [`build`](RedisStoreBuilder::build) validates the settings.
-pub struct RedisStoreBuilder {
-    url: Result<StoreUrl, UrlError>,
-    prefix: String,
-    call_timeout: Duration,
-    queue_length: usize,
-    reads_bans: bool,
-    call_scope: CallScope,
-    calls_across_slots: bool,
-    trusted_pem: Option<Vec<u8>>,
-    tls: TlsOptions,
-    credentials: Credentials,
-    sentinel_credentials: Credentials,
-    replicas: Option<Replicas>,
-    connector: Option<Connector>,
-    clock: Option<Arc<dyn Clock>>,
-}
-
-/// The error of [`RedisStoreBuilder::build`]: a setting is invalid, or there is no tokio runtime.
-///
-/// Building does not contact the server, so an unreachable server is not an error here.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BuildError {
-    /// The URL is invalid, or it requires TLS and this crate was built without the feature `tls`.
-    #[error(transparent)]
-    Url(#[from] UrlError),
-    /// The key prefix is invalid.
-    #[error(transparent)]
-    Prefix(#[from] PrefixError),
-    /// The URL requires TLS, and the options given to [`RedisStoreBuilder::tls`] or the certificates given to
-    /// [`RedisStoreBuilder::trust`] cannot be used.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// The user or the password cannot be read from its file or variable, or there is a user without a password.
-    #[error(transparent)]
-    Credentials(#[from] CredentialsError),
-    /// The store was built outside a tokio runtime, which it needs for its background task.
-    #[error("a Redis store must be built inside a tokio runtime")]
-    NoRuntime,
+pub(crate) struct Inner {
+    pub(crate) router: Router,
+    pub(crate) prefix: Prefix,
+    pub(crate) reads_bans: bool,
 }
 
 /// Counts of a [`RedisStore`] and its clones since the store was built.
@@ -141,256 +82,6 @@ pub struct RedisStats {
     pub panics: u64,
 }
 
-impl RedisStoreBuilder {
-    /// The default of [`call_timeout`](Self::call_timeout), 250 ms.
-    ///
-    /// Long enough for a server that forks or saves. Callers that need a result sooner have a deadline of their own.
-    pub const CALL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(250);
-
-    /// Sets the prefix of all keys. Defaults to `tidegate`.
-    ///
-    /// A prefix has 1 to 64 printable ASCII characters without braces and spaces. Stores with different prefixes have
-    /// separate counters and bans.
-    #[must_use]
-    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.prefix = prefix.into();
-        self
-    }
-
-    /// Sets the timeout of one call, and of one attempt to connect. Defaults to 250 ms.
-    ///
-    /// Values above one day become one day. After a timeout the connection is dropped, and all calls without a reply
-    /// fail.
-    #[must_use]
-    pub fn call_timeout(mut self, call_timeout: Duration) -> Self {
-        self.call_timeout = call_timeout.min(CALL_TIMEOUT_MAX);
-        self
-    }
-
-    /// Sets the length of the queue in which callers wait until their requests are sent. Defaults to 16,384.
-    ///
-    /// While the queue is full, further callers get
-    /// [`StoreErrorKind::Unavailable`](tidegate_core::StoreErrorKind::Unavailable) at once. A length of 0 becomes 1.
-    #[must_use]
-    pub fn queue_length(mut self, queue_length: usize) -> Self {
-        self.queue_length = queue_length.max(1);
-        self
-    }
-
-    /// Sets whether checks read the bans on their subjects. Defaults to `false`: banned subjects are not refused.
-    ///
-    /// With `true`, a check costs the server one key more per subject. [`Store::ban`], [`Store::unban`] and
-    /// [`Store::ban_of`] work either way. A limiter built from a configuration or a URL sets this to `true`.
-    #[must_use]
-    pub fn bans(mut self, reads_bans: bool) -> Self {
-        self.reads_bans = reads_bans;
-        self
-    }
-
-    /// Sets whether a call of the script names keys of one hash slot only. Defaults to `false`: a call names any keys.
-    ///
-    /// Some proxies, and a node of a cluster, require that the keys of a call share a hash slot. With `true`, each batch
-    /// is sent as one call per slot. [`Store::atomicity`] becomes [`Atomicity::Subject`], and a check or redemption
-    /// whose subjects are in different slots fails with
-    /// [`StoreErrorKind::Forbidden`](tidegate_core::StoreErrorKind::Forbidden). The store still uses one server: it does
-    /// not follow redirections to other nodes of a cluster. With `false`, a server in cluster mode is not used: every
-    /// call fails with [`StoreErrorKind::Unsupported`](tidegate_core::StoreErrorKind::Unsupported).
-    ///
-    /// Has no effect for a `redis+cluster://` URL, whose calls have keys of one slot anyway, unless
-    /// [`calls_across_slots`](RedisStoreBuilder::calls_across_slots) is set.
-    #[must_use]
-    pub fn one_subject_per_call(mut self, is_required: bool) -> Self {
-        self.call_scope = if is_required { CallScope::Slot } else { CallScope::Server };
-        self
-    }
-
-    /// Sets whether checks of different hash slots share a call to a node of a cluster. Defaults to `false`.
-    ///
-    /// With `false`, a batch is sent as one call per slot, so under load nearly every check is a call of its own. With
-    /// `true`, all checks for a node share calls, as on a single server, which takes a fraction of the node's CPU time.
-    /// Decisions are the same, even while slots are being moved: if a node does not have one of the keys, it changes
-    /// nothing, and the checks are sent again as with `false`.
-    ///
-    /// The calls pass their keys to the script as arguments. Redis 7.0 and Valkey 7.2 and later accept this. A managed
-    /// service may not: its documentation says whether scripts may access keys that they do not declare.
-    ///
-    /// Has no effect on a single server and with Sentinels, where all checks share calls anyway.
-    #[must_use]
-    pub fn calls_across_slots(mut self, may_share: bool) -> Self {
-        self.calls_across_slots = may_share;
-        self
-    }
-
-    /// Sets the number of replicas that must have acknowledged a check, refund or redemption before its result is
-    /// returned. Defaults to 0: results are returned as soon as the master has them.
-    ///
-    /// Replication is asynchronous. A failover loses the charges that the promoted replica has not received, so up to
-    /// that many units may be admitted again. With this setting, a returned decision is also on `count` replicas. It
-    /// costs a round trip between the master and its replicas, during which the connection executes nothing else. If
-    /// too few replicas have acknowledged within `timeout`, the check fails with
-    /// [`StoreErrorKind::TimedOut`](tidegate_core::StoreErrorKind::TimedOut), although it was charged on the master.
-    /// `timeout` is rounded down to whole milliseconds, and is at least one. It should be shorter than the caller's
-    /// deadline. Bans, resets and [commands](RedisStore::command) do not wait.
-    #[must_use]
-    pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
-        self.replicas = Replicas::new(count, timeout);
-        self
-    }
-
-    /// Sets where the user name for the Sentinels is read from, at each connect. Defaults to none: the default user of
-    /// the Sentinels.
-    ///
-    /// The user and the password in a `redis+sentinel://` URL are those of the master. Ignored for other URLs.
-    #[must_use]
-    pub fn sentinel_username_from(mut self, source: SecretSource) -> Self {
-        self.sentinel_credentials.username = Some(source);
-        self
-    }
-
-    /// Sets where the password for the Sentinels is read from, at each connect. Defaults to none.
-    ///
-    /// The user and the password in a `redis+sentinel://` URL are those of the master. Ignored for other URLs.
-    #[must_use]
-    pub fn sentinel_password_from(mut self, source: SecretSource) -> Self {
-        self.sentinel_credentials.password = Some(source);
-        self
-    }
-
-    /// Sets how the store uses TLS. Defaults to the system's certificate authorities and no client certificate.
-    ///
-    /// A second call replaces the first. Ignored for URLs without TLS.
-    #[must_use]
-    pub fn tls(mut self, options: TlsOptions) -> Self {
-        self.tls = options;
-        self
-    }
-
-    /// Sets where the user name is read from, at each connect. Defaults to the user in the URL.
-    #[must_use]
-    pub fn username_from(mut self, source: SecretSource) -> Self {
-        self.credentials.username = Some(source);
-        self
-    }
-
-    /// Sets where the password is read from, at each connect. Defaults to the password in the URL.
-    ///
-    /// The store needs no restart when a password in a file changes: the next connection uses the new one.
-    #[must_use]
-    pub fn password_from(mut self, source: SecretSource) -> Self {
-        self.credentials.password = Some(source);
-        self
-    }
-
-    /// Sets certificate authorities to trust, in PEM form, in addition to the system's or those of
-    /// [`TlsOptions::ca_file`]. Defaults to none.
-    ///
-    /// A second call replaces the first. Ignored for URLs without TLS.
-    #[must_use]
-    pub fn trust(mut self, certificates_pem: impl Into<Vec<u8>>) -> Self {
-        self.trusted_pem = Some(certificates_pem.into());
-        self
-    }
-
-    /// Sets the function that opens connections. Defaults to TCP, with TLS for `rediss://`, to the URL's host and port.
-    ///
-    /// The store calls the function for every attempt to connect. It then authenticates and selects the database as the
-    /// URL says, but it does not encrypt: the function must do that if needed. For tests in virtual time, and for
-    /// tunnels to one server. For a cluster and for Sentinels, use [`connector_to`](RedisStoreBuilder::connector_to).
-    #[must_use]
-    pub fn connector<S, F>(self, connect: impl Fn() -> F + Send + Sync + 'static) -> Self
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        F: Future<Output = io::Result<S>> + Send + 'static,
-    {
-        self.connector_to(move |_, _| connect())
-    }
-
-    /// Sets the function that opens connections, given the host and the port of the server.
-    ///
-    /// Like [`connector`](RedisStoreBuilder::connector), for a cluster, whose nodes announce their addresses, and for
-    /// Sentinels and the master that they name.
-    #[must_use]
-    pub fn connector_to<S, F>(mut self, connect: impl Fn(&str, u16) -> F + Send + Sync + 'static) -> Self
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        F: Future<Output = io::Result<S>> + Send + 'static,
-    {
-        self.connector = Some(Arc::new(move |endpoint| {
-            let connecting = connect(&endpoint.host, endpoint.port);
-            let boxed: ConnectFuture = Box::pin(async { Ok(Box::new(connecting.await?) as Box<dyn Stream>) });
-            boxed
-        }));
-        self
-    }
-
-    /// Sets the clock by which checks and refunds are decided. Defaults to the server's clock. For tests.
-    ///
-    /// Keys of counters then live for at least ten minutes. Bans still end by the server's clock.
-    #[must_use]
-    pub fn clock_override(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.clock = Some(clock);
-        self
-    }
-
-    /// Builds the store, and spawns its background tasks in the current tokio runtime: one per server and Sentinel, and
-    /// one more for a cluster or Sentinels.
-    ///
-    /// They connect now and reconnect whenever a connection is lost. They end after the store and all its clones are
-    /// dropped. This method does not wait for the connection, and the server need not be up. For a URL with TLS, it
-    /// reads the trusted certificates and the client certificate from disk. It also reads the user and the password if
-    /// they are in files.
-    ///
-    /// # Errors
-    /// Returns an error if the URL or the prefix is invalid, if the URL requires TLS and the
-    /// [options](RedisStoreBuilder::tls) or a certificate given to [`trust`](RedisStoreBuilder::trust) cannot be used,
-    /// if the user or the password cannot be read, or if no tokio runtime is running.
-    pub fn build(self) -> Result<RedisStore, BuildError> {
-        let url = self.url?;
-        let prefix = Prefix::new(&self.prefix)?;
-        let first = url.first();
-        let tls = first.is_tls.then(|| Tls::new(self.tls, self.trusted_pem)).transpose()?;
-        // They are read again at each connect. One error now is clearer than an error of every decision.
-        self.credentials.read(first)?;
-        if let StoreUrl::Sentinel(url) = &url {
-            self.sentinel_credentials.read(&url.sentinels[0])?;
-        }
-        let runtime = Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
-        let (call_scope, server_kind) = match (&url, self.call_scope) {
-            (StoreUrl::Server(_) | StoreUrl::Sentinel(_), CallScope::Server) => {
-                (CallScope::Server, ServerKind::Standalone)
-            }
-            (StoreUrl::Server(_) | StoreUrl::Sentinel(_), CallScope::Slot | CallScope::Node) => {
-                (CallScope::Slot, ServerKind::Master)
-            }
-            (StoreUrl::Cluster(_), _) if self.calls_across_slots => (CallScope::Node, ServerKind::ClusterNode),
-            (StoreUrl::Cluster(_), _) => (CallScope::Slot, ServerKind::ClusterNode),
-        };
-        let settings = Arc::new(WorkerSettings {
-            tls,
-            credentials: Arc::new(self.credentials),
-            sentinel_credentials: Arc::new(self.sentinel_credentials),
-            connector: self.connector,
-            script: SCRIPT,
-            server_kind,
-            call_timeout: self.call_timeout,
-            replicas: self.replicas,
-            clock: self.clock,
-            counters: Counters::default(),
-            refresh_wanted: Notify::new(),
-        });
-        let topology: Arc<dyn Topology> = match &url {
-            StoreUrl::Server(endpoint) => {
-                let (id, endpoint) = (ShardId::default(), endpoint.clone());
-                Arc::new(Node::spawn(id, endpoint, settings.clone(), self.queue_length, &runtime))
-            }
-            StoreUrl::Cluster(seeds) => Cluster::spawn(seeds.clone(), settings.clone(), self.queue_length, runtime),
-            StoreUrl::Sentinel(url) => Sentinels::spawn(url.clone(), settings.clone(), self.queue_length, runtime),
-        };
-        let router = Router { url, call_scope, topology, settings, key_pattern: prefix.key_pattern() };
-        Ok(RedisStore(Arc::new(Inner { router, prefix, reads_bans: self.reads_bans })))
-    }
-}
-
 impl RedisStore {
     /// Creates a builder with the default settings for the server, the cluster or the Sentinels at `url`.
     ///
@@ -402,31 +93,12 @@ impl RedisStore {
     /// port defaults to 6379, that of a Sentinel to 26379, and the database to 0. The URL is validated by
     /// [`RedisStoreBuilder::build`].
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
-        RedisStore::builder_of(StoreUrl::parse(&url.into()))
+        RedisStoreBuilder::new(StoreAddress::parse(&url.into()))
     }
 
     /// Creates a builder like [`builder`](RedisStore::builder), for an address instead of a URL.
     pub fn builder_for(address: StoreAddress) -> RedisStoreBuilder {
-        RedisStore::builder_of(Ok(address.0))
-    }
-
-    fn builder_of(url: Result<StoreUrl, UrlError>) -> RedisStoreBuilder {
-        RedisStoreBuilder {
-            url,
-            prefix: "tidegate".into(),
-            call_timeout: RedisStoreBuilder::CALL_TIMEOUT_DEFAULT,
-            queue_length: QUEUE_LENGTH_DEFAULT,
-            reads_bans: false,
-            call_scope: CallScope::default(),
-            calls_across_slots: false,
-            trusted_pem: None,
-            tls: TlsOptions::default(),
-            credentials: Credentials::of_store(),
-            sentinel_credentials: Credentials::of_sentinels(),
-            replicas: None,
-            connector: None,
-            clock: None,
-        }
+        RedisStoreBuilder::new(Ok(address))
     }
 
     /// Checks that `url` is valid for [`RedisStore::builder`]. Does not connect, and needs no tokio runtime.
@@ -435,21 +107,12 @@ impl RedisStore {
     /// Returns an error if the URL is invalid, or if it requires TLS and this crate was built without the feature
     /// `tls`. The message says what is accepted and does not contain the password.
     pub fn check_url(url: &str) -> Result<(), UrlError> {
-        StoreUrl::parse(url).map(drop)
+        StoreAddress::parse(url).map(drop)
     }
 
     /// Returns the counts of this store and its clones since the store was built. Does no I/O.
     pub fn stats(&self) -> RedisStats {
-        let counters = &self.0.router.settings.counters;
-        RedisStats {
-            calls: counters.calls.load(Ordering::Relaxed),
-            decisions: counters.decisions.load(Ordering::Relaxed),
-            connects: counters.connects.load(Ordering::Relaxed),
-            scripts_sent: counters.scripts_sent.load(Ordering::Relaxed),
-            redirections: counters.redirections.load(Ordering::Relaxed),
-            failovers: counters.failovers.load(Ordering::Relaxed),
-            panics: counters.panics.load(Ordering::Relaxed),
-        }
+        *self.0.router.settings.stats.lock()
     }
 
     /// Asks each server for its name, its version and its `maxmemory-policy`. For the start of a service.
@@ -546,9 +209,14 @@ impl RedisStore {
             CallScope::Server => 0,
             CallScope::Slot | CallScope::Node => slot_of_key(key),
         };
+        self.run_in_slot(slot, parts).await
+    }
+
+    /// Sends a command to the node that owns a slot, and returns its reply.
+    async fn run_in_slot(&self, slot: u16, parts: &[impl AsRef<[u8]>]) -> Result<Reply, StoreError> {
         let mut request = Vec::new();
         push_command(&mut request, parts);
-        self.0.router.run_alone(slot, |sharing, waiter| Work::Command(request.clone(), sharing, waiter)).await
+        self.0.router.run_alone(slot, |waiter| Job::Command(request.clone(), waiter)).await
     }
 
     /// Runs the script of the ban list with these arguments.
@@ -560,6 +228,17 @@ impl RedisStore {
 
     fn error(&self, fault: Fault) -> StoreError {
         self.0.router.error(fault)
+    }
+
+    /// Creates the error of a check or redemption whose subjects are in several hash slots.
+    fn several_slots(&self) -> StoreError {
+        const MESSAGE: &str = "the subjects are in different hash slots, and cannot be counted together in one call";
+        self.error(Fault::new(Kind::Forbidden, MESSAGE))
+    }
+
+    /// Creates the error of a reply that does not have the expected form.
+    fn malformed_reply(&self) -> StoreError {
+        self.error(Fault::new(Kind::Protocol, "the server's reply is malformed"))
     }
 
     /// Returns the hash slot of a check, or `None` if its subjects are in several.
@@ -586,29 +265,25 @@ impl RedisStore {
     /// # Errors
     /// Returns an error if all checks are in one slot, and a call failed as a whole.
     async fn decide_separately(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
-        let mut slots = checks.iter().map(|check| self.slot_of(check));
-        if let Some(Some(slot)) = slots.next()
-            && slots.all(|other| other == Some(slot))
-        {
-            return self.decide_in_slot(slot, checks).await;
-        }
-        let mut answers: Vec<Option<Result<Decision, StoreError>>> = checks.iter().map(|_| None).collect();
-        let mut groups: Vec<(u16, Vec<usize>, Vec<Check<'_>>)> = Vec::new();
+        let mut groups: Vec<(Option<u16>, Vec<usize>)> = Vec::new();
         for (index, check) in checks.iter().enumerate() {
-            let Some(slot) = self.slot_of(check) else {
-                answers[index] = Some(Err(self.error(Fault::new(Kind::Forbidden, SEVERAL_SLOTS))));
-                continue;
-            };
-            match groups.iter_mut().find(|(group, ..)| *group == slot) {
-                Some((_, indices, checks)) => {
-                    indices.push(index);
-                    checks.push(*check);
-                }
-                None => groups.push((slot, vec![index], vec![*check])),
+            let slot = self.slot_of(check);
+            match groups.iter_mut().find(|(group, _)| *group == slot) {
+                Some((_, indices)) => indices.push(index),
+                None => groups.push((slot, vec![index])),
             }
         }
-        let decided = join_all(groups.iter().map(|(slot, _, checks)| self.decide_in_slot(*slot, checks))).await;
-        for ((_, indices, _), decided) in groups.into_iter().zip(decided) {
+        let decide = |(slot, indices): &(Option<u16>, Vec<usize>)| {
+            let checks: Vec<Check<'_>> = indices.iter().map(|&index| checks[index]).collect();
+            let slot = *slot;
+            async move { self.decide_in_slot(slot, &checks).await }
+        };
+        let mut decided = join_all(groups.iter().map(decide)).await;
+        if decided.len() == 1 {
+            return decided.remove(0);
+        }
+        let mut answers: Vec<Option<Result<Decision, StoreError>>> = checks.iter().map(|_| None).collect();
+        for ((_, indices), decided) in groups.into_iter().zip(decided) {
             match decided {
                 Ok(decided) => indices.into_iter().zip(decided).for_each(|(at, answer)| answers[at] = Some(answer)),
                 Err(error) => {
@@ -623,23 +298,22 @@ impl RedisStore {
     /// Decides checks of one hash slot in chunks of [`STEPS_MAX`], and returns one result per check, in the same order.
     ///
     /// A chunk is sent after the one before it was decided. While the slot is being moved, the checks of a chunk are sent
-    /// one after the other.
+    /// one after the other. Without a slot, each check has subjects in several slots and fails.
     ///
     /// # Errors
     /// Returns the error of the first chunk that failed as a whole; later chunks are not sent. If an earlier chunk was
     /// decided, the error is [in part](StoreError::in_part).
     async fn decide_in_slot(
         &self,
-        slot: u16,
+        slot: Option<u16>,
         checks: &[Check<'_>],
     ) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
+        let Some(slot) = slot else { return Ok(checks.iter().map(|_| Err(self.several_slots())).collect()) };
         let mut answers = Vec::with_capacity(checks.len());
         for chunk in checks.chunks(STEPS_MAX) {
-            let work = |sharing, waiter| {
-                let step = |check| Step::check(check, &self.0.prefix, self.0.reads_bans);
-                Work::Checks(chunk.iter().map(step).collect(), sharing, waiter)
-            };
-            match self.0.router.run_checks(slot, work).await {
+            let step = |check| Step::check(check, &self.0.prefix, self.0.reads_bans);
+            let job = |waiter| Job::Checks(chunk.iter().map(step).collect(), waiter);
+            match self.0.router.run_checks(slot, job).await {
                 Ok(decided) => {
                     answers.extend(decided.into_iter().map(|answer| answer.map_err(|fault| self.error(fault))))
                 }
@@ -670,9 +344,9 @@ impl RedisStore {
                 return Ok(Decision::banned(self.server_time(slot).await?, Source::Store, ban, check));
             }
         }
-        let work = |sharing, waiter| Work::Checks(vec![Step::check(check, &self.0.prefix, false)], sharing, waiter);
-        let decided = self.0.router.run_alone(slot, work).await?;
-        let Some(decided) = decided.into_iter().next() else { return Err(self.error(malformed_reply())) };
+        let job = |waiter| Job::Checks(vec![Step::check(check, &self.0.prefix, false)], waiter);
+        let decided = self.0.router.run_alone(slot, job).await?;
+        let decided = decided.into_iter().next().ok_or_else(|| self.malformed_reply())?;
         decided.map_err(|fault| self.error(fault))
     }
 
@@ -681,15 +355,12 @@ impl RedisStore {
         if let Some(clock) = &self.0.router.settings.clock {
             return Ok(clock.now());
         }
-        let mut request = Vec::new();
-        push_command(&mut request, &["TIME"]);
-        let work = |sharing, waiter| Work::Command(request.clone(), sharing, waiter);
-        let reply = self.0.router.run_alone(slot, work).await?;
+        let reply = self.run_in_slot(slot, &["TIME"]).await?;
         let part = |index: usize| match &reply {
             Reply::List(parts) => parts.get(index)?.as_text()?.parse::<u64>().ok(),
             _ => None,
         };
-        let (Some(seconds), Some(micros)) = (part(0), part(1)) else { return Err(self.error(malformed_reply())) };
+        let (Some(seconds), Some(micros)) = (part(0), part(1)) else { return Err(self.malformed_reply()) };
         Ok(Timestamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros)))
     }
 
@@ -732,11 +403,6 @@ fn ban_listing(reply: &Reply) -> Option<BanListing> {
         }
     }
     Some(BanListing::new(version, bans))
-}
-
-/// Creates the fault of a reply that does not have the expected form.
-fn malformed_reply() -> Fault {
-    Fault::new(Kind::Protocol, "the server's reply is malformed")
 }
 
 impl Store for RedisStore {
@@ -793,11 +459,8 @@ impl Store for RedisStore {
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
         Box::pin(async move {
             let Some(step) = Step::refund(check, decision, &self.0.prefix) else { return Ok(()) };
-            let Some(slot) = self.slot_of(check) else {
-                return Err(self.error(Fault::new(Kind::Forbidden, SEVERAL_SLOTS)));
-            };
-            let work = |sharing, waiter| Work::Refund(step.clone(), sharing, waiter);
-            self.0.router.run_any(slot, work).await.map(|_done| ())
+            let slot = self.slot_of(check).ok_or_else(|| self.several_slots())?;
+            self.0.router.run_any(slot, |waiter| Job::Refund(step.clone(), waiter)).await.map(|_done| ())
         })
     }
 
@@ -811,11 +474,9 @@ impl Store for RedisStore {
             let checks = [redemption.refund.map(|(check, _)| check), redemption.charge];
             let demands = checks.iter().flatten().flat_map(|check| check.demands());
             let subjects = demands.map(|demand| demand.key.subject()).chain([redemption.subject]);
-            let Some(slot) = self.common_slot(subjects) else {
-                return Err(self.error(Fault::new(Kind::Forbidden, SEVERAL_SLOTS)));
-            };
-            let work = |sharing, waiter| Work::Refund(Step::redemption(redemption, &self.0.prefix), sharing, waiter);
-            self.0.router.run_any(slot, work).await
+            let slot = self.common_slot(subjects).ok_or_else(|| self.several_slots())?;
+            let job = |waiter| Job::Refund(Step::redemption(redemption, &self.0.prefix), waiter);
+            self.0.router.run_any(slot, job).await
         })
     }
 
@@ -828,7 +489,7 @@ impl Store for RedisStore {
             let peek = demand.cost(Cost::PEEK);
             let decisions = self.decide_all(&[Check::one(&peek)]).await?;
             let status = decisions.first().and_then(|decision| decision.limits.first().copied());
-            status.ok_or_else(|| self.error(malformed_reply()))
+            status.ok_or_else(|| self.malformed_reply())
         })
     }
 
@@ -891,7 +552,7 @@ impl Store for RedisStore {
                 }
             }
             let reply = self.call_ban_list(&["read"]).await?;
-            ban_listing(&reply).map(Some).ok_or_else(|| self.error(malformed_reply()))
+            ban_listing(&reply).map(Some).ok_or_else(|| self.malformed_reply())
         })
     }
 
@@ -908,13 +569,13 @@ impl Store for RedisStore {
             let now_ms = now.map_or_else(String::new, |ms| ms.to_string());
             let call = ["EVAL", INSTANCES_SCRIPT, "1", &key, &id, &lifetime_ms, &size_max, &now_ms];
             let reply = self.run_command(key.as_bytes(), &call).await?;
-            let Reply::List(numbers) = &reply else { return Err(self.error(malformed_reply())) };
+            let Reply::List(numbers) = &reply else { return Err(self.malformed_reply()) };
             match numbers[..] {
                 [Reply::Integer(count @ 1..), Reply::Integer(was_live)] => {
                     let count = u32::try_from(count).unwrap_or(u32::MAX);
                     Ok(Some(LiveInstances::new(count, was_live == 1)))
                 }
-                _ => Err(self.error(malformed_reply())),
+                _ => Err(self.malformed_reply()),
             }
         })
     }
@@ -930,7 +591,7 @@ impl Store for RedisStore {
 
     /// Returns the URL of the server, the cluster or the Sentinels, without user and password.
     fn address(&self) -> Option<String> {
-        Some(self.0.router.url.to_string())
+        Some(self.0.router.address.to_string())
     }
 
     fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
@@ -943,17 +604,6 @@ impl Store for RedisStore {
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RedisStore").field(&self.0.router.url).finish()
-    }
-}
-
-impl fmt::Debug for RedisStoreBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("RedisStoreBuilder");
-        match &self.url {
-            Ok(url) => shown.field("url", url),
-            Err(error) => shown.field("url", &error.to_string()),
-        };
-        shown.field("prefix", &self.prefix).finish_non_exhaustive()
+        f.debug_tuple("RedisStore").field(&self.0.router.address).finish()
     }
 }

@@ -108,6 +108,12 @@ pub struct TlsError {
     problem: String,
 }
 
+impl TlsError {
+    fn new(problem: impl Into<String>) -> TlsError {
+        TlsError { problem: problem.into() }
+    }
+}
+
 #[cfg(feature = "tls")]
 pub(crate) use with_rustls::{Tls, reason};
 #[cfg(not(feature = "tls"))]
@@ -117,8 +123,9 @@ pub(crate) use without::{Tls, reason};
 mod with_rustls {
     use std::io;
     use std::path::Path;
-    use std::sync::{Arc, Mutex, PoisonError};
+    use std::sync::Arc;
 
+    use parking_lot::Mutex;
     use tidegate_core::{__io_reason, StoreErrorKind as Kind};
     use tokio::net::TcpStream;
     use tokio::time::{Instant, timeout_at};
@@ -174,8 +181,8 @@ mod with_rustls {
         /// no valid certificate authority, or the server name is invalid.
         pub(crate) fn new(options: TlsOptions, trusted_pem: Option<Vec<u8>>) -> Result<Tls, TlsError> {
             if let Some(name) = &options.server_name {
-                ServerName::try_from(name.as_str()).map_err(|_| TlsError {
-                    problem: format!("the TLS server name {name:?} is neither a DNS name nor an IP address"),
+                ServerName::try_from(name.as_str()).map_err(|_| {
+                    TlsError::new(format!("the TLS server name {name:?} is neither a DNS name nor an IP address"))
                 })?;
             }
             let files = Files::read(&options)?;
@@ -193,9 +200,10 @@ mod with_rustls {
         pub(crate) async fn wrap(&self, tcp: TcpStream, host: &str, until: Instant) -> Result<Box<dyn Stream>, Fault> {
             let fault = |message: String| Fault::new(Kind::Unreachable, message);
             let inner = self.0.clone();
-            let config = match self.0.options.has_files() {
-                true => tokio::task::spawn_blocking(move || inner.current_config()).await,
-                false => Ok(inner.current().config.clone()),
+            let config = if self.0.options.has_files() {
+                tokio::task::spawn_blocking(move || inner.current_config()).await
+            } else {
+                Ok(inner.current.lock().config.clone())
             };
             let config = config.map_err(|_| fault("the files for TLS could not be read".into()))?;
             let name = self.0.options.server_name.as_deref().unwrap_or(host);
@@ -223,15 +231,11 @@ mod with_rustls {
     }
 
     impl Inner {
-        fn current(&self) -> std::sync::MutexGuard<'_, Material> {
-            self.current.lock().unwrap_or_else(PoisonError::into_inner)
-        }
-
         /// Reads the files, and returns the configuration that they define. Blocks.
         ///
         /// If they cannot be used, returns the configuration in use, and logs a warning, once for each problem.
         fn current_config(&self) -> Arc<ClientConfig> {
-            let mut current = self.current();
+            let mut current = self.current.lock();
             let changed = Files::read(&self.options).and_then(|files| {
                 if files == current.files {
                     return Ok(None);
@@ -260,9 +264,8 @@ mod with_rustls {
     impl Files {
         fn read(options: &TlsOptions) -> Result<Files, TlsError> {
             let read = |file: &Path| {
-                read_bounded(file, FILE_BYTES_MAX).map_err(|error| TlsError {
-                    problem: format!("cannot read {}: {}", file.display(), __io_reason(&error)),
-                })
+                read_bounded(file, FILE_BYTES_MAX)
+                    .map_err(|error| TlsError::new(format!("cannot read {}: {}", file.display(), __io_reason(&error))))
             };
             let authorities = options.ca_file.as_deref().map(read).transpose()?;
             let client = options.client.as_ref().map(|(cert, key)| Ok((read(cert)?, read(key)?))).transpose()?;
@@ -287,20 +290,20 @@ mod with_rustls {
         };
         let builder = ClientConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
             .with_protocol_versions(versions)
-            .map_err(|_| TlsError { problem: "TLS cannot be configured".into() })?
+            .map_err(|_| TlsError::new("TLS cannot be configured"))?
             .with_root_certificates(roots);
         let (Some((cert_file, key_file)), Some((cert, key))) = (&options.client, &files.client) else {
             return Ok(builder.with_no_client_auth());
         };
         let chain = certificates(cert, &cert_file.display().to_string())?;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsError {
-            problem: format!(
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
+            TlsError::new(format!(
                 "{} contains no private key; expected PEM: -----BEGIN PRIVATE KEY----- (not encrypted)",
                 key_file.display()
-            ),
+            ))
         })?;
-        builder.with_client_auth_cert(chain, key).map_err(|error| TlsError {
-            problem: format!(
+        builder.with_client_auth_cert(chain, key).map_err(|error| {
+            TlsError::new(format!(
                 "the certificate in {} and the key in {} cannot be used together: {}",
                 cert_file.display(),
                 key_file.display(),
@@ -308,14 +311,16 @@ mod with_rustls {
                     Error::InconsistentKeys(_) => "the key does not belong to the certificate".to_owned(),
                     error => error.to_string(),
                 }
-            ),
+            ))
         })
     }
 
     fn add_authorities(roots: &mut RootCertStore, pem: &[u8], place: &str) -> Result<(), TlsError> {
         for certificate in certificates(pem, place)? {
-            roots.add(certificate).map_err(|_| TlsError {
-                problem: format!("{place}: a certificate in the PEM text cannot be used as a certificate authority"),
+            roots.add(certificate).map_err(|_| {
+                TlsError::new(format!(
+                    "{place}: a certificate in the PEM text cannot be used as a certificate authority"
+                ))
             })?;
         }
         Ok(())
@@ -324,15 +329,13 @@ mod with_rustls {
     /// Returns the certificates in a PEM text: at least one. `place` is where it comes from, for errors.
     fn certificates(pem: &[u8], place: &str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         let decoded: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-        let certificates = decoded.map_err(|_| TlsError {
-            problem: format!("{place}: a certificate cannot be decoded; expected PEM format"),
-        })?;
-        match certificates.is_empty() {
-            true => Err(TlsError {
-                problem: format!("{place}: no certificate was found; expected PEM: -----BEGIN CERTIFICATE-----"),
-            }),
-            false => Ok(certificates),
+        let certificates = decoded
+            .map_err(|_| TlsError::new(format!("{place}: a certificate cannot be decoded; expected PEM format")))?;
+        if certificates.is_empty() {
+            let expected = "expected PEM: -----BEGIN CERTIFICATE-----";
+            return Err(TlsError::new(format!("{place}: no certificate was found; {expected}")));
         }
+        Ok(certificates)
     }
 
     /// Returns the reason of an I/O error on a stream, in words for an operator if it is an error of TLS.
@@ -414,7 +417,7 @@ mod without {
 
     /// A type without values, for builds without the feature `tls`.
     ///
-    /// In such a build, [`StoreUrl::parse`](crate::url::StoreUrl::parse) rejects `rediss://` URLs, so no store uses
+    /// In such a build, [`StoreAddress::parse`](crate::url::StoreAddress::parse) rejects `rediss://` URLs, so no store uses
     /// TLS.
     pub(crate) enum Tls {}
 
@@ -422,7 +425,7 @@ mod without {
         /// Returns an error: this build does not support TLS. No store calls it, because `rediss://` URLs are rejected
         /// before.
         pub(crate) fn new(_: TlsOptions, _: Option<Vec<u8>>) -> Result<Tls, TlsError> {
-            Err(TlsError { problem: "this build does not support TLS".into() })
+            Err(TlsError::new("this build does not support TLS"))
         }
 
         /// Never runs, because there is no `Tls` value.

@@ -14,29 +14,6 @@ const SENTINEL_PORT_DEFAULT: u16 = 26379;
 /// The largest accepted database number. Redis has 16 databases by default.
 const DATABASE_MAX: u32 = 65_535;
 
-/// The parsed URL of a store.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) enum StoreUrl {
-    /// One server that holds all keys.
-    Server(Endpoint),
-    /// A cluster, with the nodes that are asked for its topology at the start; at least one.
-    Cluster(Vec<Endpoint>),
-    /// The master that Sentinels know by a name.
-    Sentinel(SentinelUrl),
-}
-
-/// Sentinels, and the name and credentials of the master that they watch.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct SentinelUrl {
-    /// The Sentinels that are asked at the start; at least one. The URL has no credentials for them.
-    pub(crate) sentinels: Vec<Endpoint>,
-    /// The name under which the Sentinels know the master.
-    pub(crate) name: String,
-    /// The database, credentials and TLS setting of the master. The address is that of the first Sentinel, and is not
-    /// used.
-    pub(crate) server: Endpoint,
-}
-
 /// A server: address, database, credentials, and whether to use TLS.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
@@ -96,9 +73,33 @@ pub enum StoreKind {
 ///
 /// Its `Display` and `Debug` output contains neither the user nor the password.
 #[derive(Clone, PartialEq, Eq)]
-pub struct StoreAddress(pub(crate) StoreUrl);
+pub struct StoreAddress {
+    pub(crate) kind: StoreKind,
+    /// The server, the first node of the cluster, or, with the address of the first Sentinel, the credentials, the
+    /// database and the TLS setting of the master.
+    pub(crate) server: Endpoint,
+    /// The host and the port of the server, or of each node or Sentinel that is asked at the start; at least one.
+    addresses: Vec<(String, u16)>,
+    /// The name under which the Sentinels know the master; else empty.
+    pub(crate) master: String,
+}
 
 impl StoreAddress {
+    /// Parses `redis://[user:password@]host[:port][/database]`, `redis+cluster://[user:password@]host[:port],…` or
+    /// `redis+sentinel://[user:password@]host[:port],…/NAME[/database]`. The schemes `rediss`, `rediss+cluster` and
+    /// `rediss+sentinel` use TLS.
+    ///
+    /// The port defaults to 6379, that of a Sentinel to 26379, and the database to 0. User and password may be
+    /// percent-encoded.
+    ///
+    /// # Errors
+    /// Returns an error if the scheme is unknown, a part is missing or invalid, or the scheme requires TLS and the
+    /// feature `tls` is off.
+    pub(crate) fn parse(url: &str) -> Result<StoreAddress, UrlError> {
+        let UrlParts { kind, is_tls, login, addresses, path } = UrlParts::split(url)?;
+        StoreAddress::of(kind, is_tls, login, &addresses.split(',').collect::<Vec<_>>(), path)
+    }
+
     /// Combines URLs with one server, node or Sentinel each. `master` is the name under which Sentinels know the master.
     ///
     /// The kind in the schemes of the URLs is ignored. The credentials and the use of TLS are those of the first URL.
@@ -113,33 +114,63 @@ impl StoreAddress {
         let addresses: Vec<&str> = parts.iter().flat_map(|url| url.addresses.split(',')).collect();
         let path = parts.iter().map(|url| url.path).find(|path| !path.is_empty()).unwrap_or_default();
         let path = master.unwrap_or_else(|| path.trim_end_matches('/'));
-        StoreUrl::of(kind, first.is_tls, first.login, &addresses, path).map(StoreAddress)
+        StoreAddress::of(kind, first.is_tls, first.login, &addresses, path)
+    }
+
+    /// Parses the hosts, the path and the credentials of a URL whose scheme has this kind.
+    fn of(
+        kind: StoreKind,
+        is_tls: bool,
+        login: Option<&str>,
+        texts: &[&str],
+        path: &str,
+    ) -> Result<StoreAddress, UrlError> {
+        let (user, password) = parse_login(login)?;
+        if kind == StoreKind::Server && texts.len() > 1 {
+            return Err(UrlError::new(
+                "a URL with several hosts must begin with redis+cluster://, redis+sentinel://, rediss+cluster:// or \
+                 rediss+sentinel://",
+            ));
+        }
+        let port_default = if kind == StoreKind::Sentinel { SENTINEL_PORT_DEFAULT } else { PORT_DEFAULT };
+        let addresses = texts.iter().map(|text| parse_address(text, port_default)).collect::<Result<Vec<_>, _>>();
+        let (master, database) = match kind {
+            StoreKind::Server | StoreKind::Cluster => ("", path),
+            StoreKind::Sentinel => path.split_once('/').unwrap_or((path, "")),
+        };
+        if kind == StoreKind::Sentinel && master.is_empty() {
+            let problem = "the name of the master is missing after the Sentinels".to_owned();
+            // Without the user and the password.
+            let scheme = if is_tls { "rediss" } else { "redis" };
+            let meant = addresses.is_ok().then(|| format!("{scheme}+sentinel://{}/NAME", texts.join(",")));
+            return Err(UrlError { problem, meant });
+        }
+        let (master, database) = (parse_master_name(master)?, parse_database(database)?);
+        if kind == StoreKind::Cluster && database != 0 {
+            return Err(UrlError::new("a cluster has only database 0"));
+        }
+        let addresses = addresses?;
+        let (host, port) = addresses[0].clone();
+        Ok(StoreAddress { kind, server: Endpoint { host, port, database, user, password, is_tls }, addresses, master })
     }
 
     /// Returns what the hosts are.
     pub fn kind(&self) -> StoreKind {
-        match &self.0 {
-            StoreUrl::Server(_) => StoreKind::Server,
-            StoreUrl::Cluster(_) => StoreKind::Cluster,
-            StoreUrl::Sentinel(_) => StoreKind::Sentinel,
-        }
+        self.kind
     }
 
     /// Returns whether the URLs had a password.
     pub fn has_password(&self) -> bool {
-        self.0.first().password.is_some()
+        self.server.password.is_some()
     }
-}
 
-impl fmt::Display for StoreAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Debug for StoreAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
+    /// Returns the server, or the nodes or the Sentinels that are asked at the start. The Sentinels have no credentials.
+    pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
+        let template = match self.kind {
+            StoreKind::Server | StoreKind::Cluster => self.server.clone(),
+            StoreKind::Sentinel => Endpoint { database: 0, user: None, password: None, ..self.server.clone() },
+        };
+        self.addresses.iter().map(|(host, port)| template.at(host, *port)).collect()
     }
 }
 
@@ -189,82 +220,6 @@ impl<'u> UrlParts<'u> {
         };
         let (addresses, path) = place.split_once('/').unwrap_or((place, ""));
         Ok(UrlParts { kind, is_tls, login, addresses, path })
-    }
-}
-
-impl StoreUrl {
-    /// Parses `redis://[user:password@]host[:port][/database]`, `redis+cluster://[user:password@]host[:port],…` or
-    /// `redis+sentinel://[user:password@]host[:port],…/NAME[/database]`. The schemes `rediss`, `rediss+cluster` and
-    /// `rediss+sentinel` use TLS.
-    ///
-    /// The port defaults to 6379, that of a Sentinel to 26379, and the database to 0. User and password may be
-    /// percent-encoded.
-    ///
-    /// # Errors
-    /// Returns an error if the scheme is unknown, a part is missing or invalid, or the scheme requires TLS and the
-    /// feature `tls` is off.
-    pub(crate) fn parse(url: &str) -> Result<StoreUrl, UrlError> {
-        let UrlParts { kind, is_tls, login, addresses, path } = UrlParts::split(url)?;
-        StoreUrl::of(kind, is_tls, login, &addresses.split(',').collect::<Vec<_>>(), path)
-    }
-
-    /// Parses the hosts, the path and the credentials of a URL whose scheme has this kind.
-    fn of(
-        kind: StoreKind,
-        is_tls: bool,
-        login: Option<&str>,
-        addresses: &[&str],
-        path: &str,
-    ) -> Result<StoreUrl, UrlError> {
-        let (user, password) = parse_login(login)?;
-        let endpoint = |address: &str, port_default: u16, database: u32| {
-            let (host, port) = parse_address(address, port_default)?;
-            Ok(Endpoint { host, port, database, user: user.clone(), password: password.clone(), is_tls })
-        };
-        match kind {
-            StoreKind::Server if addresses.len() > 1 => Err(UrlError::new(
-                "a URL with several hosts must begin with redis+cluster://, redis+sentinel://, rediss+cluster:// or \
-                 rediss+sentinel://",
-            )),
-            StoreKind::Server => Ok(StoreUrl::Server(endpoint(addresses[0], PORT_DEFAULT, parse_database(path)?)?)),
-            StoreKind::Cluster => {
-                if parse_database(path)? != 0 {
-                    return Err(UrlError::new("a cluster has only database 0"));
-                }
-                let nodes = addresses.iter().map(|address| endpoint(address, PORT_DEFAULT, 0));
-                Ok(StoreUrl::Cluster(nodes.collect::<Result<_, _>>()?))
-            }
-            StoreKind::Sentinel => {
-                let (name, database) = path.split_once('/').unwrap_or((path, ""));
-                if name.is_empty() {
-                    let problem = "the name of the master is missing after the Sentinels".to_owned();
-                    let is_valid = addresses.iter().all(|text| parse_address(text, SENTINEL_PORT_DEFAULT).is_ok());
-                    // Without the user and the password.
-                    let scheme = if is_tls { "rediss" } else { "redis" };
-                    let meant = is_valid.then(|| format!("{scheme}+sentinel://{}/NAME", addresses.join(",")));
-                    return Err(UrlError { problem, meant });
-                }
-                let (name, database) = (parse_master_name(name)?, parse_database(database)?);
-                let servers = addresses.iter().map(|address| endpoint(address, SENTINEL_PORT_DEFAULT, database));
-                let servers: Vec<Endpoint> = servers.collect::<Result<_, _>>()?;
-                let server = servers[0].clone();
-                let without_login = |server| Endpoint { database: 0, user: None, password: None, ..server };
-                let sentinels = servers.into_iter().map(without_login).collect();
-                Ok(StoreUrl::Sentinel(SentinelUrl { sentinels, name, server }))
-            }
-        }
-    }
-
-    /// Returns the server, or the first node of a cluster, whose credentials and TLS setting are those of all nodes.
-    ///
-    /// For Sentinels, returns an endpoint with the credentials and the TLS setting of the master, whose address is not
-    /// known.
-    pub(crate) fn first(&self) -> &Endpoint {
-        match self {
-            StoreUrl::Server(endpoint) => endpoint,
-            StoreUrl::Cluster(seeds) => &seeds[0],
-            StoreUrl::Sentinel(url) => &url.server,
-        }
     }
 }
 
@@ -362,41 +317,41 @@ fn unescape(text: &str) -> Result<String, UrlError> {
 }
 
 /// Formats the URL for error messages: without user and password.
-impl fmt::Display for StoreUrl {
+impl fmt::Display for StoreAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kind, hosts) = match self {
-            StoreUrl::Server(endpoint) => return endpoint.fmt(f),
-            StoreUrl::Cluster(seeds) => ("cluster", seeds),
-            StoreUrl::Sentinel(url) => ("sentinel", &url.sentinels),
+        let kind = match self.kind {
+            StoreKind::Server => return self.server.fmt(f),
+            StoreKind::Cluster => "cluster",
+            StoreKind::Sentinel => "sentinel",
         };
-        write!(f, "{}+{kind}://", if self.first().is_tls { "rediss" } else { "redis" })?;
-        for (index, host) in hosts.iter().enumerate() {
-            write!(f, "{}{}", if index == 0 { "" } else { "," }, host.address())?;
+        let hosts: Vec<String> = self.endpoints().iter().map(Endpoint::address).collect();
+        write!(f, "{}+{kind}://{}", self.server.scheme(), hosts.join(","))?;
+        if self.kind == StoreKind::Sentinel {
+            write!(f, "/{}", self.master)?;
         }
-        match self {
-            StoreUrl::Sentinel(SentinelUrl { name, server, .. }) if server.database != 0 => {
-                write!(f, "/{name}/{}", server.database)
-            }
-            StoreUrl::Sentinel(SentinelUrl { name, .. }) => write!(f, "/{name}"),
-            StoreUrl::Server(_) | StoreUrl::Cluster(_) => Ok(()),
-        }
+        if self.server.database == 0 { Ok(()) } else { write!(f, "/{}", self.server.database) }
     }
 }
 
 /// Formats the URL as [`fmt::Display`] does, with `***@` in place of the user and the password.
-impl fmt::Debug for StoreUrl {
+impl fmt::Debug for StoreAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt_masked(f, &self.to_string(), self.first().password.is_some())
+        fmt_masked(f, &self.to_string(), self.has_password())
     }
 }
 
 impl Endpoint {
     /// Returns `host:port`, with brackets around an IPv6 address.
     pub(crate) fn address(&self) -> String {
-        match self.host.contains(':') {
-            true => format!("[{}]:{}", self.host, self.port),
-            false => format!("{}:{}", self.host, self.port),
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
         }
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.is_tls { "rediss" } else { "redis" }
     }
 
     /// Returns the server at another address, with the same credentials.
@@ -408,8 +363,7 @@ impl Endpoint {
 /// Formats the URL for error messages: without user and password, and without the database if it is 0.
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = if self.is_tls { "rediss" } else { "redis" };
-        write!(f, "{scheme}://{}", self.address())?;
+        write!(f, "{}://{}", self.scheme(), self.address())?;
         if self.database == 0 { Ok(()) } else { write!(f, "/{}", self.database) }
     }
 }
@@ -423,10 +377,7 @@ impl fmt::Debug for Endpoint {
 
 /// Writes a URL, with `***@` before the host if it has a password.
 fn fmt_masked(f: &mut fmt::Formatter<'_>, url: &str, has_password: bool) -> fmt::Result {
-    match has_password {
-        true => f.write_str(&url.replacen("://", "://***@", 1)),
-        false => f.write_str(url),
-    }
+    if has_password { f.write_str(&url.replacen("://", "://***@", 1)) } else { f.write_str(url) }
 }
 
 #[cfg(test)]
@@ -434,19 +385,16 @@ mod tests {
     use super::*;
 
     fn endpoint(url: &str) -> Endpoint {
-        match StoreUrl::parse(url) {
-            Ok(StoreUrl::Server(endpoint)) => endpoint,
-            other => panic!("{url}: {other:?}"),
-        }
+        let address = StoreAddress::parse(url).unwrap();
+        assert_eq!((address.kind(), address.endpoints()), (StoreKind::Server, vec![address.server.clone()]));
+        address.server
     }
 
     #[test]
     fn cluster_has_one_or_more_nodes_with_the_same_credentials() {
-        let Ok(StoreUrl::Cluster(nodes)) =
-            StoreUrl::parse("redis+cluster://ann:pw@10.0.0.1:7000,example.org,[::1]:7001/0")
-        else {
-            panic!("a cluster");
-        };
+        let url = StoreAddress::parse("redis+cluster://ann:pw@10.0.0.1:7000,example.org,[::1]:7001/0").unwrap();
+        assert_eq!(url.kind(), StoreKind::Cluster);
+        let nodes = url.endpoints();
         let places: Vec<String> = nodes.iter().map(Endpoint::address).collect();
         assert_eq!(places, ["10.0.0.1:7000", "example.org:6379", "[::1]:7001"]);
         assert!(nodes.iter().all(|node| node.user.as_deref() == Some("ann") && node.password.as_deref() == Some("pw")));
@@ -454,15 +402,13 @@ mod tests {
 
     #[test]
     fn sentinels_have_a_port_of_their_own_and_no_credentials() {
-        let Ok(StoreUrl::Sentinel(url)) =
-            StoreUrl::parse("redis+sentinel://ann:pw@10.0.0.1:7000,example.org,[::1]/my-master.1/3")
-        else {
-            panic!("Sentinels");
-        };
-        let places: Vec<String> = url.sentinels.iter().map(Endpoint::address).collect();
+        let url = StoreAddress::parse("redis+sentinel://ann:pw@10.0.0.1:7000,example.org,[::1]/my-master.1/3").unwrap();
+        assert_eq!(url.kind(), StoreKind::Sentinel);
+        let sentinels = url.endpoints();
+        let places: Vec<String> = sentinels.iter().map(Endpoint::address).collect();
         assert_eq!(places, ["10.0.0.1:7000", "example.org:26379", "[::1]:26379"]);
-        assert!(url.sentinels.iter().all(|sentinel| sentinel.password.is_none() && sentinel.database == 0));
-        assert_eq!((url.name.as_str(), url.server.database), ("my-master.1", 3));
+        assert!(sentinels.iter().all(|sentinel| sentinel.password.is_none() && sentinel.database == 0));
+        assert_eq!((url.master.as_str(), url.server.database), ("my-master.1", 3));
         assert_eq!((url.server.user.as_deref(), url.server.password.as_deref()), (Some("ann"), Some("pw")));
     }
 
@@ -471,10 +417,10 @@ mod tests {
         let of = |kind, urls: &[&str], master| StoreAddress::of_list(kind, urls, master);
         let cluster = of(StoreKind::Cluster, &["redis://ann:pw@a:1", "redis://ann:pw@[::1]/"], None).unwrap();
         assert_eq!((cluster.kind(), cluster.has_password()), (StoreKind::Cluster, true));
-        assert_eq!(cluster.0, StoreUrl::parse("redis+cluster://ann:pw@a:1,[::1]:6379").unwrap());
+        assert_eq!(cluster, StoreAddress::parse("redis+cluster://ann:pw@a:1,[::1]:6379").unwrap());
         let sentinels = of(StoreKind::Sentinel, &["redis://a:1", "redis://b"], Some("main/3")).unwrap();
         assert_eq!((sentinels.kind(), sentinels.has_password()), (StoreKind::Sentinel, false));
-        assert_eq!(sentinels.0, StoreUrl::parse("redis+sentinel://a:1,b/main/3").unwrap());
+        assert_eq!(sentinels, StoreAddress::parse("redis+sentinel://a:1,b/main/3").unwrap());
         let server = of(StoreKind::Server, &["redis://h/2"], None).unwrap();
         assert_eq!((server.kind(), server.to_string().as_str()), (StoreKind::Server, "redis://h:6379/2"));
         for (kind, urls, problem) in [
@@ -544,7 +490,7 @@ mod tests {
             "redis+sentinel://a/main,redis+sentinel://:hunter2@b/main",
         ];
         for url in urls {
-            let error = StoreUrl::parse(url).expect_err(url).to_string();
+            let error = StoreAddress::parse(url).expect_err(url).to_string();
             assert!(error.contains("redis://[user:password@]host[:port][/database]"), "{error}");
             assert!(!error.contains("hunter2"), "{error}");
         }
@@ -560,7 +506,7 @@ mod tests {
             ("redis+sentinel://a/", "redis+sentinel://a/NAME"),
             ("redis+sentinel://u:hunter2@a:1,[::1]", "redis+sentinel://a:1,[::1]/NAME"),
         ] {
-            let error = StoreUrl::parse(url).expect_err(url);
+            let error = StoreAddress::parse(url).expect_err(url);
             assert_eq!(error.meant(), Some(meant));
             assert!(error.to_string().ends_with(&format!("; did you mean {meant}?")), "{error}");
         }
@@ -578,7 +524,7 @@ mod tests {
             ("redis://a,redis+cluster://b", several),
             ("redis://a,b", several),
         ] {
-            let error = StoreUrl::parse(url).expect_err(url).to_string();
+            let error = StoreAddress::parse(url).expect_err(url).to_string();
             assert!(error.starts_with(problem), "{url}: {error}");
         }
     }
@@ -598,7 +544,7 @@ mod tests {
                 "rediss+sentinel://***@a:26379/main/3",
             ),
         ] {
-            let url = StoreUrl::parse(url).unwrap();
+            let url = StoreAddress::parse(url).unwrap();
             assert_eq!((url.to_string().as_str(), format!("{url:?}").as_str()), (display, debug));
         }
     }

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tidegate_core::{Clock, Decision, Redeemed, StoreErrorKind as Kind};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -36,6 +37,7 @@ use crate::credentials::Credentials;
 use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::Step;
+use crate::store::RedisStats;
 use crate::tls::Tls;
 use crate::url::Endpoint;
 
@@ -53,18 +55,27 @@ pub(crate) const STEPS_MAX: usize = 128;
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_LAST: Duration = Duration::from_millis(200);
 
-/// A request of a caller, with which other work it may share a call, and the channel for its result.
-pub(crate) enum Work {
+/// A request of a caller, and with which other work it may share a call.
+pub(crate) struct Work {
+    pub(crate) sharing: Sharing,
+    pub(crate) job: Job,
+}
+
+/// What a caller requests, and the channel for its result.
+pub(crate) enum Job {
     /// At most [`STEPS_MAX`] checks, answered together, each with its own result.
-    Checks(Vec<Step>, Sharing, Waiter<Vec<Result<Decision, Fault>>>),
+    Checks(Vec<Step>, ChecksWaiter),
     /// The refund of one decision, or a redemption.
-    Refund(Step, Sharing, Waiter<Redeemed>),
+    Refund(Step, Waiter<Redeemed>),
     /// A command other than a call of the script, encoded.
-    Command(Vec<u8>, Sharing, Waiter<Reply>),
+    Command(Vec<u8>, Waiter<Reply>),
 }
 
 /// The channel to the caller that waits for a result.
 pub(crate) type Waiter<T> = oneshot::Sender<Result<T, Fault>>;
+
+/// The channel to the caller that waits for the results of its checks.
+pub(crate) type ChecksWaiter = Waiter<Vec<Result<Decision, Fault>>>;
 
 /// With which other work some work may share a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,18 +110,6 @@ pub(crate) enum CallScope {
     Slot,
     /// The keys of all hash slots of one node of a cluster, in a call of checks. Other calls have keys of one slot.
     Node,
-}
-
-/// The counters of all workers of a store since it was built. See [`RedisStats`](crate::RedisStats).
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) calls: AtomicU64,
-    pub(crate) decisions: AtomicU64,
-    pub(crate) connects: AtomicU64,
-    pub(crate) scripts_sent: AtomicU64,
-    pub(crate) redirections: AtomicU64,
-    pub(crate) failovers: AtomicU64,
-    pub(crate) panics: AtomicU64,
 }
 
 /// The background task of a node: sends the queued work over one connection, which it opens itself.
@@ -171,10 +170,18 @@ pub(crate) struct WorkerSettings {
     pub(crate) replicas: Option<Replicas>,
     /// The clock by which calls are decided; `None` for the server's.
     pub(crate) clock: Option<Arc<dyn Clock>>,
-    pub(crate) counters: Counters,
+    /// The counts of all workers of the store since it was built.
+    pub(crate) stats: Mutex<RedisStats>,
     /// Notified when the slot map of a cluster, or the master that Sentinels have named, may be outdated: a connection
     /// was lost, or a slot has moved.
     pub(crate) refresh_wanted: Notify,
+}
+
+impl WorkerSettings {
+    /// Changes the counts of the store.
+    pub(crate) fn count(&self, change: impl FnOnce(&mut RedisStats)) {
+        change(&mut self.stats.lock());
+    }
 }
 
 /// The kind of server that a connection may be used with.
@@ -208,7 +215,7 @@ impl Worker {
     /// Counts a request that is sent.
     fn count_call(&self) {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        self.settings.counters.calls.fetch_add(1, Ordering::Relaxed);
+        self.settings.count(|stats| stats.calls += 1);
     }
 
     /// Connects, sends the work in the queue to the server, and reconnects when the connection is lost.
@@ -260,7 +267,7 @@ impl Worker {
     }
 
     async fn connect(&self) -> Result<Connection, Fault> {
-        self.settings.counters.connects.fetch_add(1, Ordering::Relaxed);
+        self.settings.count(|stats| stats.connects += 1);
         let begun = Instant::now();
         self.waiting.set(Some(begun));
         let until = begun + self.settings.call_timeout;
@@ -313,9 +320,9 @@ fn fail_unsent(queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) {
 /// Sends `fault` to the caller that waits for `work`.
 fn fail(work: Work, fault: &Fault) {
     let fault = fault.clone();
-    match work {
-        Work::Checks(_, _, waiter) => drop(waiter.send(Err(fault))),
-        Work::Refund(_, _, waiter) => drop(waiter.send(Err(fault))),
-        Work::Command(_, _, waiter) => drop(waiter.send(Err(fault))),
+    match work.job {
+        Job::Checks(_, waiter) => drop(waiter.send(Err(fault))),
+        Job::Refund(_, waiter) => drop(waiter.send(Err(fault))),
+        Job::Command(_, waiter) => drop(waiter.send(Err(fault))),
     }
 }

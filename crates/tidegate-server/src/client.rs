@@ -15,21 +15,32 @@
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use http::HeaderMap;
 use percent_encoding::percent_decode_str;
-use tidegate::Timestamp;
 use tidegate::answer::Policy;
+use tidegate::config::Loaded;
 use tidegate::identity::{
-    API_KEY_BYTES_MAX, AddressPrefixes, ApiKeys, Identifier, Identity, KeyDigest, KeyTable, KnownKey, Networks, Origin,
-    Subject, Subjects, User,
+    API_KEY_BYTES_MAX, AddressPrefixes, ApiKeys, Identifier, KeyDigest, KeyTable, KnownKey, Networks, Origin, Subject,
+    Subjects, User,
 };
-use tidegate::rules::{CompiledRule, Lookups, RuleSet};
+use tidegate::rules::{ClientBans, CompiledRule, Facts, Lookups, RuleSet};
+use tidegate::{MemoryStore, Timestamp};
 
 use crate::explain::{groups_text, is_masked_subject, subject_parts};
 
-static NO_HEADERS: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
+/// The rules by which the client of an operator, and its counters and bans, are found.
+#[derive(Clone, Copy)]
+pub struct OperatorRules<'r> {
+    /// The configuration with the rules.
+    pub loaded: &'r Loaded,
+    /// The sources of plans and API keys that the configuration does not determine.
+    pub lookups: &'r Lookups,
+    /// The store with the counters of shield rules, in the process that decides the requests. `None` in other
+    /// processes, which cannot read these counters.
+    pub shield: Option<&'r MemoryStore>,
+}
 
 /// A client, as far as the text of the operator identifies it.
 #[derive(Clone, Debug)]
@@ -55,7 +66,7 @@ impl Client {
     /// # Errors
     /// If the text names no client. The message says what is accepted, and does not contain the text, which may be an
     /// API key.
-    pub(crate) async fn parse(rules: &RuleSet, lookups: Option<&Lookups>, text: &[u8]) -> Result<Client, String> {
+    pub(crate) async fn parse(rules: &RuleSet, lookups: &Lookups, text: &[u8]) -> Result<Client, String> {
         let unknown = || {
             "unknown client; expected an address, a network, an API key or the name of one, user:ID, or a subject as \
              `tidegate explain --reveal` shows it"
@@ -87,27 +98,30 @@ impl Client {
         }
     }
 
-    /// Returns the identity of a request of this client; `None` if only its subject or a network is known.
-    pub(crate) fn identity<'r>(&self, rules: &'r RuleSet, now: Timestamp) -> Option<Identity<'r>> {
-        let identify = |peer| {
-            let origin = Origin { peer, headers: &NO_HEADERS, path: "" };
-            rules.identifier().identify(origin, rules, now)
-        };
+    /// Returns the facts about this client; `None` if only its subject or a network is known. `bans` are as for
+    /// [`Facts::of_client`].
+    pub(crate) fn facts<'r>(
+        &self,
+        rules: &'r RuleSet,
+        bans: Option<Arc<ClientBans>>,
+        now: Timestamp,
+    ) -> Option<Facts<'r>> {
+        let facts = |address| Facts::of_client(rules, address, bans, now);
         // The address of a key or a user is unknown. Nothing that is derived from their identities depends on it.
         let elsewhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
         match self {
-            Client::Address(address) => Some(identify(*address)),
-            Client::Key(digest, known) => Some(identify(elsewhere).with_api_key(*digest, known.clone())),
-            Client::User(id) => Some(identify(elsewhere).with_user(user(id))),
+            Client::Address(address) => Some(facts(*address)),
+            Client::Key(digest, known) => Some(facts(elsewhere).with_api_key(*digest, known.clone())),
+            Client::User(id) => Some(facts(elsewhere).with_user(user(id))),
             Client::Network(_) | Client::Subject(_) => None,
         }
     }
 
     /// Returns the limits of `rule` for this client that a lookup assigns to its API key. Empty without such limits.
     pub(crate) fn own_policies(&self, rules: &RuleSet, rule: &CompiledRule, now: Timestamp) -> Vec<Arc<Policy>> {
-        let limit_set = self.identity(rules, now).and_then(|identity| rules.limit_set(&identity));
-        let own = limit_set.filter(|limit_set| limit_set.own_limits().is_some());
-        own.map(|limit_set| rule.policies(&limit_set).into_owned()).unwrap_or_default()
+        let plan = self.facts(rules, None, now).and_then(|facts| facts.assigned_plan());
+        let own = plan.filter(|plan| plan.limit_set.own_limits().is_some());
+        own.map(|plan| rule.policies(&plan.limit_set).into_owned()).unwrap_or_default()
     }
 
     /// Returns whether the plan of this client's requests to `rule` can be found without their other headers.
@@ -157,9 +171,10 @@ impl Client {
             return Err("a network has no counter of its own; specify an address in it".to_owned());
         }
         if let Client::Subject(text) = self {
-            return match has_kinds(text, rule.by()) {
-                true => Ok(rules.identifier().stored_subject(text, now).into_bytes()),
-                false => Err(format!("the rule counts by {}, not by this subject", by(rule))),
+            return if has_kinds(text, rule.by()) {
+                Ok(rules.identifier().stored_subject(text, now).into_bytes())
+            } else {
+                Err(format!("the rule counts by {}, not by this subject", by(rule)))
             };
         }
         if !self.may_be_in_groups_of(rule) {
@@ -173,8 +188,8 @@ impl Client {
             (Some(Subject::Caller | Subject::Ip | Subject::ApiKey | Subject::User), None, Client::Address(_)) => true,
             _ => false,
         };
-        let identity = self.identity(rules, now).filter(|_| is_determined);
-        identity.map(|identity| identity.subject(rule.by()).as_bytes().to_vec()).ok_or_else(|| {
+        let facts = self.facts(rules, None, now).filter(|_| is_determined);
+        facts.map(|facts| facts.identity().subject(rule.by()).as_bytes().to_vec()).ok_or_else(|| {
             format!(
                 "the rule counts by {}; specify the whole subject, as `tidegate explain --reveal` shows it",
                 by(rule)
@@ -195,16 +210,13 @@ pub(crate) fn parse_without_rules(text: &str, prefixes: AddressPrefixes) -> Opti
     }
     let network = Networks::parse([text.strip_prefix("ip:").unwrap_or(text)]).ok()?;
     let (address, bits) = network.iter().next().map(|network| (network.addr(), network.prefix_len()))?;
-    match bits >= prefixes.key(address).prefix() {
-        true => Some(Client::Address(address)),
-        false => Some(Client::Network(network)),
-    }
+    if bits >= prefixes.key(address).prefix() { Some(Client::Address(address)) } else { Some(Client::Network(network)) }
 }
 
 /// Returns the part of a subject for a user, with the escapes of subjects.
 fn user_part(id: &str) -> String {
-    let (identifier, keys) = (Identifier::new(), KeyTable::new());
-    let origin = Origin { peer: Ipv4Addr::UNSPECIFIED.into(), headers: &NO_HEADERS, path: "" };
+    let (identifier, keys, headers) = (Identifier::new(), KeyTable::new(), HeaderMap::new());
+    let origin = Origin { peer: Ipv4Addr::UNSPECIFIED.into(), headers: &headers, path: "" };
     let identity = identifier.identify(origin, &keys, Timestamp::ZERO).with_user(user(id));
     Subjects::parse(["user"]).map(|by| identity.subject(&by).to_string()).unwrap_or_default()
 }
@@ -237,8 +249,10 @@ pub(crate) fn has_kinds(subject: &str, by: &Subjects) -> bool {
 ///
 /// # Errors
 /// If several keys have this name, or the source of keys cannot be read.
-async fn looked_up(lookups: Option<&Lookups>, text: &str) -> Result<Option<Client>, String> {
-    let Some(lookups) = lookups.filter(|lookups| lookups.has_keys()) else { return Ok(None) };
+async fn looked_up(lookups: &Lookups, text: &str) -> Result<Option<Client>, String> {
+    if !lookups.has_keys() {
+        return Ok(None);
+    }
     if can_be_key(text) {
         let digest = KeyDigest::of(text);
         if let Some(known) = lookups.find_key(&digest).await {

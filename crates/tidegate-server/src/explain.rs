@@ -1,7 +1,7 @@
 //! Explains what the rules would do with a request, and why, for an operator who has to explain a rejection.
 //!
-//! Nothing is charged. An explanation takes the same steps as a request (identity, bans, exemptions, rules, plan), by
-//! the same code, and records the result of each. Counters are only read.
+//! Nothing is charged. An explanation reads the [`Facts`] that the engine decides by (identity, bans, exemptions, rules,
+//! plan), and writes each of them. Counters are only read.
 //!
 //! **The status of a limit for the whole cost.** A peek reports the wait for one unit, and the wait for five may be
 //! longer. So the whole cost is checked, together with a demand that is always denied: two units of a quota of one. A
@@ -13,22 +13,41 @@
 //!
 //! The values of subjects are masked (`ip:***`) by default.
 
-pub(crate) mod plan;
-
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use http::{HeaderMap, Request};
+use http::HeaderMap;
 use serde::Serialize;
 use tidegate::answer::{Policies, Policy};
 use tidegate::config::Loaded;
-use tidegate::identity::{Caller, Identifier, Identity, KeyDigest, KnownKey, Origin, User};
-use tidegate::rules::{ClientBans, CompiledRule, LimitSet, Lookups, Mode, RequestView, RuleSet};
+use tidegate::identity::{Caller, Identifier, Identity, KeyDigest, KnownKey, User};
+use tidegate::rules::{
+    CallerPlan, ClientBans, CompiledRule, Exemption, Facts, LimitSet, Lookups, MatchedBan, Mode, PlanSource,
+    RequestView, RuleSet,
+};
 use tidegate::{Check, CheckError, Decision, Demand, Key, LimitStatus, Limiter, MemoryStore, Scope, Timestamp, Wait};
 
 use crate::client::Client;
 use crate::wait_text::format_wait;
+
+/// A request to explain, as an operator describes it.
+#[derive(Clone, Debug)]
+pub struct ExplainQuery<'r> {
+    /// The request.
+    pub request: &'r RequestView<'r>,
+    /// The remote address of its connection.
+    pub peer: IpAddr,
+    /// The client instead of `peer` and the API key of the request: an address, an API key or the name of one, or
+    /// `user:ID`. `None` if the request identifies it.
+    pub client: Option<&'r str>,
+    /// The bans at run time.
+    pub bans: Arc<ClientBans>,
+    /// The time of the request.
+    pub now: Timestamp,
+    /// Whether subjects are shown in full, and not without their values (`ip:***`).
+    pub is_revealing: bool,
+}
 
 /// What the rules would do with a request, and why. Its JSON is the response of `/v1/explain`.
 #[derive(Debug, Serialize)]
@@ -89,6 +108,32 @@ pub struct PlanExplanation {
     pub source: Cow<'static, str>,
 }
 
+impl PlanExplanation {
+    /// Returns the name of a plan, and where it is assigned. The name is empty if there are no plans.
+    pub(crate) fn new(loaded: &Loaded, plan: &CallerPlan) -> PlanExplanation {
+        let name = loaded.rules.plan(&plan.limit_set).map(|plan| plan.name().to_string()).unwrap_or_default();
+        let source = match (plan.source, &loaded.settings.plan_hash) {
+            (PlanSource::OwnLimits, _) => "the API key's own limits".into(),
+            (PlanSource::ApiKey, _) => "the API key".into(),
+            (PlanSource::Address, _) => "the address".into(),
+            (PlanSource::Header, _) => "the trusted proxy's header".into(),
+            (PlanSource::Claim, _) => "the token's claim".into(),
+            (PlanSource::Lookup, Some(hash)) => format!("the Redis hash {hash}").into(),
+            (PlanSource::Lookup, None) => "a lookup".into(),
+            // The hash is not asked about a caller without identity.
+            (PlanSource::Default { is_identified: false, .. }, _) => "the caller has no known identity".into(),
+            (PlanSource::Default { .. }, None) => "no source assigns a plan".into(),
+            (PlanSource::Default { was_looked_up: true, .. }, Some(hash)) => {
+                format!("the Redis hash {hash} assigns no plan").into()
+            }
+            (PlanSource::Default { was_looked_up: false, .. }, Some(hash)) => {
+                format!("the Redis hash {hash} was not read, and no other source assigns a plan").into()
+            }
+        };
+        PlanExplanation { name, source }
+    }
+}
+
 /// What one rule would do with the request, and why.
 #[derive(Debug, Serialize)]
 #[non_exhaustive]
@@ -140,106 +185,83 @@ pub struct LimitExplanation {
 }
 
 impl Explanation {
-    /// Explains what the configuration would do at time `now` with a request from `peer`.
-    ///
-    /// `bans` are the bans at run time. Does not read counters; see [`read_counters`](Self::read_counters).
+    /// Explains what the configuration would do with a request. Does not read counters; see
+    /// [`read_counters`](Self::read_counters).
     ///
     /// Asks `lookups`, within their deadline, about an API key that the configuration does not list, and about the plan
     /// of the caller if rules have limits per plan and the configuration does not determine it.
     ///
-    /// Subjects are shown in full if `is_revealing`, else without their values (`ip:***`).
-    pub async fn new<B>(
-        loaded: &Loaded,
-        lookups: &Lookups,
-        bans: &ClientBans,
-        request: &Request<B>,
-        peer: IpAddr,
-        now: Timestamp,
-        is_revealing: bool,
-    ) -> Explanation {
-        let asked = Asked { request, peer, user: None, bans, now, is_revealing };
-        let unknown = identify(loaded, request.headers(), "", peer, now).unknown_api_key();
-        let key = match unknown {
-            Some(digest) if lookups.has_keys() => match lookups.find_key(&digest).await {
-                Some(known) => KeyAnswer::Known(digest, known),
-                None => KeyAnswer::Unknown,
-            },
-            Some(_) => KeyAnswer::NotAsked,
-            None => KeyAnswer::NotNeeded,
-        };
-        Explanation::with_key(loaded, lookups, &key, asked).await
-    }
-
-    /// Explains what the configuration would do at time `now` with a request of a client: an address, an API key or the
-    /// name of one, or `user:ID`, as an operator spells it.
-    ///
-    /// Otherwise like [`new`](Self::new). An API key in `request` is ignored if the client is a key.
-    ///
     /// # Errors
-    /// If the text names no client, or a network or a subject, whose requests are not known. The message says what is
-    /// accepted.
-    pub async fn of_client<B>(
-        loaded: &Loaded,
-        lookups: &Lookups,
-        bans: &ClientBans,
-        request: &Request<B>,
-        client: &str,
-        now: Timestamp,
-        is_revealing: bool,
-    ) -> Result<Explanation, String> {
-        let elsewhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
-        let (key, peer, user) = match Client::parse(&loaded.rules, Some(lookups), client.as_bytes()).await? {
-            Client::Address(address) => (KeyAnswer::NotNeeded, address, None),
-            Client::Key(digest, known) => (KeyAnswer::Given(digest, known), elsewhere, None),
-            Client::User(id) => (KeyAnswer::NotNeeded, elsewhere, Some(User { subject: id.into(), plan: None })),
-            Client::Network(_) => return Err("a network is not one client; specify an address in it".to_owned()),
-            Client::Subject(_) => {
-                return Err(
-                    "a subject is not a whole request; specify its address (--peer) and its headers (-H)".to_owned()
-                );
+    /// If [`ExplainQuery::client`] names no client, or a network or a subject, whose requests are not known. The message
+    /// says what is accepted.
+    pub async fn new(loaded: &Loaded, lookups: &Lookups, query: ExplainQuery<'_>) -> Result<Explanation, String> {
+        let ExplainQuery { request, peer, client, bans, now, is_revealing } = query;
+        let client = match client {
+            Some(text) => Some(Client::parse(&loaded.rules, lookups, text.as_bytes()).await?),
+            None => None,
+        };
+        let peer = match &client {
+            Some(Client::Address(address)) => *address,
+            Some(_) => Ipv4Addr::UNSPECIFIED.into(),
+            None => peer,
+        };
+        let mut facts = Facts::of_request(&loaded.rules, request, peer, Some(bans), now);
+        let key = match client {
+            Some(Client::Address(_)) => KeyAnswer::NotNeeded,
+            Some(Client::Key(digest, known)) => KeyAnswer::Given(digest, known),
+            Some(Client::User(id)) => {
+                facts = facts.with_user(User { subject: id.into(), plan: None });
+                KeyAnswer::NotNeeded
             }
+            Some(Client::Network(_)) => return Err("a network is not one client; specify an address in it".to_owned()),
+            Some(Client::Subject(_)) => {
+                let message = "a subject is not a whole request; specify its address (--peer) and its headers (-H)";
+                return Err(message.to_owned());
+            }
+            None => match facts.identity().unknown_api_key() {
+                Some(digest) if lookups.has_keys() => match lookups.find_key(&digest).await {
+                    Some(known) => KeyAnswer::Known(digest, known),
+                    None => KeyAnswer::Unknown,
+                },
+                Some(_) => KeyAnswer::NotAsked,
+                None => KeyAnswer::NotNeeded,
+            },
         };
-        let asked = Asked { request, peer, user, bans, now, is_revealing };
-        Ok(Explanation::with_key(loaded, lookups, &key, asked).await)
+        if let KeyAnswer::Known(digest, known) | KeyAnswer::Given(digest, known) = &key {
+            facts = facts.with_api_key(*digest, known.clone());
+        }
+        let plan = facts.plan(lookups).await;
+        Ok(Explanation::of_facts(loaded, &facts, &key, &plan, peer, is_revealing))
     }
 
-    /// Explains a request. `key` is the result of the key lookups.
-    async fn with_key<B>(loaded: &Loaded, lookups: &Lookups, key: &KeyAnswer, asked: Asked<'_, B>) -> Explanation {
-        let question = plan::question(loaded, &asked.identify(loaded, key, ""));
-        let looked_up = match question {
-            Some(question) if lookups.has_plans() => Some(lookups.limit_set(&loaded.rules, &question).await),
-            _ => None,
-        };
-        Explanation::with_answers(loaded, key, looked_up, &asked)
-    }
-
-    /// Explains a request. `key` is the result of the key lookups, and `looked_up` that of the plan lookups, or `None`
-    /// if none was asked.
-    fn with_answers<B>(
+    /// Explains a request from `peer`. `key` is the result of the key lookups, and `plan` that of the plan lookups.
+    fn of_facts(
         loaded: &Loaded,
+        facts: &Facts<'_>,
         key: &KeyAnswer,
-        looked_up: Option<LimitSet>,
-        asked: &Asked<'_, B>,
+        plan: &CallerPlan,
+        peer: IpAddr,
+        is_revealing: bool,
     ) -> Explanation {
-        let Asked { request, peer, is_revealing, .. } = *asked;
-        let rules = &loaded.rules;
-        let view = RequestView::of(request);
+        let (rules, view, identity) = (facts.rules(), facts.request(), facts.identity());
         let path = view.canonical_path();
-        let identity = asked.identify(loaded, key, &path);
-        let (limit_set, plan) = plan::resolve(loaded, looked_up, &identity);
-        let exempt = exempt(loaded, &identity, rules.exempts_path(&view));
-        let matched: Vec<u32> = rules.matching(&view).of_caller(&identity).indices().to_vec();
+        let exempt = facts.exemption().map(|exemption| match exemption {
+            Exemption::Path => "path",
+            Exemption::Key => "key",
+            Exemption::Address => "address",
+        });
+        let matched = facts.match_rules().of_caller(identity);
         let mut explained = Vec::with_capacity(rules.rules().len());
         for (index, rule) in rules.rules().iter().enumerate() {
-            let is_matched = matched.iter().any(|matched| *matched as usize == index);
-            let mut because = if is_matched { Vec::new() } else { loaded.unmet_conditions(index, &view) };
+            let is_matched = matched.indices().binary_search(&(index as u32)).is_ok();
+            let mut because = if is_matched { Vec::new() } else { loaded.unmet_conditions(index, view) };
             let is_of_group = rule.applies_to_groups(identity.groups());
             because.extend((!is_of_group).then(|| format!("the caller is not in {}", groups_text(rule.groups()))));
             because.extend((rule.mode() == Mode::Off).then(|| "the rule is off".to_owned()));
             because.extend(rules.is_off().then(|| "the kill switch is on".to_owned()));
             because.extend(exempt.map(|what| format!("the {what} is exempt")));
-            let absent = |kind: &str| absence(kind, rules.identifier(), request.headers(), peer);
-            explained.push(explain_rule(rule, &limit_set, &identity, because, absent, is_revealing));
+            let absent = |kind: &str| absence(kind, rules.identifier(), view.headers(), peer);
+            explained.push(explain_rule(rule, &plan.limit_set, identity, because, absent, is_revealing));
         }
         name_limits(&mut explained);
         let mut explanation = Explanation {
@@ -257,9 +279,9 @@ impl Explanation {
             key_problem: key.problem(rules),
             token_refused: identity.token().and_then(Result::err).map(|error| error.to_string()),
             kill_switch: rules.is_off(),
-            banned: refused(loaded, &view, &identity, asked),
+            banned: refused(facts, is_revealing),
             exempt,
-            plan,
+            plan: rules.needs_limit_set().then(|| PlanExplanation::new(loaded, plan)),
             counters_unknown: None,
             verdict: VerdictExplanation { allowed: None, because: String::new() },
             rules: explained,
@@ -367,29 +389,6 @@ impl Explanation {
     }
 }
 
-/// A request to explain.
-struct Asked<'r, B> {
-    request: &'r Request<B>,
-    peer: IpAddr,
-    /// The user, if the operator has named it.
-    user: Option<User>,
-    /// The bans at run time.
-    bans: &'r ClientBans,
-    now: Timestamp,
-    is_revealing: bool,
-}
-
-impl<B> Asked<'_, B> {
-    /// Returns the identity of the request, with the key that was found and the user that was named.
-    fn identify<'s>(&'s self, loaded: &'s Loaded, key: &KeyAnswer, path: &'s str) -> Identity<'s> {
-        let identity = key.apply(identify(loaded, self.request.headers(), path, self.peer, self.now));
-        match &self.user {
-            Some(user) => identity.with_user(user.clone()),
-            None => identity,
-        }
-    }
-}
-
 /// The result of the key lookups for the API key of a request.
 enum KeyAnswer {
     /// There is no key, or the configuration lists it.
@@ -405,16 +404,6 @@ enum KeyAnswer {
 }
 
 impl KeyAnswer {
-    /// Returns the identity with the key that was found, if one was.
-    fn apply<'r>(&self, identity: Identity<'r>) -> Identity<'r> {
-        match self {
-            KeyAnswer::Known(digest, known) | KeyAnswer::Given(digest, known) => {
-                identity.with_api_key(*digest, known.clone())
-            }
-            KeyAnswer::NotNeeded | KeyAnswer::NotAsked | KeyAnswer::Unknown => identity,
-        }
-    }
-
     /// Returns the part of the key's entry that is ignored, and why. `None` if nothing is, or no lookup knows the key.
     fn problem(&self, rules: &RuleSet) -> Option<String> {
         match self {
@@ -439,17 +428,6 @@ impl KeyAnswer {
             KeyAnswer::Known(..) => Some(format!("found in {source}")),
         }
     }
-}
-
-/// Creates the identity of a request, with the keys of the configuration.
-fn identify<'r>(
-    loaded: &'r Loaded,
-    headers: &'r HeaderMap,
-    path: &'r str,
-    peer: IpAddr,
-    now: Timestamp,
-) -> Identity<'r> {
-    loaded.rules.identifier().identify(Origin { peer, headers, path }, &loaded.rules, now)
 }
 
 impl RuleExplanation {
@@ -601,49 +579,30 @@ fn absence(kind: &str, identifier: &Identifier, headers: &HeaderMap, peer: IpAdd
     }
 }
 
-/// Returns the ban in the configuration that is in force for the caller, as text; `None` if there is none.
-pub(crate) fn banned_in_configuration(rules: &RuleSet, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
-    rules.ban(identity, now).map(|ban| match (ban.reason(), ban.until()) {
-        (Some(reason), _) => format!("banned: {reason}"),
-        (None, Some(_)) => "banned temporarily".to_owned(),
-        (None, None) => "banned".to_owned(),
-    })
+/// Returns a ban as text: with its reason if it is one in the configuration, else with the entry of the ban list.
+pub(crate) fn ban_text(ban: MatchedBan<'_>, now: Timestamp) -> String {
+    match ban {
+        MatchedBan::Configured(ban) => match (ban.reason(), ban.until()) {
+            (Some(reason), _) => format!("banned: {reason}"),
+            (None, Some(_)) => "banned temporarily".to_owned(),
+            (None, None) => "banned".to_owned(),
+        },
+        MatchedBan::Listed(listed) => banned_in_store(&listed.entry, ban.remaining(now)),
+    }
 }
 
 /// Returns why the request is refused regardless of limits: a ban of the client, or a path that is too long.
 ///
 /// `None` if it is not, and always while the kill switch is on. Bans on other subjects are not considered.
-fn refused<B>(
-    loaded: &Loaded,
-    request: &RequestView<'_>,
-    identity: &Identity<'_>,
-    asked: &Asked<'_, B>,
-) -> Option<String> {
-    let (rules, now) = (&loaded.rules, asked.now);
-    if rules.is_off() {
-        return None;
-    }
-    if let Some(ban) = banned_in_configuration(rules, identity, now) {
-        return Some(ban);
-    }
-    if let Some(ban) = asked.bans.ban(identity, now) {
-        let entry = if asked.is_revealing { ban.entry.to_string() } else { masked(&ban.entry) };
-        return ban.remaining(now).map(|remaining| banned_in_store(&entry, remaining));
-    }
-    let is_too_long = request.path().len() > rules.path_bytes_max();
-    is_too_long.then(|| format!("the path has more than {} bytes", rules.path_bytes_max()))
-}
-
-/// Returns the part of the request that exempts it from all limits: `path`, `key` or `address`, the first that does.
-///
-/// `None` if none does.
-fn exempt(loaded: &Loaded, identity: &Identity<'_>, is_exempt_path: bool) -> Option<&'static str> {
-    let is_exempt_key = || identity.api_key().is_some_and(|(_, known)| known.exempt);
-    match () {
-        () if is_exempt_path => Some("path"),
-        () if is_exempt_key() => Some("key"),
-        () if loaded.rules.is_exempt(identity) => Some("address"),
-        () => None,
+fn refused(facts: &Facts<'_>, is_revealing: bool) -> Option<String> {
+    match facts.ban() {
+        Some(ban @ MatchedBan::Listed(listed)) if !is_revealing => {
+            Some(banned_in_store(&masked(&listed.entry), ban.remaining(facts.now())))
+        }
+        Some(ban) => Some(ban_text(ban, facts.now())),
+        None => {
+            facts.is_path_too_long().then(|| format!("the path has more than {} bytes", facts.rules().path_bytes_max()))
+        }
     }
 }
 

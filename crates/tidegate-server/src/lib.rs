@@ -39,16 +39,15 @@ mod wait_text;
 mod worker_pool;
 
 pub use browser::{WebOrigin, WebOriginError};
-pub use explain::{Explanation, LimitExplanation, PlanExplanation, RuleExplanation, is_masked_subject};
+pub use client::OperatorRules;
+pub use explain::{ExplainQuery, Explanation, LimitExplanation, PlanExplanation, RuleExplanation, is_masked_subject};
 pub use listener::Listeners;
 pub use listeners::admin::api_keys::{
     KeyChangeRequest, KeyEditError, KeyEditor, KeyListReport, KeyReport, OwnLimitReport,
 };
-pub use listeners::admin::bans::{BanQuery, BanReport, BanRules, BansReport, ListedBanReport, list_bans};
+pub use listeners::admin::bans::{BanQuery, BanReport, BansReport, ListedBanReport, list_bans};
 pub use listeners::admin::is_loopback;
-pub use listeners::admin::keys::{
-    CounterError, CounterQuery, CounterReport, CounterRules, CounterStatus, ResetReport, SkippedRule,
-};
+pub use listeners::admin::keys::{CounterError, CounterQuery, CounterReport, CounterStatus, ResetReport, SkippedRule};
 pub use listeners::admin::token::{AdminTokenError, Token};
 pub use listeners::gateway::{Gateway, UpstreamError, check_upstream};
 pub use memory_watch::watch_memory;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidegate::engine::Engine;
-use tidegate::{Limiter, MemoryStore, UsedReceiptStats};
+use tidegate::{MemoryStore, UsedReceiptStats};
 use tokio::time::Instant;
 
 /// The interval between two readings.
@@ -13,15 +13,14 @@ const REPEAT: Duration = Duration::from_secs(600);
 
 /// Logs warnings when the memory for counters is nearly full, or that for used receipts is full. Never returns.
 ///
-/// Every 10 s, first after 10 s, reads the memory of the limiter's counters, and of those of shield rules if there is
-/// an engine. Logs a warning when 90 % is used, and when it is full, so that new keys share counters. Repeats it every
+/// Every 10 s, first after 10 s, reads the memory of the limiter's counters, and of those of shield rules. Logs a warning when 90 % is used, and when it is full, so that new keys share counters. Repeats it every
 /// 10 minutes while that lasts. Does the same when used receipts were dropped before they expired.
-pub async fn watch_memory(limiter: Limiter, engine: Option<Engine>) {
+pub async fn watch_memory(engine: Engine) {
     let (mut limits, mut shield) = (Warnings::default(), Warnings::default());
     let (mut receipts, mut shield_receipts) = (ReceiptWarnings::default(), ReceiptWarnings::default());
     loop {
         tokio::time::sleep(INTERVAL).await;
-        let stats = limiter.stats();
+        let stats = engine.limiter().stats();
         let usage = MemoryUsage {
             bytes: stats.memory_bytes,
             max_bytes: stats.memory_max_bytes,
@@ -29,10 +28,8 @@ pub async fn watch_memory(limiter: Limiter, engine: Option<Engine>) {
         };
         limits.warn_if_due("limits", usage);
         receipts.warn_if_due("limits", stats.used_receipts);
-        if let Some(engine) = &engine {
-            shield.warn_if_due("shield", MemoryUsage::of(engine.shield()));
-            shield_receipts.warn_if_due("shield", engine.shield().used_receipts());
-        }
+        shield.warn_if_due("shield", MemoryUsage::of(engine.shield()));
+        shield_receipts.warn_if_due("shield", engine.shield().used_receipts());
     }
 }
 

@@ -195,9 +195,10 @@ impl MetricsPage<'_, '_> {
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, value) in series {
             let value = i64::try_from(value).unwrap_or(i64::MAX);
-            match labels.is_empty() {
-                true => metric.encode_gauge(&value)?,
-                false => metric.encode_family(&labels)?.encode_gauge(&value)?,
+            if labels.is_empty() {
+                metric.encode_gauge(&value)?
+            } else {
+                metric.encode_family(&labels)?.encode_gauge(&value)?
             }
         }
         Ok(())

@@ -100,9 +100,12 @@ fn parse_v1(line: &str) -> Result<Option<SocketAddr>, ProxyHeaderError> {
         Some("UNKNOWN") => return Ok(None),
         _ => return Err(ProxyHeaderError::Malformed("expected TCP4, TCP6 or UNKNOWN")),
     };
-    let address = |word: Option<&str>| match is_v4 {
-        true => word.and_then(|word| Ipv4Addr::from_str(word).ok()).map(IpAddr::V4),
-        false => word.and_then(|word| Ipv6Addr::from_str(word).ok()).map(IpAddr::V6),
+    let address = |word: Option<&str>| {
+        if is_v4 {
+            word.and_then(|word| Ipv4Addr::from_str(word).ok()).map(IpAddr::V4)
+        } else {
+            word.and_then(|word| Ipv6Addr::from_str(word).ok()).map(IpAddr::V6)
+        }
     };
     let [source, destination] = [address(words.next()), address(words.next())];
     let [source_port, destination_port] = [port(words.next()), port(words.next())];

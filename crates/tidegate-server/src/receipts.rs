@@ -89,11 +89,7 @@ impl Decider {
     /// store does not answer.
     pub(crate) async fn redeem(&self, text: &[u8], settlement: Settlement) -> Result<Redeemed, RefundError> {
         let receipt = self.receipt_secret().ok_or(RefundError::NoSecret)?.open(text)?;
-        let redeemed = match self.engine() {
-            Some(engine) => engine.redeem(&receipt, settlement).await,
-            None => self.limiter().redeem_receipt(&receipt, settlement).await,
-        };
-        redeemed.map_err(|error| match error {
+        self.engine().redeem(&receipt, settlement).await.map_err(|error| match error {
             RedeemError::Store(error) => RefundError::Store(error.kind()),
             _ => RefundError::OtherInstance,
         })

@@ -26,7 +26,6 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::Limiter;
 use tidegate::engine::Engine;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -81,8 +80,7 @@ impl Default for Bounds {
 /// Options that the listeners share.
 #[derive(Debug)]
 pub struct ServerOptions {
-    pub(crate) limiter: Limiter,
-    pub(crate) engine: Option<Engine>,
+    pub(crate) engine: Engine,
     pub(crate) bounds: Bounds,
     pub(crate) tls: Option<Tls>,
     pub(crate) reloader: Reloader,
@@ -96,11 +94,14 @@ pub struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// Creates options for listeners that decide by `limiter`, with defaults for everything else.
-    pub fn new(limiter: Limiter) -> ServerOptions {
+    /// Creates options for listeners that decide by this engine, with defaults for everything else.
+    ///
+    /// If it is a [`Limiter`](tidegate::Limiter), or an engine without a
+    /// [configuration](tidegate::rules::RuleSet::is_configured), described requests (`{"request": …}` in the body of a
+    /// check) are rejected with 400.
+    pub fn new(engine: impl Into<Engine>) -> ServerOptions {
         ServerOptions {
-            limiter,
-            engine: None,
+            engine: engine.into(),
             bounds: Bounds::default(),
             tls: None,
             reloader: Reloader::nothing(),
@@ -112,14 +113,6 @@ impl ServerOptions {
             store_times: Arc::default(),
             threads: None,
         }
-    }
-
-    /// Sets the engine that decides described requests (`{"request": …}` in the body of a check) by its rules.
-    ///
-    /// Defaults to none: such requests are rejected with 400.
-    #[must_use]
-    pub fn rules(self, engine: Engine) -> ServerOptions {
-        ServerOptions { engine: Some(engine), ..self }
     }
 
     /// Sets the secret under which receipts are encrypted. Defaults to none: checks that ask for a receipt are rejected.
@@ -144,7 +137,7 @@ impl ServerOptions {
 
     /// Sets the reloader, whose configuration the admin API shows and reloads. Defaults to one without files.
     ///
-    /// Without it, `/v1/rules` is empty, `/v1/explain` and `/v1/keys?rule=…` answer 400, and `/v1/reload` answers 409.
+    /// Without it, `/v1/explain` and `/v1/keys?rule=…` answer 400, and `/v1/reload` answers 409.
     #[must_use]
     pub fn reloader(self, reloader: Reloader) -> ServerOptions {
         ServerOptions { reloader, ..self }
@@ -206,18 +199,17 @@ impl ServerOptions {
     }
 
     pub(crate) fn into_shared(self) -> ServerState {
-        let readiness = self.readiness.clone();
-        let readiness = readiness.unwrap_or_else(|| Readiness::new(self.limiter.clone(), None, self.reloader.clone()));
+        let (readiness, limiter) = (self.readiness.clone(), self.engine.limiter().clone());
+        let readiness = readiness.unwrap_or_else(|| Readiness::new(limiter.clone(), None, self.reloader.clone()));
         let decisions = Arc::new(DecisionStats::default());
         let metrics = Metrics::new(
-            self.limiter.clone(),
+            limiter,
             self.reloader.clone(),
             readiness.clone(),
             decisions.clone(),
             self.store_times.clone(),
         );
-        let decider = Decider::new(self.limiter.clone(), self.engine.clone(), decisions)
-            .with_receipts(self.receipt_secret.clone());
+        let decider = Decider::new(self.engine.clone(), decisions).with_receipts(self.receipt_secret.clone());
         ServerState { options: self, readiness, decider, auth_guard: Arc::default(), metrics: Arc::new(metrics) }
     }
 }

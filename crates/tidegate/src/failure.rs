@@ -119,9 +119,10 @@ pub(crate) fn local_share(limit: &Limit, instances: u32) -> Limit {
 /// `by_share` is the wait that the share alone gives. It is returned, unless it is [`Wait::NEVER`] and the cost fits
 /// into the whole limit: then the result is the limit's window.
 pub(crate) fn local_wait(by_share: Wait, demand: &Demand<'_>) -> Wait {
-    match by_share == Wait::NEVER && demand.cost.units() <= demand.limit.cost_max() {
-        true => Wait::from_micros(demand.limit.window_us()),
-        false => by_share,
+    if by_share == Wait::NEVER && demand.cost.units() <= demand.limit.cost_max() {
+        Wait::from_micros(demand.limit.window_us())
+    } else {
+        by_share
     }
 }
 

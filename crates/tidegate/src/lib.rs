@@ -69,6 +69,7 @@ pub mod observe;
 pub mod receipt;
 #[cfg(feature = "rules")]
 pub mod rules;
+mod run_to_completion;
 mod ttl_cache;
 
 #[cfg(feature = "rules")]

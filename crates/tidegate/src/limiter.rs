@@ -11,9 +11,9 @@
 //! With counters in process memory there is none of this: the decision is a function call, and a future that is ready
 //! at its first poll.
 //!
-//! **One deadline for the whole decision**, including the connection. A reply that arrives later is dropped. It can
-//! never be taken for the reply to another request, because each call owns its own future. Whether a call that timed
-//! out was executed is unknown, so it is never repeated.
+//! **One deadline for the whole decision**, including the connection. A reply that arrives later decides nothing, and
+//! what its call has charged is refunded (`late_calls.rs`). It can never be taken for the reply to another request,
+//! because each call owns its own future. Whether a call that timed out was executed is unknown, so it is never repeated.
 //!
 //! **Panics do not propagate.** A panic in a store, shared or in process, is handled like any other failure. So is a
 //! call outside a tokio runtime: without a timer there is no deadline, so the store is not called.
@@ -22,6 +22,7 @@ mod announcing;
 mod denied_parts;
 mod fair_queue;
 mod health;
+mod late_calls;
 mod parts;
 mod probing;
 mod ready;
@@ -80,7 +81,7 @@ pub struct Limiter(Arc<Inner>);
 struct Inner {
     backend: Backend,
     clock: Arc<dyn Clock>,
-    counters: Counters,
+    counters: Arc<Counters>,
     observers: Observers,
     /// Counters in process memory need no deadline, but the lookups of an engine do.
     deadlines: Deadlines,
@@ -254,7 +255,8 @@ impl LimiterBuilder {
     ///
     /// It is also the default deadline for the lookups of an engine that uses this limiter (`Lookups::deadline`).
     ///
-    /// If this process is short of CPU when the deadline passes, an answer that has already arrived is still used.
+    /// If this process is short of CPU when the deadline passes, an answer that has already arrived is still used. A later
+    /// answer is not, and the units that it has charged are refunded.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         LimiterBuilder { deadline, ..self }
@@ -352,7 +354,7 @@ impl LimiterBuilder {
                 Backend::Shared(shared)
             }
         };
-        let (counters, queues) = (Counters::default(), FairQueues::default());
+        let (counters, queues) = (Arc::<Counters>::default(), FairQueues::default());
         let inner = Inner {
             backend,
             clock,
@@ -475,9 +477,10 @@ impl Limiter {
     /// Returns the result of a check if the in-process store panicked: an error if the policy of a limit is
     /// [`OnFailure::Deny`], else an uncounted admission.
     fn undecided(&self, check: &Check<'_>, options: &CheckOptions<'_>) -> Result<Decision, Unavailable> {
-        match options.denies_on_failure(check) {
-            true => Err(Unavailable::from(&panicked())),
-            false => Ok(Decision::uncounted(self.0.clock.now())),
+        if options.denies_on_failure(check) {
+            Err(Unavailable::from(&panicked()))
+        } else {
+            Ok(Decision::uncounted(self.0.clock.now()))
         }
     }
 
@@ -734,12 +737,11 @@ type DecidedDemands<'a> = Cow<'a, [Demand<'a>]>;
 ///
 /// `None` if there are none, or not as many as statuses: then the decision is not that of the check.
 fn decided_demands<'a>(check: &Check<'a>, decision: &Decision) -> Option<DecidedDemands<'a>> {
-    let demands = match decision.omitted.is_empty() {
-        true => Cow::Borrowed(check.demands()),
-        false => {
-            let all = check.demands().iter().enumerate();
-            all.filter(|(index, _)| !decision.omitted.contains(*index)).map(|(_, demand)| *demand).collect()
-        }
+    let demands = if decision.omitted.is_empty() {
+        Cow::Borrowed(check.demands())
+    } else {
+        let all = check.demands().iter().enumerate();
+        all.filter(|(index, _)| !decision.omitted.contains(*index)).map(|(_, demand)| *demand).collect()
     };
     (!demands.is_empty() && demands.len() == decision.limits.len()).then_some(demands)
 }

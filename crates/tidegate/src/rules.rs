@@ -5,8 +5,8 @@
 //!
 //! ```text
 //!   request  ─▶ RuleSet::matching ─▶ rules, in the order of the file        matcher.rs, host.rs, path.rs, trie.rs
-//!   identity ─▶ RuleSet::ban, is_exempt                                     lists.rs
-//!            └▶ RuleSet::limit_set ─▶ CompiledRule::policies ─▶ limits      plan.rs, rule.rs
+//!   identity ─▶ Facts::ban, exemption                                       facts.rs, lists.rs
+//!            └▶ Facts::plan ─▶ CompiledRule::policies ─▶ limits            plan.rs, rule.rs
 //! ```
 //!
 //! ```
@@ -41,6 +41,7 @@
 mod builder;
 mod client_bans;
 pub(crate) mod comparisons;
+mod facts;
 #[cfg(any(fuzzing, test))]
 pub mod fuzz;
 pub(crate) mod host;
@@ -68,6 +69,7 @@ mod tests;
 
 pub use builder::{Ban, JwtSettings, LimitText, ListedKey, Plan, Rule, Rules, SecretSource};
 pub use client_bans::{ClientBan, ClientBans};
+pub use facts::{CallerPlan, Exemption, Facts, MatchedBan, PlanSource};
 #[cfg(feature = "redis")]
 pub use key_hash::{GroupNameError, KeyChange, KeyHash, KeyHashError, KeyList};
 pub use key_lookup::{KeyFuture, KeyLookup};
@@ -77,7 +79,6 @@ pub use lookup_cache::{LookupError, LookupStats};
 pub use lookups::{KeyNameError, Lookups};
 pub(crate) use matcher::Indices;
 pub use own_limits::{OwnLimits, OwnLimitsError};
-pub(crate) use path::LazyReadings;
 pub(crate) use plan::LimitSetId;
 pub use plan::{CompiledPlan, KeyEntry, LimitSet, PlanFuture, PlanLookup, PlanQuestion};
 #[cfg(feature = "redis")]

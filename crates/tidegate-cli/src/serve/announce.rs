@@ -53,10 +53,7 @@ impl Announcement<'_> {
         if let Some(address) = self.addresses.http {
             let scheme = if self.is_encrypted { "https" } else { "http" };
             let check = r#"{"key":"user:42","limit":"10/min"}"#;
-            let token = match self.needs_http_token {
-                true => "-H \"Authorization: Bearer $TIDEGATE_HTTP_TOKEN\" ",
-                false => "",
-            };
+            let token = if self.needs_http_token { "-H \"Authorization: Bearer $TIDEGATE_HTTP_TOKEN\" " } else { "" };
             line("http", format_args!("{address}   try: curl {token}-d '{check}' {scheme}://{address}/v1/check"));
         }
         if let Some(address) = self.addresses.resp {

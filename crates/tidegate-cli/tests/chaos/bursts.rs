@@ -16,7 +16,8 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto};
 
 use crate::campaign::{record, scale};
-use crate::serving::{Client, Serving};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::Serving;
 
 const QUESTION: &str = r#"{"key":"user:42","limit":"10000000/h"}"#;
 const NEIGHBOUR_QUESTION: &str = r#"{"key":"neighbour","limit":"10000000/h"}"#;
@@ -136,7 +137,7 @@ fn start(kind: &Kind, dir: &Path) -> Serving {
 /// With TLS it uses the admin listener, which is not encrypted here.
 fn neighbour(kind: &Kind, serving: &Serving, stop: Arc<AtomicBool>) -> std::thread::JoinHandle<Vec<Duration>> {
     let is_admin = matches!(kind.listener, Listener::Https);
-    let mut client = Client::open(if is_admin { &serving.admin } else { &serving.http });
+    let mut client = HttpClient::open(if is_admin { &serving.admin } else { &serving.http });
     let mut asked = 0;
     let mut ask = move || {
         if is_admin {

@@ -14,22 +14,13 @@ use std::time::{Duration, Instant};
 
 use tidegate_testkit::server::Server;
 
-use self::frames::{PREFACE, frame, header_block};
-use self::process::GatewayProcess;
-use self::upstream::{Upstream, ok};
 use crate::campaign::{is_long, record, scale};
-use crate::serving::Client;
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::http::frames::{self, PREFACE, frame, header_block};
+use tidegate_testkit::http::upstream::{Upstream, ok};
+use tidegate_testkit::program::GatewayProcess;
 
-#[path = "../suite/gateway/frames.rs"]
-#[allow(dead_code)] // the scenarios use a part of it
-mod frames;
-#[path = "../suite/gateway/process.rs"]
-#[allow(dead_code)] // the scenarios use a part of it
-mod process;
 mod refunds;
-#[path = "../suite/gateway/upstream.rs"]
-#[allow(dead_code)] // the scenarios use a part of it
-mod upstream;
 
 /// The maximum ratio of the healthy client's median latency during an attack to that before it.
 const RATIO_MAX: f64 = 2.0;
@@ -65,7 +56,7 @@ fn percentile(values: &mut [f64], percent: usize) -> f64 {
 }
 
 /// Sends a request that must be admitted, and returns its latency in microseconds.
-fn latency(client: &mut Client, path: &str) -> f64 {
+fn latency(client: &mut HttpClient, path: &str) -> f64 {
     let began = Instant::now();
     let answer = client.ask("GET", path, &[], "");
     let us = began.elapsed().as_secs_f64() * 1e6;
@@ -146,7 +137,7 @@ impl Round {
 fn withstand(scenario: &str, gateway: &GatewayProcess, per_second: Option<f64>, mut attack: impl FnMut(&Pace) + Send) {
     let (rounds, count) = (scale(1, 10), scale(20, 300));
     let _ = latencies(gateway, "/healthy", |sent| sent < count);
-    let before = gateway.resident_bytes();
+    let before = gateway.resident_bytes_with_files();
     let pace = per_second.filter(|_| is_long());
     let mut paced: Vec<Round> = (0..rounds).map(|_| Round::run(gateway, count, pace, &mut attack)).collect();
     let mut ratios: Vec<f64> = paced.iter_mut().map(Round::ratio).collect();
@@ -390,16 +381,13 @@ fn rapid_resets_do_not_slow_down_a_healthy_client() {
                 let opens = streams.clone().map(|stream| frame(1, 5, stream, &block));
                 let ends = streams.map(|stream| frame(3, 0, stream, &8_u32.to_be_bytes()));
                 let (opens, ends): (Vec<_>, Vec<_>) = (opens.collect(), ends.collect());
-                let sent = match is_paced {
-                    true => {
-                        stream.write_all(&opens.concat()).is_ok()
-                            && ping(&mut stream)
-                            && stream.write_all(&ends.concat()).is_ok()
-                    }
-                    false => {
-                        let frames: Vec<Vec<u8>> = opens.into_iter().zip(ends).flat_map(<[_; 2]>::from).collect();
-                        stream.write_all(&frames.concat()).is_ok()
-                    }
+                let sent = if is_paced {
+                    stream.write_all(&opens.concat()).is_ok()
+                        && ping(&mut stream)
+                        && stream.write_all(&ends.concat()).is_ok()
+                } else {
+                    let frames: Vec<Vec<u8>> = opens.into_iter().zip(ends).flat_map(<[_; 2]>::from).collect();
+                    stream.write_all(&frames.concat()).is_ok()
                 };
                 number += 2 * u32::try_from(batch).unwrap();
                 if !sent {
@@ -547,7 +535,7 @@ fn stopped_redis_does_not_stop_requests() {
         let figure = format!("p50 {p50:.2} ms, p99 {p99:.2} ms, max {max:.2} ms, the first four {first} ms");
         record("gateway, Redis", what, figure);
     }
-    let metrics = Client::open(&gateway.admin).ask("GET", "/metrics", &[], "").body;
+    let metrics = HttpClient::open(&gateway.admin).ask("GET", "/metrics", &[], "").body;
     let degraded = metrics.lines().find_map(|line| line.strip_prefix("tidegate_degraded_total{policy=\"local\"} "));
     let degraded: usize = degraded.expect("a count").parse().unwrap();
     assert!(degraded >= count, "{degraded} were decided without the store");

@@ -8,7 +8,8 @@
 use tidegate_testkit::conformance::Random;
 
 use crate::campaign::{random, record, scale};
-use crate::serving::{Client, Serving};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::Serving;
 
 const SCENARIO: &str = "headers";
 const RULES: &str = r#"
@@ -47,7 +48,7 @@ fn order_and_case_of_described_headers_do_not_change_the_address() {
     let file = dir.path().join("tidegate.toml");
     std::fs::write(&file, RULES).unwrap();
     let serving = Serving::start(&["--config", file.to_str().unwrap()]);
-    let mut client = Client::open(&serving.http);
+    let mut client = HttpClient::open(&serving.http);
     let mut ask = |headers: serde_json::Value| {
         let described = serde_json::json!({ "method": "GET", "path": "/", "headers": headers, "peer": "10.0.0.1" });
         client.ask("POST", "/v1/check", &[], &serde_json::json!({ "request": described }).to_string())

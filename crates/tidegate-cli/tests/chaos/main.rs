@@ -7,9 +7,6 @@
 #![allow(clippy::unwrap_used)] // a failed step fails its test
 #![allow(clippy::disallowed_methods)] // real time is recorded here, not asserted
 
-#[path = "../suite/serving.rs"]
-mod serving;
-
 mod bursts;
 mod campaign;
 mod gateway;

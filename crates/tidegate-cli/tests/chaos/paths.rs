@@ -25,7 +25,7 @@ use tidegate_testkit::conformance::Random;
 use tidegate_testkit::poll::eventually;
 
 use crate::campaign::{is_long, random, record, scale};
-use crate::serving::PATIENCE;
+use tidegate_testkit::program::PATIENCE;
 
 const SCENARIO: &str = "paths";
 const PROTECTED: [&str; 3] = ["/login", "/api/v1/items", "/account/reset"];

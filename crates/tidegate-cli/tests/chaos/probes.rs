@@ -8,7 +8,8 @@ use std::process::Command;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::campaign::{record, scale};
-use crate::serving::{Client, Serving};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::Serving;
 
 const QUESTION: &str = r#"{"key":"user:42","limit":"10000000/h"}"#;
 
@@ -43,16 +44,16 @@ fn descriptors(serving: &Serving) -> usize {
 fn probes_respond_while_every_listener_is_at_its_connection_limit() {
     let serving = Serving::start(&["--connections", "8"]);
     // A scraper that keeps its connection between scrapes.
-    let mut scraper = Client::open(&serving.admin);
+    let mut scraper = HttpClient::open(&serving.admin);
     assert_eq!(scraper.ask("GET", "/metrics", &[], "").status, 200);
-    let mut busy = Client::open(&serving.http);
+    let mut busy = HttpClient::open(&serving.http);
     assert_eq!(busy.ask("POST", "/v1/check", &[], QUESTION).status, 200);
     let silent = [connect(&serving.http, 20), connect(&serving.resp, 20), connect(&serving.admin, 80)];
     let rounds = scale(10, 1_000);
     for round in 0..rounds {
         probe(&serving);
         // A connection with half a request counts as idle too.
-        let mut half = Client::open(&serving.admin);
+        let mut half = HttpClient::open(&serving.admin);
         half.raw(b"GET /metrics HTTP/1.1\r\nhost:");
         assert_eq!(busy.ask("POST", "/v1/check", &[], QUESTION).status, 200, "round {round}");
         std::mem::forget(half);
@@ -71,7 +72,7 @@ fn soft_descriptor_limit_is_raised_and_connections_fit_into_the_hard_limit() {
 
     let serving = Serving::start_as(limited("", 160), &[]);
     serving.wait_for_log("the open file limit (ulimit -n) is too low for this many connections");
-    let mut busy = [Client::open(&serving.http), Client::open(&serving.http)];
+    let mut busy = [HttpClient::open(&serving.http), HttpClient::open(&serving.http)];
     busy.iter_mut().for_each(|client| assert_eq!(client.ask("POST", "/v1/check", &[], QUESTION).status, 200));
     let mut resp = serving.connect();
     let silent = [connect(&serving.http, 300), connect(&serving.resp, 300), connect(&serving.admin, 100)];

@@ -10,7 +10,7 @@ use tidegate_testkit::conformance::Random;
 use tidegate_testkit::server::Reply;
 
 use crate::campaign::{random, record, scale};
-use crate::serving::{PATIENCE, Serving};
+use tidegate_testkit::program::{PATIENCE, Serving};
 
 /// The key of an exhausted counter, and of one that was never used.
 const SPENT: &str = "spent";

@@ -15,7 +15,8 @@ use tidegate_testkit::server::{Brand, Cluster, Connection, Server};
 use tokio::runtime::Runtime;
 
 use crate::campaign::{is_long, random, record, scale};
-use crate::serving::{Client, Serving};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::Serving;
 
 /// One limit of each algorithm. All units are available again after 400 ms without a charge.
 const LIMITS: [&str; 6] = [
@@ -31,12 +32,12 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A client of a service, which refunds by receipts.
 enum ReceiptClient {
-    Http(Client),
+    Http(HttpClient),
     Resp(Connection),
 }
 
 impl ReceiptClient {
-    fn post(client: &mut Client, path: &str, body: &Value) -> Value {
+    fn post(client: &mut HttpClient, path: &str, body: &Value) -> Value {
         serde_json::from_str(&client.ask("POST", path, &[], &body.to_string()).body).unwrap()
     }
 
@@ -127,7 +128,7 @@ fn refunds_keep_the_limit(place: &str, url: Option<&str>) {
     arguments.extend(url.iter().flat_map(|url| ["--store", url]));
     let instances: Vec<Serving> = (0..if url.is_some() { 2 } else { 1 }).map(|_| Serving::start(&arguments)).collect();
     let (first, last) = (&instances[0], &instances[instances.len() - 1]);
-    let over_http = || ReceiptClient::Http(Client::open(&first.http));
+    let over_http = || ReceiptClient::Http(HttpClient::open(&first.http));
     let over_resp = || ReceiptClient::Resp(last.connect());
 
     let runtime = Arc::new(tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap());

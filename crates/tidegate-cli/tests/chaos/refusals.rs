@@ -7,7 +7,8 @@
 use serde_json::json;
 
 use crate::campaign::{record, scale};
-use crate::serving::{Client, Serving};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::Serving;
 
 const SCENARIO: &str = "refusals";
 const RULES: &str = r#"
@@ -73,7 +74,7 @@ fn hostile_requests_are_refused_and_their_cpu_time_is_recorded() {
     ];
     assert_eq!(serving.check(&described("/login", json!({}), shielded)).status, 200, "the shield admits one request");
     let cpu_ns_of = |what: &str, status: u16, body: &str| {
-        let mut client = Client::open(&serving.http);
+        let mut client = HttpClient::open(&serving.http);
         let mut refuse = |count: u64| {
             for _ in 0..count {
                 let answer = client.ask("POST", "/v1/check", &[], body);

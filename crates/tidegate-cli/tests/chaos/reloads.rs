@@ -17,7 +17,8 @@ use tidegate_testkit::conformance::Random;
 use tidegate_testkit::poll::eventually;
 
 use crate::campaign::{random, record, scale};
-use crate::serving::{BindMount, Client, Serving};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::{BindMount, Serving};
 
 const SCENARIO: &str = "reloads";
 const EXHAUSTED: &str = r#"{"request":{"method":"GET","path":"/","peer":"203.0.113.9"}}"#;
@@ -138,7 +139,7 @@ fn rewrite(what: &str, read: &Path, written: &Path, ways: &[(&str, Way)], random
     let (clock, mut longest_us) = (SystemClock::new(), 0);
     thread::scope(|scope| {
         let client = scope.spawn(|| {
-            let mut client = Client::open(&serving.http);
+            let mut client = HttpClient::open(&serving.http);
             while !is_over.load(Ordering::Relaxed) {
                 let answer = client.ask("POST", "/v1/check", &[], EXHAUSTED);
                 assert_eq!(answer.status, 429, "the limit is not enforced: {answer:?}");

@@ -16,7 +16,7 @@ use tidegate_testkit::poll::eventually;
 use tidegate_testkit::server::Server;
 
 use crate::campaign::{random, record, scale};
-use crate::serving::{PATIENCE, Serving};
+use tidegate_testkit::program::{PATIENCE, Serving};
 
 const LIMIT: &str = "10000000/day";
 const QUOTA: u64 = 10_000_000;

@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::serving::{Client, Serving, command};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::{Serving, command};
 use tidegate_testkit::server::{Brand, Config};
 
 const RULES: &str = r#"
@@ -63,7 +64,7 @@ fn admin_requests_need_the_token() {
         ("a-token-for-tests-only", missing),
         ("Basic a-token-for-tests-only", missing),
     ] {
-        let answer = Client::open(&serving.admin).ask("GET", "/v1/rules", &[("authorization", said)], "");
+        let answer = HttpClient::open(&serving.admin).ask("GET", "/v1/rules", &[("authorization", said)], "");
         assert_eq!(answer.status, 401, "{said}");
         assert!(answer.body.contains(message), "{said}: {}", answer.body);
     }
@@ -110,7 +111,7 @@ fn the_token_is_read_from_a_file_or_the_environment_and_never_printed() {
     std::fs::write(&file, "planted-token-0123456789\n").unwrap();
     let serving = Serving::start_as(command(), &["--admin-token-file", file.to_str().unwrap()]);
     let bearer = [("authorization", "bearer planted-token-0123456789")];
-    assert_eq!(Client::open(&serving.admin).ask("GET", "/v1/rules", &bearer, "").status, 200);
+    assert_eq!(HttpClient::open(&serving.admin).ask("GET", "/v1/rules", &bearer, "").status, 200);
     let command_line = std::fs::read_to_string(format!("/proc/{}/cmdline", serving.child.id())).unwrap();
     for place in [&serving.announced, &command_line] {
         assert!(!place.contains("planted-token"), "{place}");
@@ -127,7 +128,7 @@ fn without_a_token_one_is_generated_and_printed_once() {
     let made = serving.announced.split("Bearer ").nth(1).unwrap().split('\'').next().unwrap().to_owned();
     let bearer = format!("Bearer {made}");
     assert_eq!(made.len(), 48);
-    assert_eq!(Client::open(&serving.admin).ask("GET", "/v1/rules", &[("authorization", &bearer)], "").status, 200);
+    assert_eq!(HttpClient::open(&serving.admin).ask("GET", "/v1/rules", &[("authorization", &bearer)], "").status, 200);
     let other = Serving::start_as(command(), &[]);
     assert!(!other.announced.contains(&made));
 }
@@ -143,7 +144,7 @@ fn an_admin_listener_that_other_machines_can_reach_requires_a_configured_token()
     chosen.env("TIDEGATE_ADMIN_TOKEN", "a-token-for-tests-only");
     let serving = Serving::start_as(chosen, &["--admin", "0.0.0.0:0"]);
     let port = serving.admin.rsplit(':').next().unwrap();
-    let mut client = Client::open(&format!("127.0.0.1:{port}"));
+    let mut client = HttpClient::open(format!("127.0.0.1:{port}"));
     assert_eq!(client.ask("GET", "/healthz", &[], "").status, 200);
 }
 
@@ -335,7 +336,7 @@ fn a_shield_is_explained_inspected_and_reset_in_its_instance() {
 fn metrics_are_the_same_in_both_formats() {
     let (serving, _dir) = with_rules();
     let scrape = |accept: &str| {
-        let answer = Client::open(&serving.admin).ask("GET", "/metrics", &[("accept", accept)], "");
+        let answer = HttpClient::open(&serving.admin).ask("GET", "/metrics", &[("accept", accept)], "");
         let series: BTreeSet<_> = samples(&answer.body).into_keys().collect();
         (answer.headers["content-type"].clone(), answer.body, series)
     };

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use tidegate_testkit::poll::eventually;
 use tidegate_testkit::server::Server;
 
-use crate::serving::{Answer, Serving, command};
+use tidegate_testkit::http::HttpResponse;
+use tidegate_testkit::program::{Serving, command};
 
 const RULES: &str = r#"
 deadline = "20s"
@@ -53,20 +54,17 @@ fn two_instances(redis: &Server) -> (tempfile::TempDir, String, [Serving; 2]) {
 }
 
 /// Asserts that a response is a refusal by a ban: without an end if `is_for_good`, else with at most an hour left.
-fn assert_banned(answer: &Answer, is_for_good: bool) {
+fn assert_banned(answer: &HttpResponse, is_for_good: bool) {
     assert_eq!(answer.status, 403, "{answer:?}");
     let body: Value = serde_json::from_str(&answer.body).unwrap();
     assert_eq!((&body["error"], &body["message"]), (&"banned".into(), &"this caller is banned".into()));
-    match is_for_good {
-        true => {
-            assert!(!answer.headers.contains_key("retry-after") && body["retry_after_ms"].is_null(), "{answer:?}");
-        }
-        false => {
-            let seconds: u64 = answer.headers["retry-after"].parse().unwrap();
-            assert!((3_000..=3_600).contains(&seconds), "{answer:?}");
-            assert_eq!(body["retry_after"].as_u64(), Some(seconds));
-            assert!((3_000_000..=3_600_000).contains(&body["retry_after_ms"].as_u64().unwrap()), "{answer:?}");
-        }
+    if is_for_good {
+        assert!(!answer.headers.contains_key("retry-after") && body["retry_after_ms"].is_null(), "{answer:?}");
+    } else {
+        let seconds: u64 = answer.headers["retry-after"].parse().unwrap();
+        assert!((3_000..=3_600).contains(&seconds), "{answer:?}");
+        assert_eq!(body["retry_after"].as_u64(), Some(seconds));
+        assert!((3_000_000..=3_600_000).contains(&body["retry_after_ms"].as_u64().unwrap()), "{answer:?}");
     }
 }
 
@@ -102,10 +100,8 @@ fn ban_set_anywhere_is_enforced_and_lifted_on_every_instance() {
                 let reply = instance.connect().call(&["TIDEGATE.CHECK", "user:42", "10/h"]).unwrap();
                 let numbers: Vec<i64> = reply.items().iter().map(|item| item.integer()).collect();
                 assert_eq!(numbers[..3], [0, 10, 0], "allowed, quota, remaining");
-                let is_right = |left: i64, whole: i64| match is_for_good {
-                    true => left == -1,
-                    false => (whole / 2..=whole).contains(&left),
-                };
+                let is_right =
+                    |left: i64, whole: i64| if is_for_good { left == -1 } else { (whole / 2..=whole).contains(&left) };
                 assert!(is_right(numbers[3], 3_600_000) && is_right(numbers[4], 3_600_000), "{numbers:?}");
                 let reply = instance.connect().call(&["CL.THROTTLE", "user:42", "9", "10", "60"]).unwrap();
                 let numbers: Vec<i64> = reply.items().iter().map(|item| item.integer()).collect();

@@ -9,7 +9,8 @@ use serde_json::Value;
 use tidegate_testkit::poll::eventually;
 use tidegate_testkit::server::Server;
 
-use crate::serving::{Answer, Serving, command};
+use tidegate_testkit::http::HttpResponse;
+use tidegate_testkit::program::{Serving, command};
 
 /// A token of the user `alice`, signed with the key of [`config`], that expires in 2100.
 const TOKEN: &str = "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbGljZSIsImV4cCI6NDEwMjQ0NDgwMH0.DvdDttFvdgTOXtC2L5P1zfs2bIMtiEwN3al4EAHYyf8";
@@ -87,7 +88,7 @@ impl Case {
         self.spellings[round % self.spellings.len()]
     }
 
-    fn request(&self, serving: &Serving, path: &str) -> Answer {
+    fn request(&self, serving: &Serving, path: &str) -> HttpResponse {
         let headers = self.header.map(|(name, value)| format!("\"{name}\":\"{value}\"")).unwrap_or_default();
         let request = format!(r#"{{"method":"GET","path":"{path}","peer":"{}","headers":{{{headers}}}}}"#, self.peer);
         serving.check(&format!(r#"{{"request":{request}}}"#))

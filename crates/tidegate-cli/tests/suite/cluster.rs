@@ -5,7 +5,7 @@
 use tidegate_testkit::poll::eventually;
 use tidegate_testkit::server::{Brand, Cluster, Config, Reply, Server};
 
-use crate::serving::{Serving, command, ended};
+use tidegate_testkit::program::{Serving, command, ended};
 
 const REASON: &str = "the server is a node of a Redis Cluster (cluster_enabled:1)";
 

@@ -3,7 +3,7 @@
 
 use std::process::{Command, Output};
 
-use crate::serving::Serving;
+use tidegate_testkit::program::Serving;
 use tidegate_testkit::server::Server;
 
 fn tidegate(arguments: &[&str]) -> Output {

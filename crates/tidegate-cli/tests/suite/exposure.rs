@@ -1,7 +1,8 @@
 //! Listeners that other machines can reach, the token of the HTTP listener, and the password of the store.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
-use crate::serving::{Client, Serving, command, ended};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::{Serving, command, ended};
 use tidegate_testkit::server::{Brand, Config};
 
 const TOKEN: &str = "planted-token-of-http";
@@ -63,12 +64,12 @@ fn checks_over_http_need_the_token() {
             (&[("authorization", &*right)], 200),
         ] {
             // A rejected request is the last one on its connection, because its body is not read.
-            let answer = Client::open(&serving.http).ask("POST", "/v1/check", headers, CHECK);
+            let answer = HttpClient::open(&serving.http).ask("POST", "/v1/check", headers, CHECK);
             assert_eq!(answer.status, status, "{headers:?}: {answer:?}");
             assert_eq!(answer.headers.contains_key("www-authenticate"), status == 401, "{answer:?}");
             assert_eq!(answer.body.contains(r#""remaining":9"#), status == 200, "nothing else is charged: {answer:?}");
         }
-        assert_eq!(Client::open(&serving.http).ask("GET", "/openapi.json", &[], "").status, 200);
+        assert_eq!(HttpClient::open(&serving.http).ask("GET", "/openapi.json", &[], "").status, 200);
         assert!(serving.announced.contains("Bearer $TIDEGATE_HTTP_TOKEN"), "{}", serving.announced);
         assert!(!serving.output().contains(TOKEN), "{}", serving.output());
         let metrics = serving.visit("/metrics").body;

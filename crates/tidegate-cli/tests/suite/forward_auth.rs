@@ -15,7 +15,8 @@ use tidegate_testkit::server::free_port;
 use self::application::Application;
 use self::proxy::{Kind, Proxy};
 use crate::ops::{read, succeed};
-use crate::serving::{Answer, Serving};
+use tidegate_testkit::http::HttpResponse;
+use tidegate_testkit::program::Serving;
 
 const RULES: &str = r#"
 trusted_proxies = ["127.0.0.1"]
@@ -92,7 +93,7 @@ fn serve(rules: &str, arguments: &[&str]) -> (Serving, TempDir) {
 /// Sends a request from the address `from` and returns the response, or `None` if nothing listens.
 ///
 /// `options` are those of curl. The names of the response's headers are in lower case.
-fn visit(address: &str, from: &str, target: &str, options: &[&str]) -> Option<Answer> {
+fn visit(address: &str, from: &str, target: &str, options: &[&str]) -> Option<HttpResponse> {
     let mut curl = Command::new("curl");
     curl.args(["--silent", "--include", "--max-time", "30", "--path-as-is", "--interface", from]).args(options);
     let output = curl.arg(format!("http://{address}{target}")).output().unwrap();
@@ -101,8 +102,11 @@ fn visit(address: &str, from: &str, target: &str, options: &[&str]) -> Option<An
     let text = text.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(&text);
     let (head, body) = text.split_once("\r\n\r\n")?;
     let (status, headers) = head.split_once("\r\n")?;
-    let mut answer =
-        Answer { status: status.split(' ').nth(1)?.parse().ok()?, headers: Default::default(), body: body.to_owned() };
+    let mut answer = HttpResponse {
+        status: status.split(' ').nth(1)?.parse().ok()?,
+        headers: Default::default(),
+        body: body.to_owned(),
+    };
     for (name, value) in headers.lines().filter_map(|line| line.split_once(": ")) {
         let known = answer.headers.insert(name.to_ascii_lowercase(), value.to_owned());
         assert_eq!(known, None, "{name} twice in {text}");
@@ -117,11 +121,11 @@ struct Visitor<'s> {
 }
 
 impl Visitor<'_> {
-    fn get(&self, target: &str, options: &[&str]) -> Answer {
+    fn get(&self, target: &str, options: &[&str]) -> HttpResponse {
         visit(&self.proxy.address, &self.from, target, options).unwrap_or_else(|| panic!("{}: no answer", self.proxy))
     }
 
-    fn post(&self, target: &str, options: &[&str]) -> Answer {
+    fn post(&self, target: &str, options: &[&str]) -> HttpResponse {
         self.get(target, &[&["--data", "url=https://example.com"], options].concat())
     }
 }

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use command_fds::{CommandFdExt, FdMapping};
 use tidegate_testkit::poll::eventually;
 
-use crate::serving::{Client, PATIENCE, Serving, ended};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::{PATIENCE, Serving, ended};
 
 const CHECK: &str = r#"{"key":"user:42","limit":"1000000/h"}"#;
 const RESTARTS: usize = 5;
@@ -39,7 +40,7 @@ fn start_on(socket: &TcpListener) -> Serving {
 /// Panics if a connection is refused or reset, or a request is not answered with 200.
 fn send_checks(address: &str, ends: &AtomicBool, answered: &AtomicU64) {
     while !ends.load(Ordering::Relaxed) {
-        let mut client = Client::open(address);
+        let mut client = HttpClient::open(address);
         for _ in 0..20 {
             let answer = client.ask("POST", "/v1/check", &[], CHECK);
             assert_eq!(answer.status, 200, "{answer:?}");

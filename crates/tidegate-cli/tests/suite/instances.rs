@@ -3,9 +3,10 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::serving::{Client, Serving, command};
 use tidegate_testkit::fault::{Fault, Proxy};
+use tidegate_testkit::http::HttpClient;
 use tidegate_testkit::poll::eventually;
+use tidegate_testkit::program::{Serving, command};
 use tidegate_testkit::server::{Connection, Reply, Server};
 
 /// A configuration whose decisions wait for the store even on a busy machine, for exact counts.
@@ -28,7 +29,7 @@ pub(crate) fn start_with_long_deadline(
 
 /// A connection to one listener of one instance.
 enum CheckClient {
-    Http(Client),
+    Http(HttpClient),
     Resp(Connection),
 }
 
@@ -36,7 +37,7 @@ impl CheckClient {
     /// Connects to the HTTP listener if the number is even, else to the RESP listener.
     fn new(serving: &Serving, number: usize) -> CheckClient {
         match number % 2 {
-            0 => CheckClient::Http(Client::open(&serving.http)),
+            0 => CheckClient::Http(HttpClient::open(&serving.http)),
             _ => CheckClient::Resp(serving.connect()),
         }
     }

@@ -7,7 +7,8 @@ use serde_json::Value;
 use tidegate_testkit::poll::eventually;
 use tidegate_testkit::server::{Brand, Config, Server};
 
-use crate::serving::{Answer, Serving, command};
+use tidegate_testkit::http::HttpResponse;
+use tidegate_testkit::program::{Serving, command};
 
 const RULES: &str = r#"
 instances = 1
@@ -84,8 +85,8 @@ fn quota(serving: &Serving, path: &str) -> (u64, u64) {
     (limit["quota"].as_u64().unwrap(), limit["remaining"].as_u64().unwrap())
 }
 
-fn send(serving: &Serving, method: &str, path: &str, body: &str) -> Answer {
-    let mut client = crate::serving::Client::open(&serving.admin);
+fn send(serving: &Serving, method: &str, path: &str, body: &str) -> HttpResponse {
+    let mut client = tidegate_testkit::http::HttpClient::open(&serving.admin);
     client.ask(method, path, &[("authorization", "Bearer a-token-for-tests-only")], body)
 }
 

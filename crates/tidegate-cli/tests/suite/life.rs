@@ -4,7 +4,8 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use crate::serving::{Client, Serving, command};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::{Serving, command};
 use tidegate_testkit::server::Server;
 
 const CHECK: &str = r#"{"key":"user:42","limit":"1000/h"}"#;
@@ -44,7 +45,7 @@ fn serve_starts_while_redis_is_down_and_is_ready_after_redis_is_up() {
 #[test]
 fn after_sigterm_readyz_fails_while_requests_are_still_served() {
     let serving = Serving::start(&["--drain", "1h"]);
-    let mut open = Client::open(&serving.http);
+    let mut open = HttpClient::open(&serving.http);
     assert_eq!(open.ask("POST", "/v1/check", &[], CHECK).status, 200);
     serving.signal("TERM");
     let draining = serving.until("/readyz", |answer| answer.status == 503);
@@ -64,7 +65,7 @@ fn serve_exits_with_zero_after_the_drain_time() {
 #[test]
 fn a_request_that_was_started_before_shutdown_is_answered() {
     let mut serving = Serving::start(&["--drain", "0s"]);
-    let mut http = Client::open(&serving.http);
+    let mut http = HttpClient::open(&serving.http);
     // A connection that got a response was accepted; one that only connected may still be in the queue.
     assert_eq!(http.ask("POST", "/v1/check", &[], CHECK).status, 200);
     let half = format!("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", CHECK.len());
@@ -98,9 +99,9 @@ fn a_second_signal_exits_at_once() {
 #[test]
 fn a_connection_over_the_limit_is_rejected_with_an_answer() {
     let serving = Serving::start(&["--connections", "2"]);
-    let mut open: Vec<Client> = (0..2).map(|_| Client::open(&serving.http)).collect();
+    let mut open: Vec<HttpClient> = (0..2).map(|_| HttpClient::open(&serving.http)).collect();
     open.iter_mut().for_each(|client| assert_eq!(client.ask("POST", "/v1/check", &[], CHECK).status, 200));
-    let refused = Client::open(&serving.http).receive().expect("an answer");
+    let refused = HttpClient::open(&serving.http).receive().expect("an answer");
     assert_eq!((refused.status, refused.headers["connection"].as_str()), (503, "close"));
     let resp: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(&serving.resp).unwrap()).collect();
     let mut said = String::new();
@@ -117,10 +118,10 @@ fn a_connection_over_the_limit_is_rejected_with_an_answer() {
 #[test]
 fn an_idle_connection_is_closed() {
     let serving = Serving::start(&["--idle", "1s"]);
-    let mut http = Client::open(&serving.http);
+    let mut http = HttpClient::open(&serving.http);
     assert_eq!(http.ask("POST", "/v1/check", &[], CHECK).status, 200);
     assert!(http.receive().is_none(), "an idle connection is closed");
-    let mut slow = Client::open(&serving.http);
+    let mut slow = HttpClient::open(&serving.http);
     slow.raw(b"POST /v1/check HTTP/1.1\r\nhost:");
     let timed_out = slow.receive();
     assert!(timed_out.is_none_or(|answer| answer.status == 408), "an unfinished header");
@@ -134,15 +135,15 @@ fn an_idle_connection_is_closed() {
 #[test]
 fn a_request_that_is_too_large_is_refused() {
     let serving = Serving::start(&[]);
-    let mut http = Client::open(&serving.http);
+    let mut http = HttpClient::open(&serving.http);
     let long = "x".repeat(1024 * 1024);
     http.raw(format!("POST /v1/check HTTP/1.1\r\nhost: x\r\nx-long: {long}\r\n\r\n").as_bytes());
     // The listener stops reading in the middle of the request, so the response may be lost.
     assert!(http.receive().is_none_or(|answer| answer.status == 431));
     let large = format!(r#"{{"key":"{}","limit":"1/s"}}"#, "k".repeat(600 * 1024));
-    let mut http = Client::open(&serving.http);
+    let mut http = HttpClient::open(&serving.http);
     assert_eq!(http.ask("POST", "/v1/check", &[], &large).status, 413);
-    let mut admin = Client::open(&serving.admin);
+    let mut admin = HttpClient::open(&serving.admin);
     admin.raw(format!("GET /healthz HTTP/1.1\r\nhost: x\r\nx-long: {long}\r\n\r\n").as_bytes());
     assert!(admin.receive().is_none_or(|answer| answer.status == 431));
     assert_eq!(serving.check(CHECK).status, 200, "other requests are served");

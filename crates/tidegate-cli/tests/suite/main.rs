@@ -27,7 +27,6 @@ mod runbooks;
 mod schemathesis;
 mod secrets;
 mod sentinel;
-mod serving;
 mod shell;
 mod store_access;
 mod tls;

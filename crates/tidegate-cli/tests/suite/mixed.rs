@@ -47,7 +47,7 @@ use tidegate_testkit::history::{Bounds, History, Report, Reported};
 use tidegate_testkit::server::Server;
 
 use crate::instances::start_with_long_deadline;
-use crate::serving::Serving;
+use tidegate_testkit::program::Serving;
 use worker::Worker;
 
 const KEYS: usize = 100;

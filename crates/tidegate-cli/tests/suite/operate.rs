@@ -3,8 +3,8 @@
 
 use std::process::Output;
 
-use crate::serving::{Serving, command, ended};
 use tidegate_testkit::poll::eventually;
+use tidegate_testkit::program::{Serving, command, ended};
 use tidegate_testkit::server::Server;
 
 const RULES: &str = r#"

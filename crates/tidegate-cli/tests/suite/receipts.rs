@@ -8,7 +8,8 @@ use tidegate_testkit::conformance::Random;
 use tidegate_testkit::server::{Connection, Reply, Server};
 
 use crate::instances::start_with_long_deadline;
-use crate::serving::{Client, Serving};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::Serving;
 
 const SECRET: &str = "a-receipt-secret-for-tests";
 const LIMIT: &str = "1000000/day sliding-counter";
@@ -25,15 +26,16 @@ fn two_instances(redis: &Server, dir: &tempfile::TempDir) -> (tempfile::TempDir,
 
 /// A client of one instance, over HTTP or RESP.
 enum ReceiptClient {
-    Http(Client),
+    Http(HttpClient),
     Resp(Connection),
 }
 
 impl ReceiptClient {
     fn new(serving: &Serving, is_http: bool) -> ReceiptClient {
-        match is_http {
-            true => ReceiptClient::Http(Client::open(&serving.http)),
-            false => ReceiptClient::Resp(serving.connect()),
+        if is_http {
+            ReceiptClient::Http(HttpClient::open(&serving.http))
+        } else {
+            ReceiptClient::Resp(serving.connect())
         }
     }
 
@@ -157,7 +159,7 @@ fn receipts_on_redis_need_a_secret_and_those_of_another_deployment_are_rejected(
     let (redis, dir) = (Server::redis(), tempfile::tempdir().unwrap());
     let (_config, without) = start_with_long_deadline(&redis, 1, &[]);
     let check = json!({"key": "a", "limit": "10/min", "receipt": true}).to_string();
-    let mut client = Client::open(&without[0].http);
+    let mut client = HttpClient::open(&without[0].http);
     let answer = client.ask("POST", "/v1/check", &[], &check);
     assert_eq!(answer.status, 400);
     assert!(
@@ -214,7 +216,7 @@ fn rule_that_charges_failures_gets_its_units_back_after_a_success() {
     std::fs::write(&file, LOGIN).unwrap();
     let serving = Serving::start(&["--config", file.to_str().unwrap()]);
     assert!(!serving.output().contains("stays charged"), "{}", serving.output());
-    let mut client = Client::open(&serving.http);
+    let mut client = HttpClient::open(&serving.http);
     let request = json!({"method": "POST", "path": "/login", "headers": [], "peer": "203.0.113.9"});
     let mut ask = |receipt: bool| {
         let check = json!({"request": request, "receipt": receipt}).to_string();
@@ -222,7 +224,7 @@ fn rule_that_charges_failures_gets_its_units_back_after_a_success() {
         serde_json::from_str::<Value>(&answer.body).unwrap()
     };
     // Successful logins cost nothing, failed ones one unit each.
-    let mut refunds = Client::open(&serving.http);
+    let mut refunds = HttpClient::open(&serving.http);
     let mut left = 5;
     for status in [200, 401, 204, 303, 500, 403, 200] {
         let admitted = ask(true);

@@ -5,7 +5,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::serving::{Client, Serving};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::Serving;
 
 fn rules(quota: u32) -> String {
     format!("[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [{{ name = \"main\", limit = \"{quota}/h\" }}]\n")
@@ -210,7 +211,7 @@ fn a_bind_mounted_file_is_reloaded() {
     let [source, mounted] = [&outside, &inside].map(|dir| dir.path().join("tidegate.toml"));
     std::fs::write(&source, rules(2)).unwrap();
     std::fs::write(&mounted, "").unwrap();
-    let Some(_mount) = crate::serving::BindMount::new(&source, &mounted) else {
+    let Some(_mount) = tidegate_testkit::program::BindMount::new(&source, &mounted) else {
         eprintln!("skipped: this process may not mount");
         return;
     };
@@ -286,7 +287,7 @@ fn reloading_under_load_loses_no_decision_and_resets_no_counter() {
         let asking: Vec<_> = (0..CONNECTIONS)
             .map(|_| {
                 scope.spawn(|| {
-                    let mut client = Client::open(&site.serving.http);
+                    let mut client = HttpClient::open(&site.serving.http);
                     let is_over = || is_over.load(Ordering::Relaxed);
                     for _ in (0..).take_while(|number| *number < CHECKS_MIN || !is_over()) {
                         match client.ask("POST", "/v1/check", &[], &request_from("203.0.113.9")).status {

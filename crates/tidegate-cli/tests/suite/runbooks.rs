@@ -11,7 +11,7 @@ use tidegate_testkit::poll::eventually;
 use tidegate_testkit::server::Server;
 
 use crate::console::{Step, fences, is_as_shown, steps};
-use crate::serving::{Serving, TOKEN};
+use tidegate_testkit::program::{Serving, TOKEN};
 
 const PAGE: &str = include_str!("../../../../docs/runbooks.md");
 /// What the page calls the directory of the configuration, the admin listener and Redis.
@@ -108,9 +108,10 @@ impl Site {
             }
             let run = || self.run(&command);
             let is_expected = |printed: &String| is_as_shown(&output, printed);
-            let printed = match READING.iter().any(|prefix| command.starts_with(prefix)) {
-                true => eventually(&format!("$ {command}\n{output}"), run, is_expected),
-                false => run(),
+            let printed = if READING.iter().any(|prefix| command.starts_with(prefix)) {
+                eventually(&format!("$ {command}\n{output}"), run, is_expected)
+            } else {
+                run()
             };
             assert!(is_expected(&printed), "{title}: $ {command}\n{printed}\nThe page shows:\n{output}");
         }

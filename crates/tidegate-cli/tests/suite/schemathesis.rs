@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::serving::Serving;
+use tidegate_testkit::program::Serving;
 
 /// A limit that is never reached, because a denial would hide that an invalid request was accepted. Enough explicit
 /// checks are denied.

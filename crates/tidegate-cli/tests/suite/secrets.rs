@@ -6,11 +6,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::serving::{Client, Serving, command, ended};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::hmac;
 use serde_json::json;
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::{Serving, command, ended};
 use tidegate_testkit::server::{Brand, Config, Server};
 
 const STORE_PASSWORD: &str = "planted-store-password";
@@ -100,7 +101,7 @@ fn start(redis: &Server, dir: &Path, form: &str) -> Serving {
 fn send_everything(serving: &Serving, seen: &mut Seen, when: &str) {
     let bearer = format!("Bearer {}", token(JWT_KEY));
     let forged = format!("Bearer {}", token("planted-forger-key-which-is-long-enough"));
-    let mut client = Client::open(&serving.http);
+    let mut client = HttpClient::open(&serving.http);
     for headers in [
         json!({ "x-api-key": API_KEY }),
         json!({ "x-api-key": OTHER_KEY }),
@@ -123,7 +124,7 @@ fn send_everything(serving: &Serving, seen: &mut Seen, when: &str) {
         let answer = client.ask("POST", "/v1/check", &[("authorization", &bearer), ("x-api-key", API_KEY)], body);
         seen.add(format!("a refusal {when}"), format!("{answer:?}"));
     }
-    let mut client = Client::open(&serving.admin);
+    let mut client = HttpClient::open(&serving.admin);
     let right = format!("Bearer {ADMIN_TOKEN}");
     let wrong = format!("Bearer {ADMIN_TOKEN}x");
     for bearer in [&right, &wrong] {
@@ -165,7 +166,7 @@ fn planted_secrets_appear_nowhere(form: &str) {
         serving.signal("HUP");
         serving.wait_for_log("old rules stay in force");
         let right = format!("Bearer {ADMIN_TOKEN}");
-        let answer = Client::open(&serving.admin).ask("POST", "/v1/reload", &[("authorization", &right)], "");
+        let answer = HttpClient::open(&serving.admin).ask("POST", "/v1/reload", &[("authorization", &right)], "");
         seen.add("a broken reload", format!("{answer:?}"));
         seen.add("/readyz after a broken reload", format!("{:?}", serving.visit("/readyz")));
     }

@@ -2,7 +2,7 @@
 
 use tidegate_testkit::server::{Brand, Config, SentinelGroup, Server};
 
-use crate::serving::{Serving, command, ended};
+use tidegate_testkit::program::{Serving, command, ended};
 
 #[test]
 fn serve_and_every_command_follow_the_master_and_name_it() {

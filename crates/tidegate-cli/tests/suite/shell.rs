@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
-use crate::serving::command;
+use tidegate_testkit::program::command;
 
 fn tidegate(arguments: &[&str]) -> Output {
     command().args(arguments).output().unwrap()

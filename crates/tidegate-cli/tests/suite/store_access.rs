@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use tidegate_testkit::certificates::{Authority, Identity};
 use tidegate_testkit::server::{Brand, Cluster, Config, SentinelGroup, Server};
 
-use crate::serving::{Serving, command, ended};
+use tidegate_testkit::program::{Serving, command, ended};
 
 const PASSWORD: &str = "planted-password";
 const LISTENERS: [&str; 7] = ["serve", "--http", "127.0.0.1:0", "--resp", "off", "--admin", "off"];

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::serving::{PATIENCE, Serving, command};
+use tidegate_testkit::program::{PATIENCE, Serving, command};
 
 struct Authority {
     dir: tempfile::TempDir,

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::sync::mpsc;
 
-use crate::serving::{PATIENCE, Serving};
+use tidegate_testkit::program::{PATIENCE, Serving};
 
 /// Starts a collector. Returns its URL, and a channel with the bodies of the requests that it receives.
 fn collector() -> (String, mpsc::Receiver<Vec<u8>>) {
@@ -71,8 +71,8 @@ fn decisions_are_made_while_the_collector_is_unavailable_and_an_invalid_url_is_r
     let serving = Serving::start(&["--otlp", "http://127.0.0.1:1"]);
     (0..20).for_each(|_| assert_eq!(serving.check(r#"{"key":"a","limit":"100/h"}"#).status, 200));
     for url in ["ann:planted@127.0.0.1:1", "http://ann:planted@127.0.0.1:1"] {
-        let refused = crate::serving::ended(
-            crate::serving::command()
+        let refused = tidegate_testkit::program::ended(
+            tidegate_testkit::program::command()
                 .args(["serve", "--http", "off", "--resp", "off", "--admin", "off", "--otlp", url]),
         );
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();

@@ -5,8 +5,9 @@
 use std::fs::OpenOptions;
 use std::process::{Output, Stdio};
 
-use crate::serving::{Client, Serving, command};
+use tidegate_testkit::http::HttpClient;
 use tidegate_testkit::poll::eventually;
+use tidegate_testkit::program::{Serving, command};
 
 const RULES: &str = "[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [\"QUOTA/h\"]\n";
 const REQUEST: &str = r#"{"request":{"method":"GET","path":"/","peer":"203.0.113.9"}}"#;
@@ -43,7 +44,7 @@ fn serve_continues_when_its_logs_are_lost(stderr: Stdio) {
             |answer| answer.body.contains(&format!("\"quota\":{quota},")),
         );
     }
-    let mut inside = Client::open(&serving.http);
+    let mut inside = HttpClient::open(&serving.http);
     assert_eq!(inside.ask("POST", "/v1/check", &[], REQUEST).status, 200);
     serving.signal("TERM");
     assert_eq!(serving.end().code(), Some(0), "an orderly shutdown");

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use tidegate_testkit::certificates::Authority;
 
-use crate::serving::{Serving, command, ended};
+use tidegate_testkit::program::{Serving, command, ended};
 
 /// A text that is PEM, but whose certificate or key is not one.
 fn malformed_pem(kind: &str) -> String {

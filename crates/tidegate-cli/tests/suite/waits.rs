@@ -12,7 +12,7 @@ use tidegate_testkit::history::{Bounds, History};
 use tidegate_testkit::server::{Connection, Reply, Server};
 
 use crate::instances::start_with_long_deadline;
-use crate::serving::Serving;
+use tidegate_testkit::program::Serving;
 
 const LIMIT: &str = "20/s";
 const JOURNAL_QUOTA: i64 = 500;

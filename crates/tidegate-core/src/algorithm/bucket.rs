@@ -58,8 +58,10 @@ mod refunded;
 
 pub(crate) use refunded::RefundedUnits;
 
+use std::ops::RangeInclusive;
+
 use super::log::Rings;
-use super::packed::{Beside, Name, Packed, tag};
+use super::packed::{Beside, Name, Packed, SMALL_BITS, tag};
 use super::{At, Machine, MayGrow, Receipt};
 use crate::decision::{LimitStatus, Wait};
 use crate::limit::BucketShape;
@@ -95,20 +97,19 @@ type BucketAt<'a> = At<'a, BucketShape>;
 impl Machine for Bucket {
     type Shape = BucketShape;
 
-    #[inline(always)]
-    fn owns(packed: &Packed) -> bool {
-        packed.has_tag(tag::BUCKET)
-    }
+    const TAGS: RangeInclusive<u64> = tag::BUCKET..=tag::LAST;
 
     #[inline(always)]
     fn unpack(packed: &Packed, name: Name, beside: &Beside) -> Bucket {
         let refunded = beside.refunded.as_ref().map_or(0, |refunded| refunded.units(name));
-        Bucket { time_us: packed.time_us(), level: packed.level(), scale: packed.wide(), refunded }
+        let level = packed.small() | (packed.tag() & 3) << SMALL_BITS;
+        Bucket { time_us: packed.time_us(), level, scale: packed.wide(), refunded }
     }
 
     #[inline(always)]
     fn pack(&self, at: BucketAt<'_>, packed: &mut Packed, name: Name, beside: &mut Beside) {
-        packed.set(tag::BUCKET, self.time_us, self.scale, self.level);
+        let tag = tag::BUCKET + (self.level >> SMALL_BITS);
+        packed.set(tag, self.time_us, self.scale, self.level & ((1 << SMALL_BITS) - 1));
         if self.refunded > 0 || beside.refunded.is_some() {
             self.keep_refunded(at, name, beside);
         }
@@ -176,7 +177,7 @@ impl Machine for Bucket {
 impl Bucket {
     /// Stores the count of refunded units beside the packed bucket.
     #[cold]
-    fn keep_refunded(&self, at: BucketAt<'_>, name: Name, beside: &mut Beside) {
+    fn keep_refunded(self, at: BucketAt<'_>, name: Name, beside: &mut Beside) {
         if self.refunded == 0 {
             beside.refunded.iter_mut().for_each(|refunded| refunded.reset(name));
         } else {
@@ -191,7 +192,7 @@ impl Bucket {
     ///
     /// It is rounded up to whole units, and at most the limit's capacity.
     #[cold]
-    fn rescaled(&self, shape: &BucketShape) -> u64 {
+    fn rescaled(self, shape: &BucketShape) -> u64 {
         // The scale of a bucket that was never used is 0.
         shape.parts(self.level.div_ceil(self.scale.max(1)).min(shape.capacity()))
     }
@@ -310,17 +311,8 @@ impl<'a> View<'a> {
             parts if parts == next => next_after,
             parts => self.until_leaked(parts),
         };
-        LimitStatus {
-            allowed,
-            cost,
-            quota: limit.quota(),
-            remaining,
-            retry_after,
-            next_after,
-            reset_after: self.until_leaked(self.level),
-            late_us: 0,
-            refunded_before,
-        }
+        let waits = [retry_after, next_after, self.until_leaked(self.level)];
+        LimitStatus { refunded_before, ..LimitStatus::new(limit.quota(), cost, allowed, remaining, waits) }
     }
 
     /// Returns the time from now until `parts` have leaked: zero for 0 parts, and at most [`WAIT_US_MAX`].

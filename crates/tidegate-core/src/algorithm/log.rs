@@ -37,11 +37,13 @@ mod long;
 mod ring;
 mod rings;
 
+use std::ops::RangeInclusive;
+
 use entries::Entry;
 pub(crate) use entries::Log;
 pub(crate) use rings::Rings;
 
-use super::packed::{Beside, Name, Packed};
+use super::packed::{Beside, Name, Packed, tag};
 use super::{At, Machine, MayGrow, Receipt};
 use crate::decision::{LimitStatus, Wait};
 use crate::limit::{LogShape, SLIDING_EXACT_QUOTA_MAX};
@@ -51,10 +53,7 @@ type LogAt<'a> = At<'a, LogShape>;
 impl Machine for Log {
     type Shape = LogShape;
 
-    #[inline(always)]
-    fn owns(packed: &Packed) -> bool {
-        Log::is_packed_in(packed)
-    }
+    const TAGS: RangeInclusive<u64> = tag::LOG_FEW..=tag::LOG_LONG;
 
     #[inline(always)]
     fn unpack(packed: &Packed, _: Name, _: &Beside) -> Log {
@@ -91,19 +90,25 @@ impl Machine for Log {
         may_grow: MayGrow<'_>,
         rings: &mut Rings,
     ) -> (LimitStatus, bool) {
-        let is_settled = self.settle(at, may_grow, rings);
+        let (before, newest_us) = (self.len(), self.newest_us());
+        let oldest_us = self.settle(at, may_grow, rings);
         let quota = at.limit.quota();
-        let fits = self.total() + u64::from(cost) <= u64::from(quota);
+        let total = self.total() + u64::from(cost);
+        let fits = total <= u64::from(quota);
         if fits && others_fit {
             self.append(at, cost, may_grow, rings);
-            return (self.status(at, Oldest::NONE, cost, true, Wait::ZERO, rings), true);
+            let next_after = expires_after(if self.len() == 1 { at.now_us } else { oldest_us }, at);
+            let (remaining, reset_after) = (quota - total as u32, Wait::from_micros(at.limit.window_us()));
+            let waits = [Wait::ZERO, next_after, reset_after];
+            return (LimitStatus::new(quota, cost, true, remaining, waits), true);
         }
         if at.limit.count_denied() {
             self.append(at, cost.min(quota), may_grow, rings);
             *self = self.without_oldest_units(self.total().saturating_sub(quota.into()), rings);
         }
+        let is_changed = self.len() != before || self.newest_us() != newest_us || at.limit.count_denied();
         let retry_after = self.wait(at, Oldest::NONE, cost, rings);
-        (self.status(at, Oldest::NONE, cost, fits, retry_after, rings), !is_settled || at.limit.count_denied())
+        (self.status(at, Oldest::NONE, cost, fits, retry_after, rings), is_changed)
     }
 
     fn refund(&mut self, at: LogAt<'_>, receipt: Receipt, rings: &mut Rings) {
@@ -150,37 +155,35 @@ impl Log {
             }
         };
         let remaining = quota.saturating_sub(used) as u32;
-        LimitStatus {
-            allowed: cost == 0 || used + u64::from(cost) <= quota,
-            cost,
-            quota: at.limit.quota(),
-            remaining,
-            retry_after: wait(cost.max(1)),
-            next_after: wait(remaining + 1),
-            reset_after: expires_after(now_us, at),
-            late_us: 0,
-            refunded_before: 0,
-        }
+        let allowed = cost == 0 || used + u64::from(cost) <= quota;
+        let waits = [wait(cost.max(1)), wait(remaining + 1), expires_after(now_us, at)];
+        LimitStatus::new(at.limit.quota(), cost, allowed, remaining, waits)
     }
 
-    /// Drops expired entries, and joins the entries later than now into one entry at the present. Returns `true` if there
-    /// were none, so that nothing has changed.
+    /// Drops expired entries, and joins the entries later than now into one entry at the present. Returns the time of the
+    /// oldest entry; 0 if none is left.
     ///
     /// The newest entry before them joins as well if it is in the same tick, or if the log has no room for another
     /// entry and `may_grow` forbids it to grow.
     #[inline(always)]
-    fn settle(&mut self, at: LogAt<'_>, may_grow: MayGrow<'_>, rings: &mut Rings) -> bool {
-        let before = self.len();
-        if let Some(expired_until_us) = at.now_us.checked_sub(at.limit.window_us()) {
-            self.drop_until(expired_until_us, rings);
+    fn settle(&mut self, at: LogAt<'_>, may_grow: MayGrow<'_>, rings: &mut Rings) -> u64 {
+        let oldest_us = match at.now_us.checked_sub(at.limit.window_us()) {
+            Some(expired_until_us) => self.drop_until(expired_until_us, rings),
+            None => self.oldest_us(rings),
+        };
+        if self.newest_us().is_some_and(|newest_us| newest_us > at.now_us) {
+            *self = self.moved_back(at, may_grow, rings);
+            return self.oldest_us(rings);
         }
-        let went_back = self.newest_us().is_some_and(|newest_us| newest_us > at.now_us);
-        if went_back {
-            let (log, units) = self.without_later_than(at.now_us, rings);
-            *self = log;
-            self.append(at, units, may_grow, rings);
-        }
-        self.len() == before && !went_back
+        oldest_us
+    }
+
+    /// Joins the entries later than now into one entry at the present.
+    #[cold]
+    fn moved_back(self, at: LogAt<'_>, may_grow: MayGrow<'_>, rings: &mut Rings) -> Log {
+        let (mut log, units) = self.without_later_than(at.now_us, rings);
+        log.append(at, units, may_grow, rings);
+        log
     }
 
     #[inline(always)]
@@ -188,19 +191,17 @@ impl Log {
         let now_us = at.now_us;
         let newest_us = self.newest_us();
         let is_same_tick = newest_us.is_some_and(|newest_us| at.shape.is_same_tick(newest_us, now_us));
-        if newest_us.is_none() || (!is_same_tick && self.may_push(units, may_grow, rings)) {
-            self.push(Entry { time_us: now_us, units }, entries_max(at), rings);
+        let entry = Entry { time_us: now_us, units };
+        if !is_same_tick && self.push_in_place(entry, rings) {
+            return;
+        }
+        if !is_same_tick && may_grow(self.bytes_to_grow(rings)) {
+            *self = self.pushed(entry, entries_max(at), rings);
         } else if self.units_fit(units, rings) || may_grow(self.bytes_to_grow(rings)) {
             self.add_to_newest(now_us, units, rings);
         } else {
             *self = self.joined(now_us, units, rings);
         }
-    }
-
-    /// Returns whether an entry of `units` units can be appended, growing the log if necessary.
-    #[inline(always)]
-    fn may_push(&self, units: u32, may_grow: MayGrow<'_>, rings: &Rings) -> bool {
-        self.has_room_for(units, rings) || may_grow(self.bytes_to_grow(rings))
     }
 
     /// Counts the entries that have expired now, and their units.
@@ -249,17 +250,7 @@ impl Log {
             Some(newest_us) if remaining < quota => expires_after(newest_us, at),
             _ => Wait::ZERO,
         };
-        LimitStatus {
-            allowed,
-            cost,
-            quota,
-            remaining,
-            retry_after,
-            next_after,
-            reset_after,
-            late_us: 0,
-            refunded_before: 0,
-        }
+        LimitStatus::new(quota, cost, allowed, remaining, [retry_after, next_after, reset_after])
     }
 }
 

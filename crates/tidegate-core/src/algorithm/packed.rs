@@ -1,26 +1,28 @@
 //! The state of one counter in 20 bytes, whichever state machine it belongs to.
 //!
 //! ```text
-//!   bytes  0 ─ 4    4 ─ 12    12 ─ 20
-//!          wide     small     time
+//!   bits   0 ─ 45   45 ─ 96          52     8          4
+//!          wide     small            time   lifetime   tag
 //! ```
 //!
 //! | field | bits | log of ≤ 2 entries | longer log | pair | bucket |
 //! |---|---|---|---|---|---|
-//! | time | 52 | time of the newest entry | the same | start | time |
 //! | wide | 45 | newest − oldest time | entries, units | window | scale |
-//! | small | 50 | units, units, entries | number of its ring, place of the oldest | current, previous | level |
-//! | tag | 5 | | | | 3 of its bits belong to the level, which has 53 |
+//! | small | 51 | units, units, entries | number of its ring, place of the oldest | current, previous | level |
+//! | time | 52 | time of the newest entry | the same | start | time |
 //! | lifetime | 8 | | | | |
+//! | tag | 4 | | | | 2 of its bits belong to the level, which has 53 |
 //!
-//! The **tag** says which state machine the state belongs to, and in which form. The tags from 24 on are one tag, for
-//! the one state machine whose small number needs 53 bits.
+//! The **tag** says which state machine the state belongs to, and in which form. The tags from 12 on are those of the
+//! one state machine whose small number needs 53 bits.
 //!
 //! The **lifetime** is how long the state matters after its time. It is a small float, (4 + two bits) × 2^(six bits),
 //! rounded up by at most a quarter. It lets a sweep drop expired states without knowing their limits, and never early.
+//! It is at least 33 ms, so that a counter in steady use is not dropped and added again between any two checks.
 //!
 //! What does not fit is [`Beside`] the states: the entries of longer logs, and the refunded units of buckets.
 
+use super::Machine;
 use super::bucket::RefundedUnits;
 use super::log::{Log, Rings};
 
@@ -28,10 +30,11 @@ use super::log::{Log, Rings};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C, packed(4))]
 pub(crate) struct Packed {
-    // The bits of the fields, as in the layout above. `small` also has the tag, the lifetime, and the highest bit of
-    // the wide number, and `time` the lowest 12.
-    wide: u32,
-    small: u64,
+    /// The wide number, and the low bits of the small one.
+    low: u64,
+    /// The high bits of the small number.
+    high: u32,
+    /// The time, the lifetime and the tag.
     time: u64,
 }
 
@@ -47,63 +50,57 @@ pub(crate) struct Beside {
 /// The name under which a counter has an entry in [`Beside::refunded`]. Unique among the counters that share a [`Beside`].
 pub(crate) type Name = (u64, u32);
 
-/// The kinds of packed states, one row each. 0 is that of an unused counter; the numbers from 5 to 23 are free.
+/// The kinds of packed states, one row each. 0 is that of an unused counter; the numbers from 5 to 11 are free.
 pub(crate) mod tag {
     pub(crate) const LOG_FEW: u64 = 1;
     pub(crate) const LOG_RING: u64 = 2;
     pub(crate) const LOG_LONG: u64 = 3;
     pub(crate) const PAIR: u64 = 4;
-    /// The small number of this kind has 53 bits.
-    pub(crate) const BUCKET: u64 = 24;
+    /// The first of four. The number of the tag from here on is the highest two bits of the level.
+    pub(crate) const BUCKET: u64 = 12;
+    pub(crate) const LAST: u64 = 15;
 }
 
-const TAG_HIGH_SHIFT: u32 = 62;
-const CODE_SHIFT: u32 = 54;
-const CODE_MASK: u64 = 0xff << CODE_SHIFT;
-const WIDE_TOP_SHIFT: u32 = 53;
-const TAG_LOW_SHIFT: u32 = 50;
-const TAG_MASK: u64 = 3 << TAG_HIGH_SHIFT | 7 << TAG_LOW_SHIFT;
-const LEVEL_MASK: u64 = (1 << 53) - 1;
-const SMALL_MASK: u64 = (1 << TAG_LOW_SHIFT) - 1;
-const TIME_MASK: u64 = (1 << 52) - 1;
+const WIDE_BITS: u32 = 45;
+pub(crate) const SMALL_BITS: u32 = 51;
+const TIME_BITS: u32 = 52;
+const TAG_SHIFT: u32 = 60;
+const CODE_MASK: u64 = 0xff << TIME_BITS;
+
+/// The shortest lifetime, in microseconds.
+const LIFETIME_US_MIN: u64 = 1 << 15;
 
 impl Packed {
-    /// Returns whether the state has this tag: one of [`tag`].
+    /// Returns the tag: one of [`tag`], or 0 if the state is unused.
     #[inline(always)]
-    pub(crate) fn has_tag(&self, tag: u64) -> bool {
-        let mask = if tag == tag::BUCKET { 3 << TAG_HIGH_SHIFT } else { TAG_MASK };
-        self.small & mask == tag_bits(tag)
+    pub(crate) fn tag(&self) -> u64 {
+        self.time >> TAG_SHIFT
     }
 
-    /// Returns the small number of a state that is not a bucket.
+    /// Returns the small number.
     #[inline(always)]
     pub(crate) fn small(&self) -> u64 {
-        self.small & SMALL_MASK
-    }
-
-    /// Returns the level of a bucket: a small number with 53 bits.
-    #[inline(always)]
-    pub(crate) fn level(&self) -> u64 {
-        self.small & LEVEL_MASK
+        self.low >> WIDE_BITS | u64::from(self.high) << (u64::BITS - WIDE_BITS)
     }
 
     #[inline(always)]
     pub(crate) fn time_us(&self) -> u64 {
-        self.time & TIME_MASK
+        self.time & ((1 << TIME_BITS) - 1)
     }
 
     #[inline(always)]
     pub(crate) fn wide(&self) -> u64 {
-        (self.small >> WIDE_TOP_SHIFT & 1) << 44 | u64::from(self.wide) << 12 | self.time >> 52
+        self.low & ((1 << WIDE_BITS) - 1)
     }
 
     /// Replaces everything but the lifetime, which stays as it is: so many microseconds after `time_us`.
     #[inline(always)]
     pub(crate) fn set(&mut self, tag: u64, time_us: u64, wide: u64, small: u64) {
-        debug_assert!(small <= if tag == tag::BUCKET { LEVEL_MASK } else { SMALL_MASK });
-        debug_assert!(time_us <= TIME_MASK && wide < 1 << 45);
-        self.small = tag_bits(tag) | self.small & CODE_MASK | (wide >> 44) << WIDE_TOP_SHIFT | small;
-        (self.time, self.wide) = (wide << 52 | time_us, (wide >> 12) as u32);
+        debug_assert!(tag <= tag::LAST && time_us >> TIME_BITS == 0 && wide >> WIDE_BITS == 0);
+        debug_assert!(small >> SMALL_BITS == 0);
+        self.low = wide | small << WIDE_BITS;
+        self.high = (small >> (u64::BITS - WIDE_BITS)) as u32;
+        self.time = tag << TAG_SHIFT | self.time & CODE_MASK | time_us;
     }
 
     /// Returns the time from which the state may be dropped, in microseconds since the epoch.
@@ -111,24 +108,18 @@ impl Packed {
     /// From then on the state affects no decision of the limits that used it. That may already be so earlier.
     #[inline(always)]
     pub(crate) fn ends_at_us(&self) -> u64 {
-        self.time_us() + decode((self.small >> CODE_SHIFT) as u8)
+        self.time_us() + decode((self.time >> TIME_BITS) as u8)
     }
 
-    /// Sets the lifetime so that it ends at `ends_at_us` or later, by at most a quarter of it. If it is longer already,
-    /// it becomes shorter only if `may_shorten`: another limit, which needs it, may have written the state.
+    /// Sets the lifetime so that it ends at `ends_at_us` or later, by at most a quarter of it, or is 33 ms. If it is
+    /// longer already, it becomes shorter only if `may_shorten`: another limit, which needs it, may have written the state.
     #[inline(always)]
     pub(crate) fn keep_until(&mut self, ends_at_us: u64, may_shorten: bool) {
         if may_shorten || self.ends_at_us() < ends_at_us {
             let code = code_up(ends_at_us.saturating_sub(self.time_us()));
-            self.small = self.small & !CODE_MASK | u64::from(code) << CODE_SHIFT;
+            self.time = self.time & !CODE_MASK | u64::from(code) << TIME_BITS;
         }
     }
-}
-
-/// Returns the bits of a tag at their positions in `small`.
-#[inline(always)]
-const fn tag_bits(tag: u64) -> u64 {
-    tag >> 3 << TAG_HIGH_SHIFT | (tag & 7) << TAG_LOW_SHIFT
 }
 
 impl Beside {
@@ -140,25 +131,25 @@ impl Beside {
 
     /// Frees the memory of a state, which must not be used again. The count of refunded units stays.
     pub(crate) fn free(&mut self, packed: Packed) {
-        if Log::is_packed_in(&packed) {
+        if Log::TAGS.contains(&packed.tag()) {
             Log::unpacked(&packed).free(&mut self.rings);
         }
     }
 
     /// Moves the memory of a state from `self` to `to`. The count of refunded units stays.
     pub(crate) fn move_rings(&mut self, packed: &mut Packed, to: &mut Rings) {
-        if Log::is_packed_in(packed) {
+        if Log::TAGS.contains(&packed.tag()) {
             Log::unpacked(packed).moved(&mut self.rings, to).packed_into(packed);
         }
     }
 }
 
-/// Returns the eight-bit code of the smallest codable number that is at least `value`, and at least 5.
+/// Returns the eight-bit code of the smallest codable number that is at least `value`, and at least [`LIFETIME_US_MIN`].
 ///
-/// It is at most a quarter more than `value` if that is 5 or more. `value` must be below 2^63.
+/// It is at most a quarter more than the larger of the two. `value` must be below 2^63.
 #[inline(always)]
 fn code_up(value: u64) -> u8 {
-    let below = value.max(5) - 1;
+    let below = value.max(LIFETIME_US_MIN) - 1;
     let exponent = below.ilog2() - 2;
     // Codes are ordered like their numbers, so the successor of the code below `value` is at least `value`.
     ((exponent << 2) as u8 | (below >> exponent & 3) as u8) + 1
@@ -182,16 +173,17 @@ mod tests {
 
     #[test]
     fn fields_of_every_tag_survive_packing() {
-        for tag in (0..24).chain([tag::BUCKET]) {
-            let largest = if tag == tag::BUCKET { LEVEL_MASK } else { SMALL_MASK };
-            for (time_us, wide, small) in [(TIME_MASK, (1 << 45) - 1, largest), (0, 0, 0), (5, 1 << 44, 1 << 49)] {
+        let [wide, small, time] = [WIDE_BITS, SMALL_BITS, TIME_BITS].map(|bits| (1_u64 << bits) - 1);
+        for tag in 0..=tag::LAST {
+            for (time_us, wide, small) in [(time, wide, small), (0, 0, 0), (5, 1 << 44, 1 << 50), (5, 1, 1)] {
                 let mut packed = Packed::default();
                 packed.keep_until(WINDOW_US_MAX, true);
                 packed.set(tag, time_us, wide, small);
                 packed.keep_until(time_us + 1, false);
-                let found = if tag == tag::BUCKET { packed.level() } else { packed.small() };
-                assert!(packed.has_tag(tag) && !packed.has_tag(tag ^ 1));
-                assert_eq!((packed.time_us(), packed.wide(), found), (time_us, wide, small));
+                assert_eq!(
+                    (packed.tag(), packed.time_us(), packed.wide(), packed.small()),
+                    (tag, time_us, wide, small)
+                );
                 let lifetime_us = packed.ends_at_us() - time_us;
                 assert!((WINDOW_US_MAX..=WINDOW_US_MAX / 4 * 5).contains(&lifetime_us), "{lifetime_us}");
             }
@@ -203,8 +195,8 @@ mod tests {
         let mut us = 1_u64;
         while us < 1 << 54 {
             for us in [us, us + 1, us * 5 / 4, us * 3 / 2, us * 7 / 4 + 1] {
-                let up = decode(code_up(us));
-                assert!(up >= us && (up <= us + us / 4 || us <= 4), "{us} became {up}");
+                let (up, whole) = (decode(code_up(us)), us.max(LIFETIME_US_MIN));
+                assert!(up >= whole && up <= whole + whole / 4, "{us} became {up}");
             }
             us *= 2;
         }

@@ -40,6 +40,8 @@
 //!
 //! Twin: `tidegate-redis/lua/tidegate.lua`, section *pair*. Change both or neither.
 
+use std::ops::RangeInclusive;
+
 use super::log::Rings;
 use super::packed::{Beside, Name, Packed, tag};
 use super::{At, Machine, MayGrow, Receipt};
@@ -67,10 +69,7 @@ const UNITS_MASK: u64 = (1 << UNITS_BITS) - 1;
 impl Machine for Pair {
     type Shape = PairShape;
 
-    #[inline(always)]
-    fn owns(packed: &Packed) -> bool {
-        packed.has_tag(tag::PAIR)
-    }
+    const TAGS: RangeInclusive<u64> = tag::PAIR..=tag::PAIR;
 
     #[inline(always)]
     fn unpack(packed: &Packed, _: Name, _: &Beside) -> Pair {
@@ -274,18 +273,8 @@ impl<'a> View<'a> {
             _ if !allowed && cost == remaining + 1 => retry_after,
             _ => self.wait(remaining + 1),
         };
-        let reset_after = self.reset_after();
-        LimitStatus {
-            allowed,
-            cost,
-            quota: self.at.limit.quota(),
-            remaining,
-            retry_after,
-            next_after,
-            reset_after,
-            late_us: 0,
-            refunded_before: 0,
-        }
+        let waits = [retry_after, next_after, self.reset_after()];
+        LimitStatus::new(self.at.limit.quota(), cost, allowed, remaining, waits)
     }
 }
 

@@ -20,10 +20,9 @@ fn bucket_lasts_until_it_is_empty_or_up_to_a_quarter_longer() {
                 let status = charge(&mut state, &limit, now, cost.clamp(1, limit.cost_max()));
                 let whole_us = status.reset_after.as_micros().unwrap();
                 let kept_us = state.packed.ends_at_us() - now.as_micros();
-                assert!(
-                    kept_us >= whole_us && kept_us <= whole_us / 4 * 5 + 5,
-                    "{limit} {cost}: {kept_us}, {whole_us}"
-                );
+                // No lifetime is shorter than 33 ms.
+                let kept_max_us = whole_us.max(1 << 15) / 4 * 5;
+                assert!((whole_us..=kept_max_us).contains(&kept_us), "{limit} {cost}: {kept_us}, {whole_us}");
             }
         }
     }

@@ -144,10 +144,10 @@ pub(super) struct WindowRange {
 impl fmt::Display for WindowRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a window must be from 1ms to 400day")?;
-        match self.got_us > super::WINDOW_US_MAX {
-            true => write!(f, ", the longest whose arithmetic is exact in Redis"),
-            false => Ok(()),
+        if self.got_us > super::WINDOW_US_MAX {
+            write!(f, ", the longest whose arithmetic is exact in Redis")?;
         }
+        Ok(())
     }
 }
 

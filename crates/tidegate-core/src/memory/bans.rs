@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::RwLock;
 
 use super::counter_hash::CounterHash;
+use crate::ban_list::remaining;
 use crate::decision::Wait;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::time::Timestamp;
@@ -90,17 +91,6 @@ impl Bans {
             self.count.store(table.by_subject.len(), Ordering::Relaxed);
         }
         longest
-    }
-}
-
-/// Returns the time from `now` until a ban with this `end` ends, or `None` if it has ended.
-///
-/// No `end` is [`Wait::NEVER`].
-fn remaining(end: Option<Timestamp>, now: Timestamp) -> Option<Wait> {
-    match end {
-        None => Some(Wait::NEVER),
-        Some(end) if end > now => Some(Wait::from_micros(end.as_micros() - now.as_micros())),
-        Some(_) => None,
     }
 }
 

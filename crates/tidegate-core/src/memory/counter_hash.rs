@@ -152,19 +152,17 @@ impl CounterHasher {
     /// Returns the name of the overflow counter that `demand` shares in `scope`.
     ///
     /// It is in the shard of `new_key`, the name that a counter of the demand's own would have. `cell` returns the
-    /// [cell](CounterHasher::cell); it is called only for [`OverflowScope::Network`]. A `step` above 0 gives an
-    /// alternative counter, for a check in which another demand already uses the one before.
+    /// [cell](CounterHasher::cell); it is called only for [`OverflowScope::Network`].
     pub(super) fn overflow_name(
         &self,
         new_key: CounterHash,
         demand: &Demand<'_>,
         scope: OverflowScope,
         cell: impl FnOnce() -> usize,
-        step: usize,
     ) -> CounterHash {
         let which = match scope {
-            OverflowScope::Network => cell() + step,
-            OverflowScope::Limit => usize::MAX - step,
+            OverflowScope::Network => cell(),
+            OverflowScope::Limit => usize::MAX,
         };
         let limit = &demand.limit;
         let shared = self.hashers[0].hash_one(overflow::sharing_key(limit));

@@ -21,6 +21,9 @@
 //! The cells of other networks are not affected. The cell of a subject that is not an address is selected by its hash,
 //! so a flood of invented subjects fills all cells: only its name distinguishes such a subject from others.
 //!
+//! **Never two in one check.** If two new keys of a check would share a counter, the check is denied. A further counter
+//! for the second key would not have what it charges in other checks, so the key could get more than its quota.
+//!
 //! **Bounded.** Only cells in use take memory. When three quarters of a shard's overflow counters are in use, all new
 //! keys of a limit that have no cell share one counter until it expires. When all are in use (there are many limits, or
 //! a client invents limits), a new key is denied.

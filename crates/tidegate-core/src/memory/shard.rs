@@ -140,7 +140,8 @@ impl Shard {
     ///
     /// That is an overflow counter that has not expired, a copy of it in a slot of its own if there is room, or an
     /// unused counter. Without any room, there is no counter with the returned name. `overflow_name` returns the name of
-    /// the overflow counter in a scope.
+    /// the overflow counter in a scope, and `is_used` whether another demand of the check uses it: then it is not used for
+    /// this one. Another counter in its place would not have the units that the key has charged before, or charges later.
     ///
     /// The shard must have recorded the time of the decision ([`Shard::set_time`]). May grow the table or drop expired
     /// counters to make room, which moves slots.
@@ -151,11 +152,14 @@ impl Shard {
         budget: &Budget,
         name: CounterHash,
         overflow_name: impl Fn(OverflowScope) -> CounterHash,
+        is_used: impl Fn(CounterHash) -> bool,
     ) -> (CounterHash, bool) {
         self.ops_to_sweep = 0;
         if let Some(shared) = self.overflow_of(&overflow_name) {
             let has_room = self.has_room_again(budget);
-            let (true, Some(index)) = (has_room, self.overflow.find(shared)) else { return (shared, false) };
+            let (true, Some(index)) = (has_room, self.overflow.find(shared)) else {
+                return (if is_used(shared) { name } else { shared }, false);
+            };
             let (packed, beside) = (&mut self.overflow.slot_mut(index).state, &mut self.beside);
             let own = Counter { packed, name: shared.in_table(), beside }.copy(self.latest, limit, name.in_table());
             self.table.insert(Slot::new(name, own));
@@ -170,10 +174,10 @@ impl Shard {
         }
         let (taken, max) = (self.overflow.len(), budget.overflow_counters_max());
         let scope = if taken < max - max / 4 { OverflowScope::Network } else { OverflowScope::Limit };
-        if taken >= max {
+        let shared = overflow_name(scope);
+        if taken >= max || is_used(shared) {
             return (name, false);
         }
-        let shared = overflow_name(scope);
         // An expired one may still be stored.
         if let Some(place) = self.overflow.find(shared) {
             remove(&mut self.overflow, place, &mut self.beside);

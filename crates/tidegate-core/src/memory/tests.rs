@@ -422,6 +422,27 @@ fn check_of_many_new_keys_at_the_cap_is_all_or_nothing() {
     assert!(admitted > 10 && denied > 10, "{admitted} admitted, {denied} denied");
 }
 
+/// Two new keys of a check may belong to one overflow counter.
+#[test]
+fn key_gets_no_more_than_its_quota_from_checks_of_several_new_keys_and_of_one() {
+    let (store, clock) = store(1 << 16);
+    (0..20_000).for_each(|n| drop(check(&store, limit("1/10h"), &format!("flood {n}"), 1)));
+    assert!(store.overflow_len() > 0, "the store is full");
+    let quota = limit("4/min");
+    let (mut together, mut alone) = (0, 0);
+    for round in 0..400 {
+        clock.advance(Duration::from_secs(120));
+        let [other, key] = ["other", "key"].map(|name| format!("{name} {round}"));
+        let demand = |subject| Demand::new(quota, crate::Key::new(subject).unwrap());
+        let demands = [demand(&other), demand(&key).cost(3)];
+        let admitted = [store.check(&Check::new(&demands).unwrap()), check(&store, quota, &key, 3)];
+        let [first, second] = admitted.map(|decision| u32::from(decision.allowed()));
+        assert!(first + second <= 1, "round {round}: 6 of 4 units");
+        (together, alone) = (together + first, alone + second);
+    }
+    assert!(together > 300 && together + alone > 350, "{together} together, {alone} alone");
+}
+
 /// Making room for one new counter may reclaim or move the check's other counters.
 #[test]
 fn check_that_sweeps_a_full_table_changes_no_other_counter() {

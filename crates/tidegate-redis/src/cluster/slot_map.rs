@@ -33,10 +33,10 @@ pub(super) struct SlotRange {
 pub(super) fn parse(reply: &Reply) -> Result<Vec<SlotRange>, Fault> {
     let Reply::List(ranges) = reply else { return Err(malformed()) };
     let ranges = ranges.iter().map(range).collect::<Option<Vec<_>>>().ok_or_else(malformed)?;
-    match ranges.is_empty() {
-        true => Err(Fault::new(Kind::Unavailable, "the node knows no owner of any slot")),
-        false => Ok(ranges),
+    if ranges.is_empty() {
+        return Err(Fault::new(Kind::Unavailable, "the node knows no owner of any slot"));
     }
+    Ok(ranges)
 }
 
 fn range(reply: &Reply) -> Option<SlotRange> {

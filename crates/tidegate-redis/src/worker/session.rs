@@ -57,7 +57,6 @@
 //! flight.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tidegate_core::StoreErrorKind as Kind;
@@ -65,7 +64,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
 use super::batch::Batch;
-use super::{QueueState, STEPS_MAX, Work, Worker, fail_unsent};
+use super::{QueueState, STEPS_MAX, Sharing, Work, Worker, fail_unsent};
 use crate::connection::Connection;
 use crate::fault::Fault;
 use crate::reply::Reply;
@@ -115,8 +114,13 @@ pub(super) struct Session<'a> {
 struct Call {
     batch: Batch,
     script: ScriptRef,
-    /// Whether `ASKING` is sent before it.
-    is_asking: bool,
+}
+
+impl Call {
+    /// Returns whether `ASKING` is sent before it.
+    fn is_asking(&self) -> bool {
+        self.batch.sharing == Sharing::Asking
+    }
 }
 
 struct InFlight {
@@ -292,11 +296,13 @@ impl<'a> Session<'a> {
         let callers = backlog.len() + self.in_flight.iter().map(|in_flight| in_flight.sent.callers()).sum::<usize>();
         let is_shared = is_eager && callers / EAGER_BATCHES_MAX >= batch_callers;
         let callers_max = if is_shared { callers.div_ceil(EAGER_BATCHES_MAX) } else { STEPS_MAX };
-        let Some(batch) = Batch::next(backlog, callers_max) else { return Ok(false) };
-        self.worker.settings.counters.decisions.fetch_add(batch.checks() as u64, Ordering::Relaxed);
-        let mut calls = batch.into_calls().into_iter().peekable();
-        while let Some((batch, is_asking)) = calls.next() {
-            self.queue(Call { batch, script: ScriptRef::Sha, is_asking }, calls.peek().is_none());
+        let mut calls = Batch::next(backlog, callers_max).into_iter().peekable();
+        if calls.peek().is_none() {
+            return Ok(false);
+        }
+        while let Some(batch) = calls.next() {
+            self.worker.settings.count(|stats| stats.decisions += batch.checks() as u64);
+            self.queue(Call { batch, script: ScriptRef::Sha }, calls.peek().is_none());
         }
         self.connection.send_queued().await.map(|()| true)
     }
@@ -312,13 +318,13 @@ impl<'a> Session<'a> {
         };
         let now = self.worker.settings.clock.as_ref().map(|clock| clock.now());
         let request = call.batch.request(name, now);
-        if call.is_asking {
+        let awaits_asking = call.is_asking();
+        if awaits_asking {
             self.connection.queue(ASKING);
         }
         self.connection.queue(&request);
         let sent_at = Instant::now();
         let until = sent_at + self.worker.settings.call_timeout;
-        let awaits_asking = call.is_asking;
         let replicas = self.worker.settings.replicas.filter(|_| call.batch.calls_script());
         let is_last = ends_batch && replicas.is_none();
         let sent = Sent::Call(call);
@@ -401,24 +407,23 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn answer(&mut self, Call { batch, script, is_asking }: Call, reply: Reply) -> Result<(), Fault> {
+    fn answer(&mut self, Call { batch, script }: Call, reply: Reply) -> Result<(), Fault> {
         if let Reply::Error(message) = &reply
             && batch.calls_script()
         {
             if message.starts_with("NOSCRIPT") && script != ScriptRef::Source {
-                self.worker.settings.counters.scripts_sent.fetch_add(1, Ordering::Relaxed);
+                self.worker.settings.count(|stats| stats.scripts_sent += 1);
                 // One source is enough for all calls that the server rejects at this moment: the calls in flight were
                 // sent after this one.
                 let source_is_sent = self.in_flight.iter().any(|other| other.sent.sends_source());
                 let is_first = script == ScriptRef::Sha;
                 let script = if is_first && source_is_sent { ScriptRef::ShaAgain } else { ScriptRef::Source };
-                self.to_resend.push_back(Call { batch, script, is_asking });
+                self.to_resend.push_back(Call { batch, script });
                 return Ok(());
             }
             if Fault::of_reply(message).kind == Kind::Foreign && batch.is_divisible() {
-                let (first, second) = batch.halves();
-                let resent = |batch| Call { batch, script: ScriptRef::Sha, is_asking };
-                self.to_resend.extend([first, second].map(resent));
+                let resent = |batch| Call { batch, script: ScriptRef::Sha };
+                self.to_resend.extend(batch.halves().map(resent));
                 return Ok(());
             }
         }

@@ -191,7 +191,7 @@ async fn changed_files_are_used_at_the_next_connect_and_broken_ones_are_not() {
 }
 
 async fn eventually_decides(store: &RedisStore) {
-    for _ in 0..600 {
+    for _ in 0..3_000 {
         if decide(store).await.is_ok_and(|is_allowed| is_allowed) {
             return;
         }

@@ -113,12 +113,11 @@ fn trace(number: u64) -> Vec<Call> {
                 // A redemption may be one of a used receipt, or of an expired one, and may charge another counter.
                 let is_redemption = number >= REDEEMING_FROM && random.below(2) == 0;
                 let charges = is_redemption && limits.len() > 1 && random.below(4) == 0;
-                let head = match is_redemption {
-                    true => {
-                        let (count, ends_us) = (1 + u8::from(charges), now_us + WINDOW_US * random.below(9));
-                        format!("refund {count} {ends_us} {}", random.below(200))
-                    }
-                    false => "refund 1".into(),
+                let head = if is_redemption {
+                    let (count, ends_us) = (1 + u8::from(charges), now_us + WINDOW_US * random.below(9));
+                    format!("refund {count} {ends_us} {}", random.below(200))
+                } else {
+                    "refund 1".into()
                 };
                 if is_redemption {
                     call.keys.insert(call.keys.len() - 1, format!("receipts{}", random.below(2)));
@@ -144,9 +143,10 @@ fn trace(number: u64) -> Vec<Call> {
             let option = options[random.below(options.len() as u64) as usize];
             let key = random.below(limits.len() as u64) as usize;
             // A key with a fixed window may be used with another quota.
-            let limit = match (number == 18 || number == 19) && random.below(2) == 0 {
-                true => lowered(limits[key]),
-                false => limits[key].to_owned(),
+            let limit = if (number == 18 || number == 19) && random.below(2) == 0 {
+                lowered(limits[key])
+            } else {
+                limits[key].to_owned()
             };
             // Mostly small, so that a log has many entries before its quota is spent.
             let cost = match random.below(40) {

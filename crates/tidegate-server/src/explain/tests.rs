@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use http::Request;
 use tidegate::ManualClock;
 use tidegate::config::{Config, Format};
 use tidegate::engine::{Engine, Outcome, RequestOptions};
-use tidegate::rules::{ClientBans, Lookups};
+use tidegate::rules::Lookups;
 
 use super::*;
 
@@ -67,8 +68,20 @@ fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> Request<()> {
 }
 
 async fn explain(request: &Request<()>, peer: [u8; 4]) -> Explanation {
-    Explanation::new(&loaded(), &Lookups::new(), &ClientBans::default(), request, peer.into(), Timestamp::ZERO, false)
-        .await
+    explain_by(&loaded(), &Lookups::new(), request, peer, false).await
+}
+
+async fn explain_by(
+    loaded: &Loaded,
+    lookups: &Lookups,
+    request: &Request<()>,
+    peer: [u8; 4],
+    is_revealing: bool,
+) -> Explanation {
+    let (view, bans) = (RequestView::of(request), Arc::default());
+    let query =
+        ExplainQuery { request: &view, peer: peer.into(), client: None, bans, now: Timestamp::ZERO, is_revealing };
+    Explanation::new(loaded, lookups, query).await.unwrap()
 }
 
 const HERE: [u8; 4] = [203, 0, 113, 9];
@@ -100,16 +113,7 @@ async fn each_rule_explains_whether_it_applies_and_why_not() {
     for (peer, counts) in
         [(HERE, "ip:203.0.113.9&header:x-tenant:!203.0.113.9"), ([10; 4], "ip:10.10.10.10&header:x-tenant:a")]
     {
-        let revealed = Explanation::new(
-            &loaded(),
-            &Lookups::new(),
-            &ClientBans::default(),
-            &request,
-            peer.into(),
-            Timestamp::ZERO,
-            true,
-        )
-        .await;
+        let revealed = explain_by(&loaded(), &Lookups::new(), &request, peer, true).await;
         assert_eq!(revealed.rules[0].counts, counts);
     }
 }
@@ -129,17 +133,7 @@ limits = ["2/h"]
     let explain = async |config: &str, headers: &[(&str, &str)], peer: [u8; 4]| {
         let loaded = Config::from_text(config, Format::Toml).unwrap();
         let request = request("GET", "/", headers);
-        Explanation::new(
-            &loaded,
-            &Lookups::new(),
-            &ClientBans::default(),
-            &request,
-            peer.into(),
-            Timestamp::ZERO,
-            false,
-        )
-        .await
-        .rules
+        explain_by(&loaded, &Lookups::new(), &request, peer, false).await.rules
     };
     let rules = explain(BY_TENANT, &[], HERE).await;
     assert_eq!(rules[0].counts, "header:x-tenant:!***");
@@ -214,7 +208,7 @@ async fn key_that_a_lookup_knows_is_explained_like_a_listed_one() {
     let (loaded, lookups) = (loaded(), Lookups::new().key(lookup));
     let explain = async |key: &str| {
         let request = request("GET", "/", &[("x-api-key", key)]);
-        Explanation::new(&loaded, &lookups, &ClientBans::default(), &request, HERE.into(), Timestamp::ZERO, false).await
+        explain_by(&loaded, &lookups, &request, HERE, false).await
     };
     let found = explain("found-pro").await;
     assert_eq!((found.caller, found.key_name.as_deref()), ("api_key", Some("initech")));
@@ -236,16 +230,7 @@ async fn remaining_units_match_the_engine_and_reading_them_charges_nothing() {
     let engine = Engine::new(limiter.clone(), loaded.rules.clone());
     let request = request("POST", "/shorten", &[("x-tenant", "a"), ("x-kind", "planted-kind")]);
     for left in [2, 1, 0, 0] {
-        let mut explanation = Explanation::new(
-            &loaded,
-            &Lookups::new(),
-            &ClientBans::default(),
-            &request,
-            HERE.into(),
-            Timestamp::ZERO,
-            false,
-        )
-        .await;
+        let mut explanation = explain_by(&loaded, &Lookups::new(), &request, HERE, false).await;
         explanation.read_counters(&limiter).await;
         let limit = &explanation.rules[0].limits[0];
         assert_eq!((limit.remaining, limit.would_allow), (Some(left), Some(left > 0)));
@@ -276,28 +261,10 @@ async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
         let request = request("GET", "/", &[]);
         for _ in 0..3 {
             clock.advance(Duration::from_secs(1));
-            let mut explanation = Explanation::new(
-                &loaded,
-                &Lookups::new(),
-                &ClientBans::default(),
-                &request,
-                HERE.into(),
-                Timestamp::ZERO,
-                false,
-            )
-            .await;
+            let mut explanation = explain_by(&loaded, &Lookups::new(), &request, HERE, false).await;
             explanation.read_counters(&limiter).await;
             // The first reading has charged nothing, or the second would differ.
-            let mut again = Explanation::new(
-                &loaded,
-                &Lookups::new(),
-                &ClientBans::default(),
-                &request,
-                HERE.into(),
-                Timestamp::ZERO,
-                false,
-            )
-            .await;
+            let mut again = explain_by(&loaded, &Lookups::new(), &request, HERE, false).await;
             again.read_counters(&limiter).await;
             let [first, second] = [&explanation, &again]
                 .map(|explanation| serde_json::to_value(&explanation.rules[0].limits[0]).unwrap());
@@ -315,16 +282,7 @@ async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
             }
         }
         let read = async || {
-            let mut explanation = Explanation::new(
-                &loaded,
-                &Lookups::new(),
-                &ClientBans::default(),
-                &request,
-                HERE.into(),
-                Timestamp::ZERO,
-                false,
-            )
-            .await;
+            let mut explanation = explain_by(&loaded, &Lookups::new(), &request, HERE, false).await;
             explanation.read_counters(&limiter).await;
             (explanation.rules[0].limits[0].would_allow, explanation.rules[0].limits[0].retry_after_ms)
         };
@@ -339,16 +297,7 @@ async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
 async fn verdict_of(text: &str, method: &str, engine: Option<&Engine>) -> (Option<bool>, String) {
     let loaded = Config::from_text(text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
     let request = request(method, "/", &[]);
-    let mut explanation = Explanation::new(
-        &loaded,
-        &Lookups::new(),
-        &ClientBans::default(),
-        &request,
-        HERE.into(),
-        Timestamp::ZERO,
-        false,
-    )
-    .await;
+    let mut explanation = explain_by(&loaded, &Lookups::new(), &request, HERE, false).await;
     if let Some(engine) = engine {
         explanation.read_counters(engine.limiter()).await;
         explanation.read_shields(engine.shield());

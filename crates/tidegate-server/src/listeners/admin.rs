@@ -43,14 +43,19 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
 use percent_encoding::percent_decode_str;
 use serde::Serialize;
+use tidegate::config::Loaded;
 use tidegate::engine::Engine;
+use tidegate::rules::RequestView;
 use tidegate::{Clock, Limiter, SystemClock};
+use tokio::runtime::Handle;
+use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 use self::token::{AuthError, Token};
 use crate::auth_guard::AuthGuard;
 use crate::browser::BrowserPolicy;
-use crate::explain::Explanation;
+use crate::client::OperatorRules;
+use crate::explain::{ExplainQuery, Explanation};
 use crate::listener::{BoxError, ConnectionContext, Listener, Role, ServeFuture, ServerState};
 use crate::listeners::http::connection::{
     self, OVER_LIMIT_RESPONSE, json, method_not_allowed, page_path, problem, read_body,
@@ -101,7 +106,7 @@ struct NotReloadedBody {
 
 /// The admin listener: serves health, readiness, metrics, and the API for operators.
 pub(crate) struct AdminListener {
-    limiter: Limiter,
+    engine: Engine,
     /// `None` rejects every request that needs a token.
     token: Option<Token>,
     readiness: Readiness,
@@ -140,7 +145,7 @@ impl AdminListener {
     pub(crate) fn build(shared: &ServerState) -> AdminListener {
         let options = &shared.options;
         AdminListener {
-            limiter: options.limiter.clone(),
+            engine: options.engine.clone(),
             token: options.token.clone(),
             readiness: shared.readiness.clone(),
             reloader: options.reloader.clone(),
@@ -151,6 +156,16 @@ impl AdminListener {
             auth_guard: shared.auth_guard.clone(),
             idle: options.bounds.http_idle.min(IDLE_MAX),
         }
+    }
+
+    fn limiter(&self) -> &Limiter {
+        self.engine.limiter()
+    }
+
+    /// Returns the rules of the instance, given its configuration.
+    fn rules<'r>(&'r self, loaded: Option<&'r Loaded>) -> Option<OperatorRules<'r>> {
+        let (lookups, shield) = (self.engine.lookups(), Some(self.engine.shield()));
+        loaded.map(|loaded| OperatorRules { loaded, lookups, shield })
     }
 
     /// Answers one request of the client at `peer` by the table of this module, or [rejects](Self::reject) it.
@@ -229,7 +244,7 @@ impl AdminListener {
     {
         let query = request.uri().query().unwrap_or_default().to_owned();
         match (request.method(), request.uri().path()) {
-            (&Method::GET | &Method::HEAD, "/v1/rules") => rules::list(&self.reloader),
+            (&Method::GET | &Method::HEAD, "/v1/rules") => rules::list(&self.engine),
             (_, "/v1/rules") => method_not_allowed("GET, HEAD"),
             (&Method::GET | &Method::HEAD, "/v1/keys") if query.is_empty() => api_keys::list(self).await,
             (&Method::GET | &Method::HEAD, "/v1/keys") => keys::inspect(self, &query).await,
@@ -286,7 +301,8 @@ impl AdminListener {
 
     /// Answers with what the rules would do with the request that the body describes: an [`Explanation`] as JSON.
     ///
-    /// Reads the counters of the rules that apply, without charging them. Asks the lookups if necessary.
+    /// Reads the counters of the rules that apply, without charging them. Asks the lookups if necessary. Runs on a
+    /// thread for blocking work.
     ///
     /// The answer is 200 even if the store does not answer; then `counters_unknown` says why the counters are missing.
     /// It is 400 if the query or the body is invalid, or the server has no rules, 413 if the body has more than 256
@@ -323,30 +339,23 @@ impl AdminListener {
         let Some(loaded) = self.reloader.loaded() else {
             return bad("this instance has no rules to explain; start it with --config FILE");
         };
-        let lookups = self.reloader.engine().map(Engine::lookups).cloned().unwrap_or_default();
-        let bans = match self.reloader.engine() {
-            Some(engine) => {
-                // If the store does not answer, the bans that were read last are in force.
-                let _ = engine.refresh_bans().await;
-                engine.client_bans()
-            }
-            None => Arc::default(),
-        };
-        let now = self.clock.now();
-        let mut explanation = match &client {
-            Some(client) => {
-                match Explanation::of_client(&loaded, &lookups, &bans, &described, client, now, is_revealing).await {
-                    Ok(explanation) => explanation,
-                    Err(message) => return bad(&message),
-                }
-            }
-            None => Explanation::new(&loaded, &lookups, &bans, &described, peer, now, is_revealing).await,
-        };
-        explanation.read_counters(&self.limiter).await;
-        if let Some(engine) = self.reloader.engine() {
+        let (engine, now) = (self.engine.clone(), self.clock.now());
+        let explain = async move {
+            // If the store does not answer, the bans that were read last are in force.
+            let _ = engine.refresh_bans().await;
+            let (view, bans) = (RequestView::of(&described), engine.client_bans());
+            let query = ExplainQuery { request: &view, peer, client: client.as_deref(), bans, now, is_revealing };
+            let mut explanation = Explanation::new(&loaded, engine.lookups(), query).await?;
+            explanation.read_counters(engine.limiter()).await;
             explanation.read_shields(engine.shield());
+            Ok(json(StatusCode::OK, &explanation))
+        };
+        // Thousands of rules take milliseconds, in which this thread would serve no other connection.
+        let runtime = Handle::current();
+        match spawn_blocking(move || runtime.block_on(explain)).await {
+            Ok(explained) => explained.unwrap_or_else(|message: String| bad(&message)),
+            Err(_) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the explanation failed"),
         }
-        json(StatusCode::OK, &explanation)
     }
 
     async fn reload(&self) -> Response<Bytes> {

@@ -103,10 +103,7 @@ impl HeaderLines {
 
     fn count(&mut self, text: &[u8]) -> Result<(), DescriptionError> {
         self.bytes += text.len();
-        match self.bytes <= HEADERS_BYTES_MAX {
-            true => Ok(()),
-            false => Err(DescriptionError::HeadersTooLong),
-        }
+        if self.bytes <= HEADERS_BYTES_MAX { Ok(()) } else { Err(DescriptionError::HeadersTooLong) }
     }
 }
 

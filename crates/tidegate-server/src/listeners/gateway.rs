@@ -129,8 +129,7 @@ impl GatewayListener {
     ///
     /// Must be called in a tokio runtime with timers.
     pub(crate) fn build(shared: &ServerState, gateway: Gateway) -> GatewayListener {
-        let engine = shared.decider.engine().cloned();
-        let engine = engine.unwrap_or_else(|| unlimited(shared.options.limiter.clone()));
+        let engine = shared.decider.engine().clone();
         engine.set_companion(gateway.upstreams);
         let of_metrics = engine.clone();
         let stats = move || Upstreams::of(&of_metrics).map(|upstreams| upstreams.stats()).unwrap_or_default();
@@ -231,11 +230,6 @@ fn layer(engine: Engine, decider: Decider) -> RateLimitLayer<FromBytes> {
     })
 }
 
-/// Returns an engine without rules.
-fn unlimited(limiter: tidegate::Limiter) -> Engine {
-    Engine::new(limiter, tidegate::Rules::new().build().expect("a configuration without rules is valid"))
-}
-
 impl Listener for GatewayListener {
     fn stats(&self) -> &Arc<ListenerStats> {
         &self.stats
@@ -252,12 +246,11 @@ impl Listener for GatewayListener {
     /// Trusted proxies send the address of the client if the PROXY protocol is enabled, and may have any number of
     /// connections. The connections of all other peers are limited.
     fn peer_policy(&self, peer: IpAddr) -> PeerPolicy {
-        match self.engine.rules().identifier().proxies().trusts(peer.to_canonical()) {
-            true => PeerPolicy { expects_proxy_header: self.proxy_protocol, connections_max: None },
-            false => {
-                let connections_max = Some(self.bounds.connections_per_address);
-                PeerPolicy { expects_proxy_header: false, connections_max }
-            }
+        if self.engine.rules().identifier().proxies().trusts(peer.to_canonical()) {
+            PeerPolicy { expects_proxy_header: self.proxy_protocol, connections_max: None }
+        } else {
+            let connections_max = Some(self.bounds.connections_per_address);
+            PeerPolicy { expects_proxy_header: false, connections_max }
         }
     }
 

@@ -18,7 +18,6 @@ mod forward_auth;
 #[doc(hidden)]
 pub mod fuzz;
 pub(crate) mod general;
-mod policy_cache;
 pub(crate) mod refund;
 mod relayed;
 pub(crate) mod request;
@@ -35,15 +34,14 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
 use tidegate::answer::Policies;
-use tidegate::engine::{Outcome, Refusal, RequestOptions};
-use tidegate::{Check, Decision, Limiter, Timestamp};
+use tidegate::engine::{Engine, Outcome, Refusal, RequestOptions};
+use tidegate::{Check, Decision, Timestamp};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use self::connection::{OVER_LIMIT_RESPONSE, method_not_allowed, page_path, problem, read_body};
 use self::forward_auth::ForwardAuth;
 use self::general::{ResponseBody, full_body};
-use self::policy_cache::PolicyCache;
 use self::relayed::RelayedResponse;
 use self::request::{CheckRequest, CheckRequestError, ExplicitCheck, RequestCheck};
 use self::response::{decision_body, refusal_body};
@@ -68,7 +66,6 @@ pub(crate) struct HttpListener {
     decider: Decider,
     stats: Arc<ListenerStats>,
     browsers: BrowserPolicy,
-    policies: Arc<PolicyCache>,
     idle: Duration,
     /// The token that checks must have, and the guard against guesses. `None` accepts checks without a token.
     auth: Option<(Token, Arc<AuthGuard>)>,
@@ -91,15 +88,18 @@ impl Listener for HttpListener {
 }
 
 impl HttpListener {
-    /// Creates a listener that decides explicit checks, which name their keys and limits, by `limiter`.
+    /// Creates a listener that decides by this engine, or by a limiter without rules.
     ///
-    /// It has no rules and no allowed origins, and closes a connection after `idle` without a request.
-    pub(crate) fn new(limiter: Limiter, idle: Duration) -> HttpListener {
+    /// It has no token and no allowed origins, and closes a connection after `idle` without a request.
+    pub(crate) fn new(engine: impl Into<Engine>, idle: Duration) -> HttpListener {
+        HttpListener::of(Decider::new(engine, Arc::default()), idle)
+    }
+
+    fn of(decider: Decider, idle: Duration) -> HttpListener {
         HttpListener {
-            decider: Decider::new(limiter, None, Arc::default()),
+            decider,
             stats: ListenerStats::new("http", HTTP_ERRORS, &[Rejection::Origin], false),
             browsers: BrowserPolicy::default(),
-            policies: Arc::default(),
             idle,
             auth: None,
             forward_auth_log: Arc::default(),
@@ -110,11 +110,10 @@ impl HttpListener {
     pub(crate) fn build(shared: &ServerState) -> HttpListener {
         let options = &shared.options;
         HttpListener {
-            decider: shared.decider.clone(),
             browsers: options.browsers.clone(),
             stats: ListenerStats::new("http", HTTP_ERRORS, &[Rejection::Origin], options.http_token.is_some()),
             auth: options.http_token.clone().map(|token| (token, shared.auth_guard.clone())),
-            ..HttpListener::new(options.limiter.clone(), options.bounds.http_idle)
+            ..HttpListener::of(shared.decider.clone(), options.bounds.http_idle)
         }
     }
 
@@ -257,12 +256,13 @@ impl HttpListener {
         if has_receipt {
             self.decider.check_receipt(&demands)?;
         }
+        let resolver = self.decider.engine().explicit();
         let answer = match explicit.wait_max() {
-            None => self.decider.check(&check, has_receipt).await,
+            None => self.decider.check(&resolver, &check, has_receipt).await,
             // A large future, which would otherwise be moved with every check that does not wait.
-            Some(wait_max) => Box::pin(self.decider.wait(&check, wait_max, has_receipt)).await,
+            Some(wait_max) => Box::pin(self.decider.wait(&resolver, &check, wait_max, has_receipt)).await,
         };
-        let policies = self.policies.get(&demands, self.decider.explicit_settings());
+        let policies = resolver.policies(&demands);
         Ok(match answer {
             Ok(decision) if decision.allowed() => {
                 let receipt = has_receipt.then(|| self.decider.receipt(&check, &decision)).flatten();
@@ -275,8 +275,8 @@ impl HttpListener {
 
     async fn check_by_rules(&self, check: &RequestCheck) -> Result<Response<Bytes>, CheckRequestError> {
         let RequestCheck { request, peer, has_receipt } = check;
-        let outcome = self.decider.check_request(request, *peer, RequestOptions::default()).await;
-        Ok(match outcome.ok_or(CheckRequestError::NoRules)? {
+        self.decider.rules().ok_or(CheckRequestError::NoRules)?;
+        Ok(match self.decider.check_request(request, *peer, RequestOptions::default()).await {
             Outcome::Admitted(permit) => {
                 let unlimited = Decision::uncounted(Timestamp::ZERO);
                 let mut headers = HeaderMap::new();
@@ -299,12 +299,6 @@ impl HttpListener {
 
 #[cfg(test)]
 impl HttpListener {
-    /// Sets the engine whose rules decide requests that the body of a check describes.
-    pub(crate) fn with_rules(self, engine: tidegate::engine::Engine) -> HttpListener {
-        let decider = Decider::new(self.decider.limiter().clone(), Some(engine), Arc::default());
-        HttpListener { decider, ..self }
-    }
-
     /// Sets the secret under which receipts are encrypted.
     pub(crate) fn with_receipts(self, secret: crate::receipt_secret::ReceiptSecret) -> HttpListener {
         HttpListener { decider: self.decider.clone().with_receipts(Some(secret)), ..self }

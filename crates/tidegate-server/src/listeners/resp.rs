@@ -447,7 +447,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
             // Avoids the lists that a batch needs.
             [only] => {
                 let check = Check::of_distinct(&pending.demands);
-                let answer = decider.check(&check, only.has_receipt).await;
+                let answer = decider.check(&decider.engine().explicit(), &check, only.has_receipt).await;
                 self.reply(&check, *only, &answer);
             }
             _ => {
@@ -464,9 +464,10 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
 
     /// Checks that a receipt can be issued for a check with these demands, if it asks for one. `Err` is the error reply.
     fn check_receipt(&self, check: PendingCheck, demands: &[Demand<'_>]) -> Result<(), String> {
-        match check.has_receipt {
-            true => self.listener.decider.check_receipt(demands).map_err(|error| format!("ERR {error}")),
-            false => Ok(()),
+        if check.has_receipt {
+            self.listener.decider.check_receipt(demands).map_err(|error| format!("ERR {error}"))
+        } else {
+            Ok(())
         }
     }
 

@@ -36,9 +36,10 @@ impl MetricsFormat {
             ranges.filter_map(|range| weight_of(range, media_type)).fold(0.0, f64::max)
         };
         let open_metrics = weight(OPEN_METRICS);
-        match open_metrics > 0.0 && open_metrics >= weight(PLAIN_TEXT) {
-            true => MetricsFormat::OpenMetrics,
-            false => MetricsFormat::Text,
+        if open_metrics > 0.0 && open_metrics >= weight(PLAIN_TEXT) {
+            MetricsFormat::OpenMetrics
+        } else {
+            MetricsFormat::Text
         }
     }
 

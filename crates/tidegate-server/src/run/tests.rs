@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use tidegate::Limiter;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;

@@ -2,7 +2,9 @@
 
 use tidegate_server::WebOrigin;
 
-use crate::site::{Site, TOKEN};
+use tidegate_testkit::program::TOKEN;
+
+use crate::site::Site;
 
 const RULES: &str = "[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [\"5/h\"]\n";
 

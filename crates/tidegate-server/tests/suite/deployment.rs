@@ -6,8 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::io::BufReader;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,13 +22,14 @@ use tidegate::{
 };
 use tidegate_server::listeners::resp::RespOptions;
 use tidegate_server::{Gateway, Listeners, ServerOptions, run};
+use tidegate_testkit::http::{HttpClient, HttpResponse};
 use tidegate_testkit::server::Connection;
 use tidegate_testkit::unreachable::UnreachableStore;
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::http_subject::{exchange, post_check};
-use crate::site::{PATIENCE, listen};
+use crate::http_subject::exchange;
+use crate::site::listen;
 
 /// How long [`StoreKind::Slow`] takes: longer than the default deadline of 25 ms.
 const SLOW: Duration = Duration::from_millis(200);
@@ -64,6 +64,14 @@ pub(crate) struct ClientResponse {
     pub(crate) status: u16,
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: String,
+}
+
+impl ClientResponse {
+    /// Takes what the endpoints have in common from a response: all but its date and length.
+    fn new(mut response: HttpResponse) -> ClientResponse {
+        response.headers.retain(|name, _| !["date", "content-length"].contains(&&**name));
+        ClientResponse { status: response.status, headers: response.headers, body: response.body }
+    }
 }
 
 /// An endpoint that decides requests by rules.
@@ -126,14 +134,14 @@ impl Deployment {
             StoreKind::Slow => builder.store(Arc::new(SlowStore(MemoryStore::builder().clock(clock.clone()).build()))),
         };
         let limiter: Limiter = builder.clock(clock.clone()).build();
-        let engine = Engine::on_clock(limiter.clone(), loaded.rules, lookups, clock.clone());
+        let engine = Engine::on_clock(limiter, loaded.rules, lookups, clock.clone());
         let ((http, http_at), (resp, resp_at), (gateway, gateway_at)) = (listen(), listen(), listen());
         let (upstream, upstream_at) = listen();
         tokio::spawn(answer_all(upstream));
         let servers = vec![format!("http://{upstream_at}").parse().unwrap()];
         let forwarding = Gateway::new(&GatewaySettings::default().with_servers(servers)).unwrap();
         let listeners = Listeners::default().http(http).resp(resp, RespOptions::default()).gateway(gateway, forwarding);
-        let options = ServerOptions::new(limiter).rules(engine.clone()).threads(std::num::NonZeroUsize::MIN);
+        let options = ServerOptions::new(engine.clone()).threads(std::num::NonZeroUsize::MIN);
         tokio::spawn(run(listeners, options, std::future::pending()));
         drop(context);
         Deployment { engine, http: http_at, resp: resp_at, gateway: gateway_at, clock, runtime }
@@ -211,9 +219,7 @@ impl Deployment {
              x-forwarded-host: example.com\r\nx-forwarded-for: {}\r\n{visitor}\r\n",
             asked.method, asked.path, asked.peer
         );
-        let (status, mut headers, body) = exchange(&mut self.connect(), &request);
-        headers.retain(|name, _| !["date", "content-length"].contains(&&**name));
-        ClientResponse { status, headers, body: String::from_utf8(body).unwrap() }
+        ClientResponse::new(exchange(&mut HttpClient::open(self.http), &request))
     }
 
     /// Sends a request through the gateway, as a reverse proxy on this machine does, which the configuration must trust.
@@ -223,32 +229,21 @@ impl Deployment {
             "{} {} HTTP/1.1\r\nhost: example.com\r\nx-forwarded-for: {}\r\n{visitor}\r\n",
             asked.method, asked.path, asked.peer
         );
-        let (status, mut headers, body) = exchange(&mut connect(self.gateway), &request);
-        headers.retain(|name, _| !["date", "content-length"].contains(&&**name));
-        ClientResponse { status, headers, body: String::from_utf8(body).unwrap() }
-    }
-
-    fn connect(&self) -> BufReader<TcpStream> {
-        connect(self.http)
+        ClientResponse::new(exchange(&mut HttpClient::open(self.gateway), &request))
     }
 
     /// Posts a body to `/v1/check`. Returns the status, headers without the date, and the body of the response.
     pub(crate) fn post(&self, body: &Value) -> (u16, BTreeMap<String, String>, Value) {
-        let (status, mut headers, body) = post_check(&mut self.connect(), &body.to_string());
-        headers.remove("date");
-        (status, headers, body)
+        let mut response = HttpClient::open(self.http).ask("POST", "/v1/check", &[], &body.to_string());
+        response.headers.remove("date");
+        let body = response.json();
+        (response.status, response.headers, body)
     }
 
     /// Sends a command to the RESP listener. Returns the reply as text.
     pub(crate) fn command(&self, parts: &[&str]) -> String {
         format!("{:?}", Connection::open(self.resp).unwrap().call(parts).unwrap())
     }
-}
-
-fn connect(address: SocketAddr) -> BufReader<TcpStream> {
-    let stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    BufReader::new(stream)
 }
 
 /// Answers every request without a body, as the service behind the gateway.

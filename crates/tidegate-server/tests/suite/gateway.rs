@@ -1,7 +1,7 @@
 //! Requests through the gateway: their charges, whatever way they end, and the bytes that are held of incomplete ones.
 
 use std::collections::HashSet;
-use std::io::{BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,12 +10,14 @@ use tidegate::Limiter;
 use tidegate::config::Loader;
 use tidegate::engine::Engine;
 use tidegate_server::{Bounds, Gateway, Listeners, ServerOptions, run};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::PATIENCE;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Builder;
 
 use crate::deployment::load;
 use crate::http_subject::exchange;
-use crate::site::{PATIENCE, listen};
+use crate::site::listen;
 
 /// Answers by the path of a request: with its status, by closing the connection, or not until the gateway closes it.
 async fn answer(mut stream: tokio::net::TcpStream, hanging: &Mutex<HashSet<String>>) {
@@ -67,10 +69,10 @@ fn requests_are_charged_exactly_whatever_way_they_end() {
     );
     let loaded = load(&Loader::new(), &configuration);
     let limiter = Limiter::memory();
-    let engine = Engine::new(limiter.clone(), loaded.rules.clone());
+    let engine = Engine::new(limiter, loaded.rules.clone());
     let (socket, gateway) = listen();
     let listeners = Listeners::default().gateway(socket, Gateway::new(&loaded.gateway).unwrap());
-    tokio::spawn(run(listeners, ServerOptions::new(limiter).rules(engine), std::future::pending()));
+    tokio::spawn(run(listeners, ServerOptions::new(engine), std::future::pending()));
 
     let failures = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -92,7 +94,7 @@ fn requests_are_charged_exactly_whatever_way_they_end() {
                     };
                     let stream = get(gateway, path);
                     if is_awaited {
-                        let status = exchange(&mut BufReader::new(stream), "").0;
+                        let status = exchange(&mut HttpClient::on(stream), "").status;
                         assert_eq!(status >= 400, is_failure, "{path}: {status}");
                     } else {
                         let is_there = || hanging.lock().unwrap().contains(path);
@@ -105,8 +107,8 @@ fn requests_are_charged_exactly_whatever_way_they_end() {
     });
     // The charge of a client that is gone may still be under way.
     let remaining = || {
-        let (_, headers, _) = exchange(&mut BufReader::new(get(gateway, "/200")), "");
-        headers["x-ratelimit-remaining"].parse::<u64>().unwrap()
+        let response = exchange(&mut HttpClient::on(get(gateway, "/200")), "");
+        response.headers["x-ratelimit-remaining"].parse::<u64>().unwrap()
     };
     let expected = 1_000_000 - failures.load(Ordering::Relaxed);
     println!("{count} requests, {} failures", failures.load(Ordering::Relaxed));
@@ -133,9 +135,9 @@ fn the_bytes_of_incomplete_heads_are_bounded() {
 
     // Complete requests do not count, however many a connection has sent: none of these is dropped.
     let complete = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "x".repeat(4_000));
-    let mut kept: Vec<_> = (0..6).map(|_| BufReader::new(TcpStream::connect(gateway).unwrap())).collect();
+    let mut kept: Vec<_> = (0..6).map(|_| HttpClient::open(gateway)).collect();
     for _ in 0..20 {
-        kept.iter_mut().for_each(|stream| assert_eq!(exchange(stream, &complete).0, 404));
+        kept.iter_mut().for_each(|stream| assert_eq!(exchange(stream, &complete).status, 404));
     }
     drop(kept);
 
@@ -152,7 +154,7 @@ fn the_bytes_of_incomplete_heads_are_bounded() {
     assert!(received.is_empty(), "the oldest is closed: {:?}", String::from_utf8_lossy(&received));
     let mut youngest = incomplete.pop().unwrap();
     youngest.write_all(b"\r\n\r\n").unwrap();
-    assert_eq!(exchange(&mut BufReader::new(youngest), "").0, 404, "the youngest is served");
+    assert_eq!(exchange(&mut HttpClient::on(youngest), "").status, 404, "the youngest is served");
 }
 
 /// A random sequence that depends on the seed alone.

@@ -1,53 +1,35 @@
 //! The HTTP listener as a subject of the conformance suite: one keep-alive connection, one request per check.
 
-use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-
 use serde_json::{Value, json};
 use tidegate::{Check, Decision, Demand, LimitStatus, Source, Timestamp, Wait};
 use tidegate_testkit::conformance::net_use::RefundSubject;
 use tidegate_testkit::conformance::{Abilities, Subject};
+use tidegate_testkit::http::{HttpClient, HttpResponse};
 
 use crate::fixture::{Fixture, Names};
 
 pub(crate) struct OverHttp<'d> {
     fixture: &'d Fixture,
     names: Names,
-    stream: BufReader<TcpStream>,
+    client: HttpClient,
 }
 
 impl<'d> OverHttp<'d> {
     pub(crate) fn new(fixture: &'d Fixture) -> OverHttp<'d> {
-        let stream = TcpStream::connect(fixture.http).unwrap();
-        stream.set_nodelay(true).unwrap();
-        OverHttp { fixture, names: Names::unused(), stream: BufReader::new(stream) }
+        OverHttp { fixture, names: Names::unused(), client: HttpClient::open(fixture.http) }
     }
 }
 
-/// Posts a body to `/v1/check`. Returns the status, the headers by name and the body of the response.
-pub(crate) fn post_check(stream: &mut BufReader<TcpStream>, body: &str) -> (u16, BTreeMap<String, String>, Value) {
-    post(stream, "/v1/check", body)
+/// Posts a body. Returns the status and the body of the response.
+fn post(client: &mut HttpClient, path: &str, body: &str) -> (u16, Value) {
+    let response = client.ask("POST", path, &[], body);
+    (response.status, response.json())
 }
 
-/// Posts a body. Returns the status, the headers by name and the body of the response.
-fn post(stream: &mut BufReader<TcpStream>, path: &str, body: &str) -> (u16, BTreeMap<String, String>, Value) {
-    let length = body.len();
-    let request = format!("POST {path} HTTP/1.1\r\nhost: tidegate\r\ncontent-length: {length}\r\n\r\n{body}");
-    let (status, headers, body) = exchange(stream, &request);
-    (status, headers, serde_json::from_slice(&body).unwrap())
-}
-
-/// Sends a request. Returns the status, the headers by name and the body of the response.
-pub(crate) fn exchange(stream: &mut BufReader<TcpStream>, request: &str) -> (u16, BTreeMap<String, String>, Vec<u8>) {
-    stream.get_mut().write_all(request.as_bytes()).unwrap();
-    let mut lines = stream.by_ref().lines().map(Result::unwrap).take_while(|line| !line.is_empty());
-    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a status line");
-    let header = |line: String| line.split_once(": ").map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let headers: BTreeMap<String, String> = lines.map(|line| header(line).expect("a header")).collect();
-    let mut body = vec![0; headers["content-length"].parse().unwrap()];
-    stream.read_exact(&mut body).unwrap();
-    (status, headers, body)
+/// Sends a request, and returns its response.
+pub(crate) fn exchange(client: &mut HttpClient, request: &str) -> HttpResponse {
+    client.raw(request.as_bytes());
+    client.receive().expect("a response")
 }
 
 /// Returns the body of a check: the short form for one demand, the list for several.
@@ -65,10 +47,7 @@ fn check_body(demands: &[Demand<'_>]) -> String {
 /// Parses an entry of `limits`.
 fn limit_status(entry: &Value, demand: &Demand<'_>) -> LimitStatus {
     let number = |name: &str| entry[name].as_u64().unwrap_or_else(|| panic!("{name} in {entry}"));
-    let wait = |name: &str| match entry[name].is_null() {
-        true => Wait::NEVER,
-        false => Wait::from_micros(number(name) * 1_000),
-    };
+    let wait = |name: &str| if entry[name].is_null() { Wait::NEVER } else { Wait::from_micros(number(name) * 1_000) };
     assert_eq!(number("window_ms"), demand.limit.window_us().div_ceil(1_000), "{entry}");
     LimitStatus {
         allowed: entry["allowed"].as_bool().unwrap(),
@@ -93,7 +72,7 @@ impl Subject for OverHttp<'_> {
         self.fixture.clock.set(now);
         let names = self.names.clone();
         names.with(check.demands(), |demands| {
-            let (status, _, body) = post_check(&mut self.stream, &check_body(demands));
+            let (status, body) = post(&mut self.client, "/v1/check", &check_body(demands));
             let limits = body["limits"].as_array().unwrap_or_else(|| panic!("{status}: {body}"));
             assert_eq!(limits.len(), demands.len(), "{body}");
             let limits = limits.iter().zip(demands).map(|(entry, demand)| limit_status(entry, demand)).collect();
@@ -153,7 +132,7 @@ impl RefundSubject for HttpReceipts<'_> {
         self.0.fixture.clock.set(now);
         let (key, limit) = (self.0.names.name(demand), demand.limit.to_string());
         let body = json!({ "key": key, "limit": limit, "cost": demand.cost.units(), "receipt": true });
-        let (status, _, body) = post_check(&mut self.0.stream, &body.to_string());
+        let (status, body) = post(&mut self.0.client, "/v1/check", &body.to_string());
         assert_eq!(
             (status == 200, &body["source"]),
             (body["receipt"].is_string(), &json!("store")),
@@ -168,7 +147,7 @@ impl RefundSubject for HttpReceipts<'_> {
             0 => json!({ "receipt": receipt }),
             used => json!({ "receipt": receipt, "used": used }),
         };
-        let (_, _, body) = post(&mut self.0.stream, "/v1/refund", &body.to_string());
+        let (_, body) = post(&mut self.0.client, "/v1/refund", &body.to_string());
         assert_eq!(body, json!({ "applied": true }));
     }
 }

@@ -1,7 +1,6 @@
 //! A reload puts all parts of a configuration into use in one step, or none of them.
 
-use std::io::BufReader;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +10,7 @@ use tidegate::config::Loader;
 use tidegate::engine::{Engine, Outcome, RequestOptions};
 use tidegate::rules::RequestView;
 use tidegate_server::{Gateway, Listeners, ReloadError, Reloader, ServerOptions, Tls, run};
+use tidegate_testkit::http::HttpClient;
 use tidegate_testkit::poll::eventually;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::{Builder, Runtime};
@@ -19,7 +19,6 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 
-use crate::http_subject::exchange;
 use crate::site::listen;
 
 /// The number of reloads under load.
@@ -49,7 +48,7 @@ impl Service {
         let engine = Engine::new(Limiter::memory(), loaded.rules.clone());
         let upstreams = Gateway::new(&loaded.gateway).unwrap();
         let mut reloader = Reloader::rules(&file, Loader::new(), loaded, engine.clone());
-        let mut options = ServerOptions::new(Limiter::memory()).rules(engine.clone());
+        let mut options = ServerOptions::new(engine.clone());
         if is_encrypted {
             let tls = Tls::read(&dir.path().join("cert.pem"), &dir.path().join("key.pem")).unwrap();
             reloader = reloader.tls(tls.clone());
@@ -221,10 +220,10 @@ fn no_request_meets_rules_and_upstreams_of_different_configurations() {
         let clients: Vec<_> = (0..3)
             .map(|_| {
                 scope.spawn(|| {
-                    let mut stream = BufReader::new(TcpStream::connect(service.gateway).unwrap());
+                    let mut client = HttpClient::open(service.gateway);
                     let mut seen = [0_u64; 2];
                     while !is_done.load(Ordering::Relaxed) {
-                        let (_, headers, _) = exchange(&mut stream, "GET / HTTP/1.1\r\nhost: x\r\n\r\n");
+                        let headers = client.ask("GET", "/", &[], "").headers;
                         let (policy, from) = (&headers["ratelimit-policy"], &headers["x-from"]);
                         assert!(policy.starts_with(&format!("\"{from}\";")), "{policy} from the upstream {from}");
                         seen[usize::from(from == "two")] += 1;
@@ -245,9 +244,6 @@ fn no_request_meets_rules_and_upstreams_of_different_configurations() {
         let seen = seen.fold([0, 0], |sum, one| [sum[0] + one[0], sum[1] + one[1]]);
         assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
     });
-    let is_last = || {
-        let request = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
-        exchange(&mut BufReader::new(TcpStream::connect(service.gateway).unwrap()), request).1["x-from"].clone()
-    };
+    let is_last = || HttpClient::open(service.gateway).ask("GET", "/", &[], "").headers["x-from"].clone();
     eventually("the last version is in use", is_last, |name| name == versions[RELOADS % 2].name);
 }

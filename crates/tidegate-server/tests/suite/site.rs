@@ -1,22 +1,18 @@
 //! A complete server with a configuration file: listeners on free ports, watched files, and a client for the admin API.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde_json::Value;
 use tidegate::Limiter;
 use tidegate::config::Loader;
 use tidegate::engine::Engine;
 use tidegate_server::{Bounds, Listeners, Readiness, Reloader, ServerOptions, Token, WebOrigin, run};
+use tidegate_testkit::http::{HttpClient, HttpResponse};
 use tidegate_testkit::poll::eventually;
+use tidegate_testkit::program::TOKEN;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
-
-/// The longest time that a test waits for anything.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-pub(crate) const TOKEN: &str = "a-token-for-tests-only";
 
 /// The options that a test can change.
 pub(crate) struct Setup {
@@ -33,19 +29,6 @@ pub(crate) struct Site {
     admin: SocketAddr,
     watching: JoinHandle<()>,
     _runtime: Runtime,
-}
-
-/// A response.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    pub(crate) body: String,
-}
-
-impl Answer {
-    pub(crate) fn json(&self) -> Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("{self:?}"))
-    }
 }
 
 impl Site {
@@ -74,8 +57,7 @@ impl Site {
         let engine = Engine::new(limiter.clone(), loaded.rules.clone());
         let reloader = Reloader::rules(&file, loader, loaded, engine.clone());
         let ((http, http_at), (admin, admin_at)) = (listen(), listen());
-        let options = ServerOptions::new(limiter.clone())
-            .rules(engine)
+        let options = ServerOptions::new(engine)
             .bounds(bounds)
             .allowed_origins(origins)
             .admin_hosts(admin_hosts)
@@ -104,34 +86,36 @@ impl Site {
     }
 
     /// Sends `POST /v1/check`.
-    pub(crate) fn check(&self, body: &Value) -> Answer {
-        send(self.http, "POST", "/v1/check", &body.to_string())
+    pub(crate) fn check(&self, body: &Value) -> HttpResponse {
+        ask(self.http, "POST", "/v1/check", &body.to_string())
     }
 
     /// Sends a request without a body to the HTTP listener.
-    pub(crate) fn ask_http(&self, method: &str, path: &str) -> Answer {
-        send(self.http, method, path, "")
+    pub(crate) fn ask_http(&self, method: &str, path: &str) -> HttpResponse {
+        ask(self.http, method, path, "")
     }
 
     /// Sends a request with the token to the admin listener.
-    pub(crate) fn operate(&self, method: &str, path: &str, body: &str) -> Answer {
-        send(self.admin, method, path, body)
+    pub(crate) fn operate(&self, method: &str, path: &str, body: &str) -> HttpResponse {
+        ask(self.admin, method, path, body)
     }
 
     /// Sends a request with these header lines and no others to the admin listener.
-    pub(crate) fn ask_admin(&self, method: &str, path: &str, headers: &str) -> Answer {
-        exchange(self.admin, &format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n{headers}\r\n"))
+    pub(crate) fn ask_admin(&self, method: &str, path: &str, headers: &str) -> HttpResponse {
+        let mut client = HttpClient::open(self.admin);
+        client.raw(format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n{headers}\r\n").as_bytes());
+        client.receive().expect("a response")
     }
 
     /// Sends `POST /v1/reload`, without waiting for the response.
-    pub(crate) fn start_reload(&self) -> TcpStream {
-        let mut stream = TcpStream::connect(self.admin).unwrap();
-        stream.write_all(request("POST", "/v1/reload", "").as_bytes()).unwrap();
-        stream
+    pub(crate) fn start_reload(&self) -> HttpClient {
+        let mut client = HttpClient::open(self.admin);
+        send(&mut client, "POST", "/v1/reload", "");
+        client
     }
 
     /// Waits until the response of the admin listener is as expected.
-    pub(crate) fn until(&self, path: &str, holds: impl Fn(&Answer) -> bool) -> Answer {
+    pub(crate) fn until(&self, path: &str, holds: impl Fn(&HttpResponse) -> bool) -> HttpResponse {
         eventually(path, || self.operate("GET", path, ""), holds)
     }
 
@@ -150,24 +134,15 @@ pub(crate) fn listen() -> (tokio::net::TcpListener, SocketAddr) {
     (tokio::net::TcpListener::from_std(listener).unwrap(), address)
 }
 
-fn request(method: &str, path: &str, body: &str) -> String {
-    let length = body.len();
-    format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {TOKEN}\r\ncontent-length: {length}\r\n\r\n{body}"
-    )
+/// Sends a request with the token on this connection, which is the last on it.
+fn send(client: &mut HttpClient, method: &str, path: &str, body: &str) {
+    let bearer = format!("Bearer {TOKEN}");
+    client.send(method, path, &[("connection", "close"), ("authorization", &bearer)], body);
 }
 
-fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> Answer {
-    exchange(address, &request(method, path, body))
-}
-
-fn exchange(address: SocketAddr, request: &str) -> Answer {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut received = String::new();
-    stream.read_to_string(&mut received).unwrap();
-    let (head, body) = received.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no response: {received:?}"));
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status line");
-    Answer { status, body: body.to_owned() }
+/// Sends a request with the token on a new connection, and returns its response.
+fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> HttpResponse {
+    let mut client = HttpClient::open(address);
+    send(&mut client, method, path, body);
+    client.receive().expect("a response")
 }

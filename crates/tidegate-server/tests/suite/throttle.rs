@@ -72,10 +72,8 @@ impl RedisCell {
         if !limited {
             self.0.insert(key.to_owned(), after);
         }
-        let retry_after = match limited && quantity <= capacity {
-            true => (after - tolerance - now).div_ceil(1_000) as i64,
-            false => -1,
-        };
+        let retry_after =
+            if limited && quantity <= capacity { (after - tolerance - now).div_ceil(1_000) as i64 } else { -1 };
         let remaining = (tolerance - left) / interval;
         vec![limited.into(), capacity as i64, remaining as i64, retry_after, left.div_ceil(1_000) as i64]
     }

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use serde_json::json;
 use tidegate::config::Loader;
 
-use crate::site::{PATIENCE, Site};
+use tidegate_testkit::program::PATIENCE;
+
+use crate::site::Site;
 
 fn rules(quota: u32) -> String {
     format!("[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [{{ name = \"main\", limit = \"{quota}/h\" }}]\n")

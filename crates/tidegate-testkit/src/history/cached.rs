@@ -58,10 +58,7 @@ pub(super) fn verify(number: usize, counter: &Counter, report: &mut Report) {
             statuses.add(own.remaining, own.next_after_us, own, offset_us_max);
         }
         let (counter, sent_us) = (number, answer.sent_us);
-        let reported_us = match answer.allowed {
-            true => Some(answer.next_after_us),
-            false => answer.retry_after_us,
-        };
+        let reported_us = if answer.allowed { Some(answer.next_after_us) } else { answer.retry_after_us };
         let is_repeated = match (answer.allowed, reported_us) {
             (true, Some(0)) => statuses.any_has_ended(answer.remaining, answer),
             (true, _) => statuses.any_ends_in(answer.remaining, reported_us, answer),

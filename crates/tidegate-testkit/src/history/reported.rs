@@ -241,7 +241,9 @@ impl States {
         let cost = u64::from(denial.cost);
         let Some(room) = self.quota.checked_sub(cost) else { return false };
         let Some(excess) = state.total.checked_sub(room).filter(|excess| *excess > 0) else { return false };
-        if self.quota.saturating_sub(state.total) != denial.remaining.into() || state.admitted != denial.journal_units {
+        if self.quota.saturating_sub(state.total) != u64::from(denial.remaining)
+            || state.admitted != denial.journal_units
+        {
             return false;
         }
         let mut freed = 0;

@@ -120,9 +120,10 @@ impl Policy {
     /// If the name is not that of a rule in a configuration: 1 to 64 letters, digits or `-`, `_` and `.`.
     pub fn with_rule(self, rule: impl Into<Arc<str>>) -> Result<Policy, RuleNameError> {
         let rule = rule.into();
-        match is_rule_name(&rule) {
-            true => Ok(Policy { rule: Some(rule), ..self }),
-            false => Err(RuleNameError { found: rule.as_ref().into() }),
+        if is_rule_name(&rule) {
+            Ok(Policy { rule: Some(rule), ..self })
+        } else {
+            Err(RuleNameError { found: rule.as_ref().into() })
         }
     }
 

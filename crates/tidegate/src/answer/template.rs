@@ -133,10 +133,8 @@ impl Template {
     /// Checks that bodies are JSON whether fields have values or not.
     fn check_json(&self) -> Result<(), TemplateError> {
         let without = self.render(|field| if field.is_number() { Value::Number(None) } else { Value::Text(None) });
-        let with = self.render(|field| match field.is_number() {
-            true => Value::Number(Some(1)),
-            false => Value::Text(Some("a".into())),
-        });
+        let with =
+            self.render(|field| if field.is_number() { Value::Number(Some(1)) } else { Value::Text(Some("a".into())) });
         for text in [with, without] {
             serde_json::from_str::<IgnoredAny>(&text).map_err(|error| TemplateError::NotJson(error.to_string()))?;
         }

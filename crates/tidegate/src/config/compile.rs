@@ -164,6 +164,7 @@ impl Compiler<'_> {
             exposes_headers: config.expose_headers,
             styles,
             on_failure: config.on_failure,
+            is_configured: true,
         };
         (parts, LintInput { exempt_paths, assigned_plans }, keys_file)
     }

@@ -23,12 +23,11 @@ use crate::__io_reason;
 #[cfg(feature = "redis")]
 use crate::engine::Engine;
 use crate::gateway::{GatewaySettings, UpstreamSettings};
-use crate::identity::{Identity, Networks};
 #[cfg(feature = "redis")]
 use crate::limiter::StoreUrlError;
 use crate::rules::matcher::{Conditions, HeaderText};
 use crate::rules::path::LazyReadings;
-use crate::rules::{LimitSet, RequestView, RuleSet};
+use crate::rules::{RequestView, RuleSet};
 
 /// The format of a configuration file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -81,37 +80,6 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Returns the reason why a caller has its limit set, as a phrase for an explanation.
-    ///
-    /// `limit_set` is what [`RuleSet::limit_set`] returned for this caller. The phrase is one of `the API key's own
-    /// limits`, `the API key`, `the address`, `the trusted proxy's header` and `the token's claim`. The last one is
-    /// returned if none of the others applies.
-    pub fn plan_source(&self, identity: &Identity<'_>, limit_set: &LimitSet) -> &'static str {
-        let rules = &self.rules;
-        let is_own = !rules.plans().iter().any(|plan| rules.limit_set_named(plan.name()).as_ref() == Some(limit_set));
-        if is_own {
-            return "the API key's own limits";
-        }
-        let of_key = identity.api_key().and_then(|(_, known)| rules.limit_set_named(known.plan.as_deref()?));
-        if of_key.is_some() {
-            return "the API key";
-        }
-        let sources = &self.config.plan_sources;
-        let holds = |networks: &[Spanned<String>]| {
-            let networks = Networks::parse(networks.iter().map(|text| text.as_str()));
-            networks.is_ok_and(|networks| networks.contains(identity.address()))
-        };
-        if sources.addresses.iter().any(|entry| holds(&entry.networks)) {
-            return "the address";
-        }
-        let header = sources.header.as_ref().and_then(|name| name.parse::<http::HeaderName>().ok());
-        let value = header.and_then(|name| identity.trusted_header(&name));
-        if value.and_then(|plan| rules.limit_set_named(std::str::from_utf8(plan).ok()?)).is_some() {
-            return "the trusted proxy's header";
-        }
-        "the token's claim"
-    }
-
     /// Returns the conditions of a rule that a request does not meet, each as a phrase such as `the method is not
     /// GET`.
     ///

@@ -13,7 +13,7 @@ use tidegate_core::{
 };
 
 use super::Refusal;
-use super::request::{RequestContext, RequestOptions};
+use super::resolve::{RequestContext, RequestOptions};
 use super::rule_counts::{RuleCount, RuleCounts};
 use crate::answer::{Policies, Policy};
 use crate::counts::DecisionOutcome;

@@ -1,7 +1,9 @@
 //! Reports to the limiter's observers what the limiter does not see: shields, bans, exemptions and reloads.
 
+use tidegate_core::Wait;
+
 use super::check_plan::LimitGroup;
-use super::request::RequestContext;
+use super::resolve::RequestContext;
 use super::{Engine, Refusal};
 use crate::identity::Identity;
 use crate::observe::{BannedBy, BannedRequest, ExemptBy, ExemptRequest, Observers, ShieldRefusal};
@@ -22,12 +24,10 @@ impl Engine {
         }
     }
 
-    /// Reports to the observers that a ban in the configuration or in the ban list has refused a request. Does nothing
-    /// for another refusal.
+    /// Reports to the observers that a ban in the configuration or in the ban list has refused a request.
     ///
     /// `by` says whether the address or the caller is banned.
-    pub(super) fn observe_ban(&self, identity: &Identity<'_>, by: BannedBy, refusal: &Refusal) {
-        let Refusal::Banned { remaining, .. } = *refusal else { return };
+    pub(super) fn observe_ban(&self, identity: &Identity<'_>, by: BannedBy, remaining: Wait) {
         let observers = self.observers();
         if !observers.is_empty() {
             let request = BannedRequest { address: identity.address(), by, remaining };

@@ -12,7 +12,7 @@ use http::{HeaderMap, Response, StatusCode};
 use tidegate_core::{Check, Decision, Demand, LimitStatus};
 
 use super::check_plan::{CheckPlan, Demands, LimitGroup, PlannedLimit};
-use super::request::RequestContext;
+use super::resolve::RequestContext;
 use super::{Companion, Engine};
 use crate::answer::{Policies, grpc};
 #[cfg(feature = "tower")]
@@ -190,9 +190,10 @@ impl CheckPlan {
     /// Returns how long a leaky bucket delays a request, given the decision of [`CheckPlan::shown`], which must be an
     /// admission. Zero without a leaky bucket.
     pub(super) fn wait(&self, decision: &Decision) -> Duration {
-        match self.shown().is_some_and(|group| group.may_delay) {
-            true => decision.retry_after().as_duration().unwrap_or(Duration::ZERO),
-            false => Duration::ZERO,
+        if self.shown().is_some_and(|group| group.may_delay) {
+            decision.retry_after().as_duration().unwrap_or(Duration::ZERO)
+        } else {
+            Duration::ZERO
         }
     }
 }
@@ -248,12 +249,11 @@ impl Charges {
         if !groups.flat_map(|group| &group.limits).any(|limit| reason.refunds(limit.charge)) {
             return;
         }
-        match self.engine.limiter().is_in_process() {
-            true => self.refund_each(reason).await,
-            false => {
-                let engine = self.engine.clone();
-                engine.run_to_completion(async move { self.refund_each(reason).await }).await;
-            }
+        if self.engine.limiter().is_in_process() {
+            self.refund_each(reason).await
+        } else {
+            let engine = self.engine.clone();
+            engine.run_to_completion(async move { self.refund_each(reason).await }).await;
         }
     }
 

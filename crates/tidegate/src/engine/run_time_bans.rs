@@ -13,12 +13,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tidegate_core::{BanListing, Clock, Source, StoreError, Timestamp};
+use tidegate_core::{BanListing, Clock, StoreError, Timestamp};
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 
-use super::{Engine, Inner, Refusal};
-use crate::rules::{ClientBan, ClientBans};
+use super::{Engine, Inner};
+use crate::rules::ClientBans;
 
 /// The time between two readings of the version. With the time of the calls, a ban takes effect within a second.
 const PERIOD: Duration = Duration::from_millis(700);
@@ -137,12 +137,4 @@ async fn refresh(inner: &Inner) -> Result<(), StoreError> {
         inner.bans.set(&listing, inner.clock.now());
     }
     Ok(())
-}
-
-/// Returns the refusal by a ban at run time as the error, if there is one that is in force at `now`.
-pub(super) fn refuse_banned(ban: Option<&ClientBan>, now: Timestamp) -> Result<(), Box<Refusal>> {
-    match ban.and_then(|ban| ban.remaining(now)) {
-        Some(remaining) => Err(Box::new(Refusal::Banned { remaining, source: Source::Store })),
-        None => Ok(()),
-    }
 }

@@ -9,7 +9,7 @@ use crate::config::{Config, Format};
 use crate::identity::Origin;
 use crate::rules::path::normalisations;
 use http::{HeaderMap, Request};
-use tidegate_core::{Clock, ManualClock, Source, Timestamp, Wait};
+use tidegate_core::{Check, Clock, Decision, ManualClock, Source, StoreError, Timestamp, Wait};
 
 struct Site {
     engine: Engine,
@@ -785,9 +785,10 @@ async fn list_of_a_shared_store_is_followed_and_held_while_the_store_is_down() {
         }
 
         fn listed_bans(&self, known: Option<u64>) -> StoreFuture<'_, Option<BanListing>> {
-            match self.is_down.load(Ordering::Relaxed) {
-                true => Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "the store is down")) }),
-                false => Store::listed_bans(&self.memory, known),
+            if self.is_down.load(Ordering::Relaxed) {
+                Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "the store is down")) })
+            } else {
+                Store::listed_bans(&self.memory, known)
             }
         }
     }

@@ -69,9 +69,10 @@ impl FromStr for ServerUrl {
         let Some((scheme, rest)) = text.split_once("://") else {
             // The text may contain a password. It is repeated only if it has neither a user nor anything odd.
             let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte);
-            let problem = match !text.is_empty() && text.bytes().all(is_plain) {
-                true => format!("the scheme is missing; did you mean http://{text}?"),
-                false => "the scheme is missing".to_owned(),
+            let problem = if !text.is_empty() && text.bytes().all(is_plain) {
+                format!("the scheme is missing; did you mean http://{text}?")
+            } else {
+                "the scheme is missing".to_owned()
             };
             return Err(ServerUrlError { problem });
         };

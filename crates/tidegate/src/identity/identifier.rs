@@ -227,10 +227,8 @@ impl Identifier {
         now: Timestamp,
     ) -> Identity<'r> {
         // A peer that is not a trusted proxy is the client. Behind a proxy, the headers are read on first use.
-        let address = match self.proxies.trusts(origin.peer) {
-            false => OnceCell::from(origin.peer.to_canonical()),
-            true => OnceCell::new(),
-        };
+        let address =
+            if self.proxies.trusts(origin.peer) { OnceCell::new() } else { OnceCell::from(origin.peer.to_canonical()) };
         Identity {
             identifier: self,
             origin,
@@ -483,9 +481,10 @@ impl<'r> Identity<'r> {
     /// If trusted proxies are configured, also returns `None` unless the peer is one of them: a client that connects
     /// directly could choose the value.
     fn countable_header(&self, name: &HeaderName) -> Option<&'r [u8]> {
-        match self.identifier.proxies.networks().is_empty() {
-            true => single_value::header(self.origin.headers, name).one(),
-            false => self.trusted_header(name),
+        if self.identifier.proxies.networks().is_empty() {
+            single_value::header(self.origin.headers, name).one()
+        } else {
+            self.trusted_header(name)
         }
     }
 

@@ -189,9 +189,10 @@ pub(crate) fn anonymize_subject(plain: &str, salt: &Salt) -> String {
         let (label, value) = (&part[..at], &part[at + 1..]);
         let (mark, value) = value.strip_prefix('!').map_or(("", value), |value| ("!", value));
         let is_public = label == "path" && mark.is_empty();
-        match is_public || value.starts_with('~') {
-            true => part.to_owned(),
-            false => format!("{label}:{mark}~{}", salt.pseudonym(label, value.as_bytes())),
+        if is_public || value.starts_with('~') {
+            part.to_owned()
+        } else {
+            format!("{label}:{mark}~{}", salt.pseudonym(label, value.as_bytes()))
         }
     };
     plain.split('&').map(anonymize).collect::<Vec<_>>().join("&")

@@ -16,8 +16,9 @@
 //! other checks may be denied because of them. Such a denial holds only briefly. So neither a denial nor an exhausted limit
 //! of a split check enters the deny cache, except those of the caller's own limits (`DenyCache::learn_own`).
 //!
-//! If a server does not answer, the check fails as a whole, and the other parts are refunded too. If a refund fails,
-//! the units stay charged until they expire.
+//! If a server does not answer in time, the check fails as a whole, and the other parts are refunded too. If its reply
+//! arrives later, its part is refunded then (`late_calls.rs`). If a refund fails, or no reply arrives, the units stay
+//! charged until they expire.
 //!
 //! **Times.** Each server decides by its own clock. [`Decision::at`] is the earliest of these times, and each status
 //! has [`LimitStatus::late_us`], by which the time of its own server is later. A refund uses it to find its charge.
@@ -27,6 +28,7 @@ use tidegate_core::{
     Check, DEMANDS_MAX, Decision, Demand, Limit, LimitStatus, LimitStatuses, Location, Source, Store, Wait,
 };
 
+use super::denied_parts::PartTurn;
 use crate::failure::Unavailable;
 
 /// The answer of the store to a check.
@@ -69,6 +71,14 @@ impl PartAnswer {
 
 /// A charge to refund, because another part of the check was refused or failed: its demands, and the decision on them.
 pub(super) type PartRefund<'a> = (SmallVec<[Demand<'a>; 2]>, Decision);
+
+/// A part of a check that is about to be asked.
+pub(super) struct PartToAsk<'p, 'a> {
+    pub(super) part: &'p Part<'a>,
+    pub(super) asked: Asked,
+    /// The turn in which it is charged. `None` if it is previewed, or is the only part of its check.
+    pub(super) turn: Option<PartTurn>,
+}
 
 /// The demands of a check that are in one partition of a store.
 pub(super) struct Part<'a> {
@@ -157,12 +167,11 @@ pub(super) fn conclude<'a>(
     if answers.len() == 1 {
         return (answers.remove(0).result.map(Answer::Whole), SmallVec::new());
     }
-    let refunds = match answers.iter().all(PartAnswer::allows) {
-        true => SmallVec::new(),
-        false => {
-            let charged = parts.iter().zip(&answers).filter_map(|(part, answer)| Some((part, answer.charge()?)));
-            charged.filter_map(|(part, decision)| part.to_refund(decision)).collect()
-        }
+    let refunds = if answers.iter().all(PartAnswer::allows) {
+        SmallVec::new()
+    } else {
+        let charged = parts.iter().zip(&answers).filter_map(|(part, answer)| Some((part, answer.charge()?)));
+        charged.filter_map(|(part, decision)| part.to_refund(decision)).collect()
     };
     let decisions: Result<Vec<(Asked, Decision)>, Unavailable> =
         answers.into_iter().map(|answer| answer.result.map(|decision| (answer.asked, decision))).collect();

@@ -227,16 +227,11 @@ impl Limiter {
         let front_us = until_front_asks.max(PAUSE_MIN).as_micros() as u64;
         let taking = |(demand, _): &(&Demand<'_>, &mut LimitStatus)| demand.cost != Cost::PEEK;
         for (demand, status) in decided.iter().zip(&mut decision.limits).filter(taking) {
-            let retry_after = match never_fits(demand) {
-                true => Wait::NEVER,
-                false => status.retry_after.max(Wait::from_micros(front_us)),
-            };
+            let retry_after =
+                if never_fits(demand) { Wait::NEVER } else { status.retry_after.max(Wait::from_micros(front_us)) };
             *status = LimitStatus { allowed: false, cost: demand.cost.units(), retry_after, ..*status };
         }
-        Err(match decided.iter().any(never_fits) {
-            true => NotReady::Never(decision),
-            false => NotReady::TooLate(decision),
-        })
+        Err(if decided.iter().any(never_fits) { NotReady::Never(decision) } else { NotReady::TooLate(decision) })
     }
 
     /// Refunds the slot of a leaky bucket that comes too late. A failure is only logged.

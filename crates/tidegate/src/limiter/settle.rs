@@ -96,9 +96,10 @@ impl Limiter {
             (Ok(overrun), Backend::Shared(shared)) => shared.charge(&overrun, decision.source).await,
             (Err(_nothing), _) => Ok(()),
         };
-        match difference.unused.is_empty() || difference.overrun.is_empty() {
-            true => refunded.and(charged),
-            false => both(refunded, charged),
+        if difference.unused.is_empty() || difference.overrun.is_empty() {
+            refunded.and(charged)
+        } else {
+            both(refunded, charged)
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::{FusedFuture, join_all, try_join_all};
 use smallvec::SmallVec;
 use tidegate_core::{
     Atomicity, BanListing, Check, Clock, Cost, Decision, Demand, LimitStatus, MemoryStore, Preview, ReceiptId,
@@ -16,9 +16,10 @@ use tidegate_core::{
 use tokio::time::{Instant, timeout};
 
 use super::announcing::{self, Announcing};
-use super::denied_parts::{DeniedParts, Turn};
+use super::denied_parts::{DeniedParts, PartTurn, Turn};
 use super::health::{Health, ShardHealth};
-use super::parts::{self, Answer, Asked, Part, PartAnswer, PartRefund};
+use super::late_calls::{LATE_MAX, LateCalls, OwnedCheck};
+use super::parts::{self, Answer, Asked, Part, PartAnswer, PartRefund, PartToAsk};
 use super::settle::Difference;
 use super::stats::{Counters, add};
 use super::{CheckOptions, catch_panic, panicked, probing, redeem_in_memory};
@@ -27,6 +28,7 @@ use crate::deadline::{LATENESS_MAX, answer_by, timer};
 use crate::deny_cache::{CallSpan, DenyCache, has_several_subjects};
 use crate::failure::{OnFailure, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
+use crate::run_to_completion::{PendingWork, RunToCompletion};
 
 const NO_TIMER: &str = "the store can be used only inside a tokio runtime with time enabled";
 pub(super) const NOT_ASKED: &str = "the store is not called until a probe succeeds";
@@ -39,6 +41,9 @@ pub(super) struct Shared {
     pub(super) observers: Observers,
     deny_cache: Option<DenyCache>,
     denied_parts: DeniedParts,
+    pub(super) late_calls: LateCalls,
+    /// The checks on several servers whose callers are gone.
+    pub(super) pending: Arc<PendingWork>,
     /// Whether a task is asking the store for the bans of the subjects of a check.
     is_finding_ban: AtomicBool,
     health: Health,
@@ -69,6 +74,15 @@ pub(super) struct Deadlines {
     pub(super) ready: Duration,
 }
 
+/// A call that asks one server to decide checks.
+struct ServerCall<'a> {
+    shard: Arc<ShardHealth>,
+    checks: SmallVec<[Check<'a>; 1]>,
+    /// For each check, the turn in which it charges a part of a check on several servers. `None` for a whole check, and
+    /// for the preview of a part.
+    turns: SmallVec<[Option<PartTurn>; 1]>,
+}
+
 /// Returns what is left of `time` after `spent`. `None` if all of it is spent.
 fn time_left(time: Duration, spent: Duration) -> Option<Duration> {
     if spent.is_zero() {
@@ -82,7 +96,7 @@ impl Shared {
         let SharedParts { store, local, clock, observers, deadlines, instances, .. } = parts;
         let deny_cache = parts.has_deny_cache.then(DenyCache::default);
         let announcing = Announcing::new(parts.announces);
-        let (denied_parts, health) = (DeniedParts::default(), Health::default());
+        let (denied_parts, late_calls, health) = (DeniedParts::default(), LateCalls::default(), Health::default());
         let is_finding_ban = AtomicBool::new(false);
         Shared {
             store,
@@ -91,6 +105,8 @@ impl Shared {
             observers,
             deny_cache,
             denied_parts,
+            late_calls,
+            pending: Arc::default(),
             is_finding_ban,
             health,
             deadlines,
@@ -128,7 +144,7 @@ impl Shared {
         checks: &[Check<'_>],
         options: &CheckOptions<'_>,
         deadline: Duration,
-        counters: &Counters,
+        counters: &Arc<Counters>,
     ) -> Vec<Result<Decision, Unavailable>> {
         announcing::start(self);
         let budget = time_left(deadline, options.spent);
@@ -149,8 +165,22 @@ impl Shared {
         let asked = match self.store.atomicity() {
             Atomicity::Check => {
                 let shard = self.health.of(parts::location_of(&unknown[0], &*self.store).shard, &*self.store);
-                let asked = self.ask_shard(&shard, &unknown, sent, budget, counters).await;
+                let turns = unknown.iter().map(|_| None).collect();
+                let call = ServerCall { shard, checks: unknown.clone(), turns };
+                let asked = self.ask_shard(&call, sent, budget, counters).await;
                 asked.into_iter().map(|asked| asked.map(Answer::Whole)).collect()
+            }
+            _ if unknown.iter().any(has_several_subjects) => {
+                let checks: Vec<OwnedCheck> = unknown.iter().map(OwnedCheck::of).collect();
+                let (shared, counters) = (self.clone(), counters.clone());
+                // A caller that is gone must not leave the charge of one part of a check that another part denies.
+                let asked = async move {
+                    let demands: SmallVec<[_; 1]> = checks.iter().map(OwnedCheck::demands).collect();
+                    let checks: SmallVec<[Check<'_>; 1]> =
+                        demands.iter().map(|demands| Check::of_distinct(demands)).collect();
+                    shared.ask_by_parts(&checks, sent, budget, &counters).await
+                };
+                RunToCompletion::new(self.pending.clone(), asked).await
             }
             _ => self.ask_by_parts(&unknown, sent, budget, counters).await,
         };
@@ -182,17 +212,16 @@ impl Shared {
     /// If the call fails as a whole, or is not made, the result of every check is that failure.
     async fn ask_shard(
         self: &Arc<Self>,
-        shard: &Arc<ShardHealth>,
-        checks: &[Check<'_>],
+        call: &ServerCall<'_>,
         sent: Timestamp,
         budget: Option<Duration>,
         counters: &Counters,
     ) -> Vec<Result<Decision, Unavailable>> {
-        let asked = match shard.breaker.admit_call(sent) {
-            Some(phase) => self.ask_store(shard, checks, phase, sent, budget, counters).await,
-            None => Err(shard.last_failure()),
+        let asked = match call.shard.breaker.admit_call(sent) {
+            Some(phase) => self.ask_store(call, phase, sent, budget, counters).await,
+            None => Err(call.shard.last_failure()),
         };
-        asked.unwrap_or_else(|failure| checks.iter().map(|_| Err(failure.clone())).collect())
+        asked.unwrap_or_else(|failure| call.checks.iter().map(|_| Err(failure.clone())).collect())
     }
 
     /// Asks all servers that hold counters of the checks. Returns one result per check, in order.
@@ -218,117 +247,175 @@ impl Shared {
             several.map(health).find(|shard| shard.breaker.is_open()).map(|shard| shard.last_failure())
         };
         let blocked: Vec<Option<Unavailable>> = split.iter().map(blocked_by).collect();
-        let turns: Vec<Turn<'_>> = split.iter().map(|parts| self.denied_parts.turn(parts, sent)).collect();
-        let how = |check: usize, part: usize| match turns[check].first {
+        let turn = |parts: &SmallVec<[Part<'_>; 1]>| Arc::new(self.denied_parts.turn(parts, sent));
+        let turns: Vec<Option<Arc<Turn>>> = split.iter().map(|parts| (parts.len() > 1).then(|| turn(parts))).collect();
+        let first = |check: usize| turns[check].as_ref().and_then(|turn| turn.first);
+        let how = |check: usize, part: usize| match first(check) {
             Some(first) if first != part => Asked::Previewed,
             _ => Asked::Charged,
+        };
+        let to_ask = |(check, part): (usize, usize), asked: Asked| PartToAsk {
+            part: &split[check][part],
+            asked,
+            turn: turns[check].clone().filter(|_| asked == Asked::Charged).map(|turn| PartTurn { turn, part }),
         };
 
         let of_check =
             |(check, parts): (usize, &SmallVec<[Part<'_>; 1]>)| (0..parts.len()).map(move |part| (check, part));
         let all = split.iter().enumerate().filter(|(check, _)| blocked[*check].is_none()).flat_map(of_check);
-        let asked: Vec<(&Part<'_>, Asked)> =
-            all.clone().map(|(check, part)| (&split[check][part], how(check, part))).collect();
+        let asked: Vec<PartToAsk<'_, '_>> =
+            all.clone().map(|(check, part)| to_ask((check, part), how(check, part))).collect();
         let mut answers: Vec<SmallVec<[PartAnswer; 1]>> = split.iter().map(|_| SmallVec::new()).collect();
         for ((check, _), answer) in all.zip(self.ask_parts(&asked, sent, budget, counters).await) {
             answers[check].push(answer);
         }
 
         // The parts that were previewed so far, of checks that all parts allow.
-        let is_waiting =
-            |check: &usize| turns[*check].first.is_some() && answers[*check].iter().all(PartAnswer::allows);
+        let is_waiting = |check: &usize| first(*check).is_some() && answers[*check].iter().all(PartAnswer::allows);
         let waiting: Vec<(usize, usize)> = (0..split.len())
             .filter(is_waiting)
             .flat_map(|check| of_check((check, &split[check])))
             .filter(|&(check, part)| answers[check].get(part).is_some_and(|answer| answer.asked == Asked::Previewed))
             .collect();
         if !waiting.is_empty() {
-            let asked: Vec<(&Part<'_>, Asked)> =
-                waiting.iter().map(|&(check, part)| (&split[check][part], Asked::Charged)).collect();
+            let asked: Vec<PartToAsk<'_, '_>> = waiting.iter().map(|&part| to_ask(part, Asked::Charged)).collect();
             let (took, now) = (begun.elapsed(), self.clock.now());
             let left = budget.and_then(|budget| time_left(budget, took));
             // Without the time for an answer, the units would be charged, and their charge not be known.
-            let second = match left.is_some_and(|left| left >= took) {
-                true => self.ask_parts(&asked, now, left, counters).await,
-                false => {
-                    let failure = Unavailable::new(Kind::TimedOut, "the deadline is too short for a second round trip");
-                    let failed = |_| PartAnswer { asked: Asked::Previewed, result: Err(failure.clone()) };
-                    asked.iter().map(failed).collect()
-                }
+            let second = if left.is_some_and(|left| left >= took) {
+                self.ask_parts(&asked, now, left, counters).await
+            } else {
+                let failure = Unavailable::new(Kind::TimedOut, "the deadline is too short for a second round trip");
+                let failed = |_| PartAnswer { asked: Asked::Previewed, result: Err(failure.clone()) };
+                asked.iter().map(failed).collect()
             };
             waiting.iter().zip(second).for_each(|(&(check, part), answer)| answers[check][part] = answer);
         }
 
         let now = self.clock.now();
-        let mut to_refund: Vec<PartRefund<'_>> = Vec::new();
+        let mut to_refund: Vec<(OwnedCheck, Decision)> = Vec::new();
         let mut concluded = Vec::with_capacity(checks.len());
-        for (((check, parts), blocked), answers) in checks.iter().zip(&split).zip(blocked).zip(answers) {
+        for ((((check, parts), turn), blocked), answers) in
+            checks.iter().zip(&split).zip(&turns).zip(blocked).zip(answers)
+        {
             if let Some(failure) = blocked {
                 concluded.push(Err(failure));
                 continue;
             }
-            if parts.len() > 1 {
-                self.learn_parts(parts, &answers, CallSpan { sent, received: now.max(sent) });
+            if let Some(turn) = turn {
+                self.learn_parts(parts, turn, &answers, CallSpan { sent, received: now.max(sent) });
             }
             let (answer, refunds) = parts::conclude(check, parts, answers);
             counters.split_checks_refunded.fetch_add(u64::from(!refunds.is_empty()), Ordering::Relaxed);
-            to_refund.extend(refunds);
+            let owned = |(demands, decision): PartRefund<'_>| (OwnedCheck::of(&Check::of_distinct(&demands)), decision);
+            to_refund.extend(refunds.into_iter().map(owned));
             concluded.push(answer);
         }
         if !to_refund.is_empty() {
             // Each refund is sent at its first poll. One that does not complete in time completes without this caller.
             let left = budget.unwrap_or_default().saturating_sub(begun.elapsed());
-            let refunds = to_refund.iter().map(|(demands, decision)| async move {
-                let check = Check::of_distinct(demands);
-                let _ = self.call(Call::Refund, 1, async { self.store.refund(&check, decision).await }).await;
-                // A denial that was cached in the meantime may be due to the refunded units.
-                self.forget(&check);
+            let (shared, count) = (self.clone(), to_refund.len());
+            let mut refunds = Box::pin(async move {
+                shared.refund_charges(to_refund.iter().map(|(check, decision)| (check, decision))).await;
+                // The checks are in flight until here.
+                drop(turns);
             });
-            let _ = timeout(left, join_all(refunds)).await;
+            if timeout(left, &mut refunds).await.is_err() {
+                self.late_calls.spawn(count, refunds);
+            }
         }
         concluded
+    }
+
+    /// Refunds charges for checks that were decided otherwise. A refund that fails is not repeated.
+    async fn refund_charges<'a>(&self, charges: impl Iterator<Item = (&'a OwnedCheck, &'a Decision)>) {
+        let refund = |(check, decision): (&'a OwnedCheck, &'a Decision)| async move {
+            let demands = check.demands();
+            let check = Check::of_distinct(&demands);
+            let refund = async { self.store.refund(&check, decision).await };
+            if let Some(call) = self.begin(Call::Refund, 1, (LATE_MAX, ShardId::default()), refund) {
+                let _ = call.await;
+            }
+            // A denial that was cached in the meantime may be due to the refunded units.
+            self.forget(&check);
+        };
+        join_all(charges.map(refund)).await;
+    }
+
+    /// Awaits the reply to a call that has missed its deadline, and refunds what it has charged, because its checks were
+    /// decided by the failure policy. If the call fails, does nothing: it is unknown whether it was executed.
+    async fn refund_late(
+        self: Arc<Self>,
+        call: impl Future<Output = Result<Vec<Result<Decision, StoreError>>, StoreError>>,
+        checks: Arc<[OwnedCheck]>,
+        turns: SmallVec<[Option<PartTurn>; 1]>,
+    ) {
+        let Ok(answers) = call.await else { return };
+        let now = self.clock.now();
+        for (turn, answer) in turns.iter().zip(&answers) {
+            if let (Some(turn), Ok(decision)) = (turn, answer)
+                && !decision.allowed()
+            {
+                turn.turn.learn(turn.part, decision, now);
+            }
+        }
+        let decided = checks.iter().zip(&answers).filter_map(|(check, answer)| Some((check, answer.as_ref().ok()?)));
+        self.refund_charges(decided.filter(|(check, decision)| decision.allowed() && check.charges())).await;
+    }
+
+    /// Decides checks by a call that does not borrow from its caller. See [`Shared::decide`].
+    async fn decide_owned(
+        self: Arc<Self>,
+        checks: Arc<[OwnedCheck]>,
+    ) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
+        let demands: SmallVec<[_; 1]> = checks.iter().map(OwnedCheck::demands).collect();
+        let checks: SmallVec<[Check<'_>; 1]> = demands.iter().map(|demands| Check::of_distinct(demands)).collect();
+        self.decide(&checks).await
     }
 
     /// Asks all servers of these parts at the same time, with one call per server. Returns one answer per part, in order.
     async fn ask_parts<'a>(
         self: &Arc<Self>,
-        parts: &[(&Part<'a>, Asked)],
+        parts: &[PartToAsk<'_, 'a>],
         sent: Timestamp,
         budget: Option<Duration>,
         counters: &Counters,
     ) -> Vec<PartAnswer> {
-        let preview =
-            |&(part, asked): &(&Part<'a>, Asked)| (asked == Asked::Previewed).then(|| Preview::of(&part.demands));
+        let preview = |ask: &PartToAsk<'_, 'a>| (ask.asked == Asked::Previewed).then(|| Preview::of(&ask.part.demands));
         let previews: Vec<Option<Preview<'a>>> = parts.iter().map(preview).collect();
-        let mut calls: Vec<(Arc<ShardHealth>, Vec<Check<'_>>)> = Vec::new();
-        for ((part, _), preview) in parts.iter().zip(&previews) {
+        let mut calls: Vec<ServerCall<'_>> = Vec::new();
+        for (PartToAsk { part, turn, .. }, preview) in parts.iter().zip(&previews) {
             let check = preview.as_ref().map_or_else(|| part.check(), Preview::check);
-            match calls.iter_mut().find(|(shard, _)| shard.id == part.location.shard) {
-                Some((_, checks)) => checks.push(check),
-                None => calls.push((self.health.of(part.location.shard, &*self.store), vec![check])),
-            }
+            let known = calls.iter().position(|call| call.shard.id == part.location.shard);
+            let index = known.unwrap_or_else(|| {
+                let shard = self.health.of(part.location.shard, &*self.store);
+                calls.push(ServerCall { shard, checks: SmallVec::new(), turns: SmallVec::new() });
+                calls.len() - 1
+            });
+            calls[index].checks.push(check);
+            calls[index].turns.push(turn.clone());
         }
-        let answers = calls.iter().map(|(shard, checks)| self.ask_shard(shard, checks, sent, budget, counters));
+        let answers = calls.iter().map(|call| self.ask_shard(call, sent, budget, counters));
         let mut answers: Vec<_> = join_all(answers).await.into_iter().map(Vec::into_iter).collect();
         // Each call answers its parts in the order in which they were put into it.
-        let answer_to = |(&(part, asked), preview): (&(&Part<'a>, Asked), &Option<Preview<'a>>)| {
-            let call = calls.iter().position(|(shard, _)| shard.id == part.location.shard);
+        let answer_to = |(PartToAsk { part, asked, .. }, preview): (&PartToAsk<'_, 'a>, &Option<Preview<'a>>)| {
+            let call = calls.iter().position(|call| call.shard.id == part.location.shard);
             let result =
                 call.and_then(|call| answers[call].next()).unwrap_or_else(|| Err(Unavailable::from(&panicked())));
             let result = match preview {
                 Some(preview) => result.map(|decision| preview.conclude(&decision)),
                 None => result,
             };
-            PartAnswer { asked, result }
+            PartAnswer { asked: *asked, result }
         };
         parts.iter().zip(&previews).map(answer_to).collect()
     }
 
     /// Records the answers to the parts of a check: which of them denied it, and bans.
-    fn learn_parts(&self, parts: &[Part<'_>], answers: &[PartAnswer], call: CallSpan) {
-        for (part, answer) in parts.iter().zip(answers) {
+    fn learn_parts(&self, parts: &[Part<'_>], turn: &Turn, answers: &[PartAnswer], call: CallSpan) {
+        for (index, (part, answer)) in parts.iter().zip(answers).enumerate() {
             let Ok(decision) = &answer.result else { continue };
-            self.denied_parts.learn(part, decision, call.received);
+            turn.learn(index, decision, call.received);
             if let Some(cache) = self.deny_cache.as_ref().filter(|_| decision.ban.is_some()) {
                 cache.learn(&part.check(), decision, call);
             }
@@ -563,7 +650,10 @@ impl Shared {
     /// caller has used up the deadline, and the store is not called.
     ///
     /// `phase` is the breaker's phase that admitted the call, `sent` the current time. Returns one result per check, in
-    /// order. A failure that opens the breaker is logged, and starts the probe. Timeouts of a process that was short of
+    /// order. If the call is not answered within `budget`, a task waits for its reply and refunds what it has charged; see
+    /// `late_calls.rs`.
+    ///
+    /// A failure that opens the breaker is logged, and starts the probe. Timeouts of a process that was short of
     /// CPU time, those that are not [conclusive](Shared::is_conclusive), and foreign data under a key do not count
     /// against the store. If the future is dropped before it completes, nothing is reported to the breaker.
     ///
@@ -572,8 +662,7 @@ impl Shared {
     /// is no tokio timer.
     async fn ask_store(
         self: &Arc<Self>,
-        shard: &Arc<ShardHealth>,
-        checks: &[Check<'_>],
+        ServerCall { shard, checks, turns }: &ServerCall<'_>,
         phase: Phase,
         sent: Timestamp,
         budget: Option<Duration>,
@@ -586,7 +675,9 @@ impl Shared {
             }
             return Err(failure);
         };
-        let Some(call) = self.begin(Call::Decide, checks.len(), (deadline, shard.id), self.decide(checks)) else {
+        let owned: Arc<[OwnedCheck]> = checks.iter().map(OwnedCheck::of).collect();
+        let mut decide = Box::pin(self.clone().decide_owned(owned.clone())).fuse();
+        let Some(call) = self.begin(Call::Decide, checks.len(), (deadline, shard.id), &mut decide) else {
             // The store was not called, so this says nothing about it.
             return Err(Unavailable::new(Kind::Unreachable, NO_TIMER));
         };
@@ -610,6 +701,9 @@ impl Shared {
             }
             Err(error) => error,
         };
+        if error.kind() == Kind::TimedOut && !decide.is_terminated() {
+            self.late_calls.spawn(checks.len(), self.clone().refund_late(decide, owned, turns.clone()));
+        }
         add(&counters.store_failures);
         log_failure(&error, "the store did not decide");
         let failure = Unavailable::from(&error);
@@ -757,9 +851,10 @@ impl Shared {
 
     /// Returns an error if the breaker of a server is open, so that callers do not wait for a server that is down.
     fn fail_if_open(&self, shard: ShardId) -> Result<(), StoreError> {
-        match self.health.of(shard, &*self.store).breaker.is_open() {
-            true => Err(StoreError::new(Kind::Unreachable, NOT_ASKED)),
-            false => Ok(()),
+        if self.health.of(shard, &*self.store).breaker.is_open() {
+            Err(StoreError::new(Kind::Unreachable, NOT_ASKED))
+        } else {
+            Ok(())
         }
     }
 

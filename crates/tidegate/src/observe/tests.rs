@@ -45,9 +45,10 @@ struct Slow {
 impl Store for Slow {
     fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
         self.clock.advance(Duration::from_millis(2));
-        match self.is_down.load(Ordering::Relaxed) {
-            true => Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "down")) }),
-            false => self.inner.decide(checks),
+        if self.is_down.load(Ordering::Relaxed) {
+            Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "down")) })
+        } else {
+            self.inner.decide(checks)
         }
     }
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {

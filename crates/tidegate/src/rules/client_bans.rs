@@ -84,9 +84,10 @@ impl ClientBans {
     ///
     /// A network of one address has the text of that address, as in subjects.
     pub fn network_entry(network: IpNet) -> String {
-        match network.prefix_len() == network.max_prefix_len() {
-            true => format!("ip:{}", network.addr()),
-            false => format!("ip:{network}"),
+        if network.prefix_len() == network.max_prefix_len() {
+            format!("ip:{}", network.addr())
+        } else {
+            format!("ip:{network}")
         }
     }
 
@@ -115,24 +116,13 @@ impl ClientBans {
         self.networks.is_empty() && self.parts.is_empty()
     }
 
-    /// Returns the ban that is in force at `now` for the client's address, else for an API key in the request, else for
-    /// its verified user; `None` if there is none.
-    ///
-    /// Verifies the request's token only if there are bans on users.
-    pub fn ban(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&ClientBan> {
-        self.of_address(identity, now).or_else(|| self.of_caller(identity, now))
-    }
-
     /// Returns the ban on the client's address, or on a network that contains it, that is in force at `now`.
     ///
     /// If there are several on networks, returns that of the smallest.
     pub(crate) fn of_address(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&ClientBan> {
         let in_force = |ban: &&ClientBan| ban.remaining(now).is_some();
         let of_network = self.networks.covering(identity.address()).find(in_force);
-        of_network.or_else(|| match self.has_pseudonyms {
-            true => self.of_parts(identity.address_entries(), now),
-            false => None,
-        })
+        of_network.or_else(|| if self.has_pseudonyms { self.of_parts(identity.address_entries(), now) } else { None })
     }
 
     /// Returns the ban on an API key in the request, else on its verified user, that is in force at `now`.
@@ -155,9 +145,10 @@ impl ClientBans {
 fn stored_entry(kind: &str, subject: &[u8]) -> String {
     let mut entry = String::from(kind);
     for &byte in subject {
-        match byte.is_ascii_graphic() && byte != b'%' {
-            true => entry.push(char::from(byte)),
-            false => entry.push_str(&format!("%{byte:02X}")),
+        if byte.is_ascii_graphic() && byte != b'%' {
+            entry.push(char::from(byte))
+        } else {
+            entry.push_str(&format!("%{byte:02X}"))
         }
     }
     if entry.len() > BAN_ENTRY_BYTES_MAX {

@@ -43,10 +43,7 @@ impl HostPattern {
         if !is_address && (!is_name || name.split('.').any(str::is_empty)) {
             return Err(expected);
         }
-        Ok(match name.len() == lower.len() {
-            true => HostPattern::Exact(name.into()),
-            false => HostPattern::Below(name.into()),
-        })
+        Ok(if name.len() == lower.len() { HostPattern::Exact(name.into()) } else { HostPattern::Below(name.into()) })
     }
 
     /// Returns the pattern that matches the hosts that both patterns match, or `None` if no host matches both.
@@ -85,14 +82,12 @@ pub(crate) fn readings(host: &str) -> impl Iterator<Item = Cow<'_, str>> {
 fn normal(host: &str) -> Cow<'_, str> {
     let host = host.trim();
     // An IPv6 address has colons of its own, within brackets.
-    let end = match host.starts_with('[') {
-        true => host.find(']').map(|end| end + 1),
-        false => host.find(':'),
-    };
+    let end = if host.starts_with('[') { host.find(']').map(|end| end + 1) } else { host.find(':') };
     let name = host[..end.unwrap_or(host.len())].trim_end_matches('.');
-    match name.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        true => Cow::Owned(name.to_ascii_lowercase()),
-        false => Cow::Borrowed(name),
+    if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        Cow::Owned(name.to_ascii_lowercase())
+    } else {
+        Cow::Borrowed(name)
     }
 }
 

@@ -363,7 +363,7 @@ impl Lookups {
     ///
     /// If a source fails or does not answer in time, its last cached answer is used, even if it has expired. Returns the
     /// [`default_limit_set`](RuleSet::default_limit_set) of the caller if no source returns a plan that exists.
-    pub async fn limit_set(&self, rules: &RuleSet, question: &PlanQuestion) -> LimitSet {
+    pub(crate) async fn limit_set(&self, rules: &RuleSet, question: &PlanQuestion) -> LimitSet {
         self.limit_set_after(Duration::ZERO, rules, question).await
     }
 

@@ -175,9 +175,10 @@ impl Matcher {
     pub(crate) fn push(&mut self, conditions: Conditions, is_active: bool) {
         let rule = u32::try_from(self.conditions.len()).expect("fewer than 2^32 rules");
         if is_active {
-            match conditions == Conditions::default() {
-                true => self.unconditional.push(rule),
-                false => self.has_conditional = true,
+            if conditions == Conditions::default() {
+                self.unconditional.push(rule)
+            } else {
+                self.has_conditional = true
             }
             let candidate = Candidate { rule, methods: conditions.methods };
             if !conditions.paths.is_empty() {
@@ -185,9 +186,10 @@ impl Matcher {
             }
             let everywhere = [Pattern { segments: Vec::new(), is_prefix: true }];
             let paths = if conditions.paths.is_empty() { &everywhere[..] } else { &conditions.paths };
-            let hosts: SmallVec<[Option<&HostPattern>; 2]> = match conditions.hosts.is_empty() {
-                true => SmallVec::from_slice(&[None]),
-                false => conditions.hosts.iter().map(Some).collect(),
+            let hosts: SmallVec<[Option<&HostPattern>; 2]> = if conditions.hosts.is_empty() {
+                SmallVec::from_slice(&[None])
+            } else {
+                conditions.hosts.iter().map(Some).collect()
             };
             for host in hosts {
                 paths.iter().for_each(|path| self.by_host.entry(host).insert(path, candidate));

@@ -51,9 +51,10 @@ impl OwnLimits {
         for text in texts {
             limits = limits.with(None, &text.into())?;
         }
-        match limits.0.is_empty() {
-            true => Err(OwnLimitsError("expected at least one limit, such as 100/min".to_owned())),
-            false => Ok(limits),
+        if limits.0.is_empty() {
+            Err(OwnLimitsError("expected at least one limit, such as 100/min".to_owned()))
+        } else {
+            Ok(limits)
         }
     }
 
@@ -126,9 +127,12 @@ impl OwnLimits {
     /// table with `name` and `limit` if its name was given.
     #[cfg(feature = "redis")]
     pub(crate) fn to_json(&self) -> serde_json::Value {
-        let entry = |own: &OwnLimit| match own.is_named {
-            true => serde_json::json!({ "name": own.name, "limit": own.limit.to_string() }),
-            false => own.limit.to_string().into(),
+        let entry = |own: &OwnLimit| {
+            if own.is_named {
+                serde_json::json!({ "name": own.name, "limit": own.limit.to_string() })
+            } else {
+                own.limit.to_string().into()
+            }
         };
         self.0.iter().map(entry).collect()
     }

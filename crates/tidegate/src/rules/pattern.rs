@@ -87,10 +87,7 @@ impl Pattern {
 
     /// Returns the pattern that matches the paths that both patterns match, or `None` if no path matches both.
     pub(crate) fn intersection(&self, other: &Pattern) -> Option<Pattern> {
-        let (long, short) = match self.segments.len() >= other.segments.len() {
-            true => (self, other),
-            false => (other, self),
-        };
+        let (long, short) = if self.segments.len() >= other.segments.len() { (self, other) } else { (other, self) };
         if long.segments.len() > short.segments.len() && !short.is_prefix {
             return None;
         }
@@ -108,9 +105,10 @@ impl Pattern {
 
     /// Returns whether this pattern matches every path that `other` matches.
     pub(crate) fn covers(&self, other: &Pattern) -> bool {
-        let is_long_enough = match self.is_prefix {
-            true => other.segments.len() >= self.segments.len(),
-            false => other.segments.len() == self.segments.len() && !other.is_prefix,
+        let is_long_enough = if self.is_prefix {
+            other.segments.len() >= self.segments.len()
+        } else {
+            other.segments.len() == self.segments.len() && !other.is_prefix
         };
         let covers = |(mine, theirs): (&Segment, &Segment)| mine == theirs || *mine == Segment::Any;
         is_long_enough && self.segments.iter().zip(&other.segments).all(covers)
@@ -141,10 +139,13 @@ fn parse_segment(text: &str, start: usize) -> Result<Segment, PatternError> {
         }
         _ if text.contains(['{', '}']) => refuse("a variable must be a whole segment", "write `/{id}/`, not `/v{id}/`"),
         _ if text.starts_with(':') => refuse("a variable must be written in braces", "write `{id}`, not `:id`"),
-        _ => match text.to_ascii_lowercase().contains("%2f") {
-            true => refuse("a segment cannot contain an escaped slash", "use `{id}` for a segment that contains one"),
-            false => Ok(Segment::Exact(decode(text.as_bytes()).into())),
-        },
+        _ => {
+            if text.to_ascii_lowercase().contains("%2f") {
+                refuse("a segment cannot contain an escaped slash", "use `{id}` for a segment that contains one")
+            } else {
+                Ok(Segment::Exact(decode(text.as_bytes()).into()))
+            }
+        }
     }
 }
 

@@ -4,10 +4,10 @@
 //!
 //! ```text
 //!   1 the API key (its own limits, else its plan)       ┐
-//!   2 address ranges                                    │ in memory:  RuleSet::limit_set
+//!   2 address ranges                                    │ in memory:  Facts::assigned_plan
 //!   3 the header that a trusted proxy sets              │
 //!   4 the claim in a verified token                     ┘
-//!   5 lookups: a Redis hash, a Rust closure               async:      PlanLookup
+//!   5 lookups: a Redis hash, a Rust closure               async:      Facts::plan
 //!   6 `default`, or `anonymous` for callers without identity
 //! ```
 //!
@@ -58,7 +58,7 @@ impl CompiledPlan {
 
 /// The limits that apply to a caller: those of a plan, or an API key's own.
 ///
-/// Returned by [`RuleSet::limit_set`](super::RuleSet::limit_set) and similar methods, and valid only for that rule set.
+/// Returned by [`Facts::plan`](super::Facts::plan) and methods of [`RuleSet`](super::RuleSet), and valid only for that rule set.
 /// [`CompiledRule::policies`](super::CompiledRule::policies) returns the limits. Clones are cheap.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct LimitSet {
@@ -150,7 +150,7 @@ pub struct PlanQuestion {
 
 impl PlanQuestion {
     /// Creates the question for the caller of a request. May verify the request's token.
-    pub fn about(identity: &Identity<'_>) -> PlanQuestion {
+    pub(crate) fn about(identity: &Identity<'_>) -> PlanQuestion {
         PlanQuestion {
             api_key: identity.api_key().map(|(digest, _)| digest),
             user: identity.user().map(|user| user.subject.clone()),

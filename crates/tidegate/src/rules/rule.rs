@@ -151,9 +151,8 @@ impl CompiledRule {
             (RuleLimits::Own(policies), None) => Cow::Borrowed(policies),
             (RuleLimits::Own(policies), Some(own)) => {
                 let is_shared = |policy: &Policy| self.overlaps.plan_rule && own.has(policy.limit_name());
-                let qualify = |policy: &Arc<Policy>| match is_shared(policy) {
-                    true => Arc::new(policy.qualified()),
-                    false => policy.clone(),
+                let qualify = |policy: &Arc<Policy>| {
+                    if is_shared(policy) { Arc::new(policy.qualified()) } else { policy.clone() }
                 };
                 policies.iter().map(qualify).collect()
             }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use http::HeaderName;
 use tidegate_core::{Cost, Limit, Timestamp};
 
+use super::facts::PlanSource;
 use super::lists::{BanList, CompiledBan, ExemptList};
 use super::matcher::{Indices, Matcher};
 use super::own_limits::OwnLimits;
@@ -70,6 +71,8 @@ pub(crate) struct SetParts {
     pub(crate) styles: Styles,
     /// The failure policy of rules and checks without their own.
     pub(crate) on_failure: OnFailure,
+    /// Whether there is a configuration. `false` only in the default rule set.
+    pub(crate) is_configured: bool,
 }
 
 /// The rules that apply to a request, in the order of the configuration. Returned by [`RuleSet::matching`].
@@ -137,6 +140,14 @@ impl<'s> Matched<'s> {
     }
 }
 
+/// The rule set of a server without a configuration: no rules, and the default settings.
+impl Default for RuleSet {
+    fn default() -> RuleSet {
+        let empty = super::Rules::new().build().expect("a configuration without rules is valid");
+        RuleSet::new(SetParts { is_configured: false, ..SetParts::clone(&empty.0) })
+    }
+}
+
 impl RuleSet {
     pub(crate) fn new(parts: SetParts) -> RuleSet {
         RuleSet(Arc::new(parts))
@@ -164,8 +175,8 @@ impl RuleSet {
     /// Returns the rules that apply to a request, by its method, path, hosts and headers.
     ///
     /// Shields and rules in shadow mode are included. Rules in the mode `off` never apply. No rule applies if the path
-    /// of the request is exempt or the kill switch is on. Exempt addresses and keys are not considered; see
-    /// [`is_exempt`](RuleSet::is_exempt).
+    /// of the request is exempt or the kill switch is on. Exempt addresses and keys are not considered;
+    /// [`Facts::exemption`](super::Facts::exemption) has them.
     pub fn matching(&self, request: &RequestView<'_>) -> Matched<'_> {
         self.matching_with_readings(request, &LazyReadings::of(request.path()))
     }
@@ -203,13 +214,6 @@ impl RuleSet {
         self.0.exempt.has_path(readings)
     }
 
-    /// Returns whether the path of a request is exempt from all rules. The kill switch is not considered.
-    ///
-    /// Unlike [`Matched::is_exempt_path`], it is `true` even if no rule matches.
-    pub fn exempts_path(&self, request: &RequestView<'_>) -> bool {
-        self.is_exempt_path(&LazyReadings::of(request.path()))
-    }
-
     /// Returns the matcher of all rules that are not off.
     pub(crate) fn matcher(&self) -> &Matcher {
         &self.0.matcher
@@ -234,6 +238,12 @@ impl RuleSet {
         set.matcher.rules_for_every_request().filter(|_| set.exempt.paths.is_empty())
     }
 
+    /// Returns whether the rule set comes from a configuration, even one without rules. `false` only for
+    /// [`RuleSet::default`].
+    pub fn is_configured(&self) -> bool {
+        self.0.is_configured
+    }
+
     /// Returns whether the kill switch is on: no rule applies, and no ban and no maximum length of a path is enforced.
     pub fn is_off(&self) -> bool {
         self.0.is_off
@@ -248,11 +258,6 @@ impl RuleSet {
     /// off.
     pub(crate) fn bans_callers(&self) -> bool {
         !self.0.is_off && self.0.bans.has_keys_or_users()
-    }
-
-    /// Returns whether any client address or API key is exempt. Exempt paths are not considered.
-    pub(crate) fn has_exemptions(&self) -> bool {
-        self.0.exempts_keys || !self.0.exempt.addresses.is_empty()
     }
 
     /// Returns whether an engine has to read its clock before it checks limits.
@@ -284,16 +289,6 @@ impl RuleSet {
         self.0.on_failure
     }
 
-    /// Returns the ban in the configuration that is in force at `now` for the client's address, else for an API key in
-    /// the request, else for its verified user.
-    ///
-    /// `None` if there is no such ban, or if the kill switch is on. Bans in the store are not considered. Verifies the
-    /// request's token only if there are bans on users.
-    pub fn ban(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
-        let of_address = || self.ban_of_address(identity, now).filter(|_| self.bans_addresses());
-        of_address().or_else(|| self.ban_of_caller(identity, now).filter(|_| self.bans_callers()))
-    }
-
     /// Returns the ban on a network that contains the client's address, if one is in force at `now`.
     ///
     /// If there are several, returns that of the smallest network. Bans in the store are not considered.
@@ -323,14 +318,16 @@ impl RuleSet {
     /// Returns whether the caller is exempt from all rules, including shields, by its client address or its API key.
     ///
     /// Neither exempt paths (see [`Matched::is_exempt_path`]) nor the kill switch are considered.
-    pub fn is_exempt(&self, identity: &Identity<'_>) -> bool {
-        if self.0.exempt.addresses.contains(identity.address()) {
+    pub(crate) fn is_exempt(&self, identity: &Identity<'_>) -> bool {
+        let addresses = &self.0.exempt.addresses;
+        if !addresses.is_empty() && addresses.contains(identity.address()) {
             return true;
         }
         // Reading a key from the headers costs a hash, which is saved if no listed key is exempt.
-        let known = match self.0.exempts_keys {
-            true => identity.api_key().map(|(_, known)| known),
-            false => identity.determined_api_key(),
+        let known = if self.0.exempts_keys {
+            identity.api_key().map(|(_, known)| known)
+        } else {
+            identity.determined_api_key()
         };
         known.is_some_and(|known| known.exempt)
     }
@@ -368,22 +365,22 @@ impl RuleSet {
         self.0.needs_limit_set
     }
 
-    /// Returns the limit set of a caller: the limits of its plan, or its API key's own.
+    /// Returns the limit set of a caller, the limits of its plan or its API key's own, and the source of the plan.
     ///
     /// The first of these that determines it wins: the caller's API key, the client's address, the plan header of a
     /// trusted proxy, the plan claim of a verified token. `None` if none does, for example because the plan that they
-    /// name does not exist; [`Lookups::limit_set`](super::Lookups::limit_set) then determines it. The token is verified
-    /// only if none of the others determines it.
+    /// name does not exist; a lookup then determines it. The token is verified only if none of the others determines it.
     ///
     /// A key that a lookup found may have limits of its own, too. They are ignored if they [do not
     /// fit](RuleSet::key_problem) the rules.
-    pub fn limit_set(&self, identity: &Identity<'_>) -> Option<LimitSet> {
+    pub(crate) fn assigned_limits(&self, identity: &Identity<'_>) -> Option<(LimitSet, PlanSource)> {
         let known = identity.api_key();
         if let Some((digest, _)) = known
             && let Some(entry) = self.0.keys.get(&digest)
             && let Some(limit_set) = entry.limit_set
         {
-            return Some(limit_set.into());
+            let is_own = limit_set.0 as usize >= self.0.plans.len();
+            return Some((limit_set.into(), if is_own { PlanSource::OwnLimits } else { PlanSource::ApiKey }));
         }
         // The key may come from another source than this rule set: a key lookup.
         let by_key = || {
@@ -396,20 +393,21 @@ impl RuleSet {
             {
                 Some(own) => {
                     let id = of_plan().map_or(self.0.default, |plan| plan.id);
-                    Some(LimitSet { id, own: Some(own.clone()) })
+                    Some((LimitSet { id, own: Some(own.clone()) }, PlanSource::OwnLimits))
                 }
-                None => of_plan(),
+                None => Some((of_plan()?, PlanSource::ApiKey)),
             }
         };
         let by_address = || {
             let holds = |(networks, _): &&(Networks, LimitSetId)| networks.contains(identity.address());
-            self.0.address_plans.iter().find(holds).map(|(_, limit_set)| LimitSet::from(*limit_set))
+            let (_, limit_set) = self.0.address_plans.iter().find(holds)?;
+            Some((LimitSet::from(*limit_set), PlanSource::Address))
         };
         let by_header = || {
             let name = identity.trusted_header(self.0.plan_header.as_ref()?)?;
-            self.limit_set_named(std::str::from_utf8(name).ok()?)
+            Some((self.limit_set_named(std::str::from_utf8(name).ok()?)?, PlanSource::Header))
         };
-        let by_claim = || self.limit_set_named(identity.user()?.plan.as_deref()?);
+        let by_claim = || Some((self.limit_set_named(identity.user()?.plan.as_deref()?)?, PlanSource::Claim));
         by_key().or_else(by_address).or_else(by_header).or_else(by_claim)
     }
 

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use http::Request;
 use tidegate::config::{Config, Format};
 use tidegate::engine::{Engine, Outcome, RequestOptions};
@@ -46,9 +47,10 @@ impl Bench {
         let clock = Arc::new(ManualClock::new(START));
         let store = || RedisStore::builder(url).prefix(prefix).call_timeout(TIMEOUT).bans(true).build().unwrap();
         let limiter = Limiter::builder().store(Arc::new(store())).clock(clock.clone()).deadline(TIMEOUT).build();
-        let lookups = match url.starts_with("redis+cluster") {
-            true => Lookups::new(),
-            false => Lookups::new().key(KeyHash::new(store(), "tidegate:keys")),
+        let lookups = if url.starts_with("redis+cluster") {
+            Lookups::new()
+        } else {
+            Lookups::new().key(KeyHash::new(store(), "tidegate:keys"))
         };
         let lookups = lookups.clock(clock.clone()).deadline(TIMEOUT);
         let rules = Config::from_text(rules, Format::Toml).unwrap().rules;
@@ -61,22 +63,33 @@ impl Bench {
         self.engine.check(&RequestView::of(&request), PEER.into(), options).await
     }
 
-    /// Sends the requests, and returns the calls that they have cost. Each of them must be refused except the first five.
+    /// Sends the requests one after the other, and returns the calls that they have cost. Each of them must be refused
+    /// except the first five.
     async fn flood(&self, request: impl Fn(u64) -> Request<()>) -> Calls {
+        self.flood_with(1, request).await
+    }
+
+    /// Sends the requests, always `in_flight` of them at the same time. Otherwise like [`flood`](Bench::flood).
+    async fn flood_with(&self, in_flight: u64, request: impl Fn(u64) -> Request<()>) -> Calls {
         let mut refused = 0;
-        for number in 0..REQUESTS {
-            match self.outcome(request(number)).await {
-                Outcome::Refused(refusal) => {
-                    refused += 1;
-                    if let Some(decision) = refusal.decision() {
-                        assert!(matches!(decision.source, Source::Store | Source::DenyCache), "{decision:?}");
-                        let response = refusal.response(&http::HeaderMap::new());
-                        assert!(response.headers().contains_key("retry-after"), "{number}: {response:?}");
+        for round in 0..REQUESTS / in_flight {
+            let numbers = round * in_flight..(round + 1) * in_flight;
+            for (number, outcome) in
+                join_all(numbers.map(async |number| (number, self.outcome(request(number)).await))).await
+            {
+                match outcome {
+                    Outcome::Refused(refusal) => {
+                        refused += 1;
+                        if let Some(decision) = refusal.decision() {
+                            assert!(matches!(decision.source, Source::Store | Source::DenyCache), "{decision:?}");
+                            let response = refusal.response(&http::HeaderMap::new());
+                            assert!(response.headers().contains_key("retry-after"), "{number}: {response:?}");
+                        }
                     }
+                    Outcome::Admitted(permit) => permit.keep(),
                 }
-                Outcome::Admitted(permit) => permit.keep(),
             }
-            self.clock.advance(Duration::from_micros(SECONDS * 1_000_000 / REQUESTS));
+            self.clock.advance(Duration::from_micros(SECONDS * 1_000_000 / REQUESTS * in_flight));
         }
         assert!(refused >= REQUESTS - 5, "{refused}");
         assert_eq!(self.clock.now(), START.plus_micros(SECONDS * 1_000_000));
@@ -129,6 +142,25 @@ async fn denied_client_costs_one_call_per_second_whatever_it_invents() {
         println!("{name}: {calls:?}");
         // The five admissions, and one denial for each further second.
         assert!(calls.decisions <= 5 + SECONDS, "{name}: {calls:?}");
+        assert_eq!((calls.cached, calls.lookups), (REQUESTS - calls.decisions, 0), "{name}");
+    }
+}
+
+/// When the cached denial expires, all requests in flight are checked by the store, in a few calls.
+#[tokio::test]
+async fn denied_client_with_many_requests_in_flight_costs_a_few_calls_per_second() {
+    const IN_FLIGHT: u64 = 400;
+    let server = Server::redis();
+    for (name, rules, request) in CASES {
+        let rules = if name == "first" { format!("{rules}{OWN}") } else { format!("{OWN}{rules}") };
+        let bench = Bench::new(&server.url(), &format!("many-{name}"), &rules);
+        let before = server.script_calls();
+        let calls = bench.flood_with(IN_FLIGHT, request).await;
+        let script_calls = server.script_calls() - before;
+        println!("{name}: {calls:?} in {script_calls} calls");
+        // All that are in flight when the client reaches its limit, and in each further second.
+        assert!(calls.decisions <= IN_FLIGHT * (1 + SECONDS), "{name}: {calls:?}");
+        assert!(script_calls * 20 <= calls.decisions, "{name}: {script_calls} calls for {calls:?}");
         assert_eq!((calls.cached, calls.lookups), (REQUESTS - calls.decisions, 0), "{name}");
     }
 }

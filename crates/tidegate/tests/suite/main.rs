@@ -10,6 +10,7 @@ mod faults;
 mod guide;
 mod instances;
 mod key_hash;
+mod late_replies;
 mod layer;
 mod manifests;
 mod observers;

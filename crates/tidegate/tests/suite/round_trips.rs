@@ -13,7 +13,7 @@ use std::time::Duration;
 use tidegate_redis::{RedisStore, RedisStoreBuilder};
 use tidegate_testkit::simulated::SimulatedRedis;
 
-fn ms(ms: f64) -> Duration {
+pub(super) fn ms(ms: f64) -> Duration {
     Duration::from_secs_f64(ms / 1_000.0)
 }
 

@@ -431,18 +431,15 @@ fn answer(at: Timestamp, limits: &[(&str, LimitStatus)]) -> Value {
         value
     });
     let mut vector = json!({"at_us": at.as_micros(), "limits": described.collect::<Vec<_>>()});
-    let (code, headers, body, problem) = match decision.allowed() {
-        true => {
-            let mut headers = HeaderMap::new();
-            policies.write_headers(&decision, &mut headers);
-            (200, headers, Value::Null, Value::Null)
-        }
-        false => {
-            let (head, body) = policies.refuse(&decision, &HeaderMap::new()).into_parts();
-            let problem = policies.refuse(&decision, &accepting(&[PROBLEM])).into_body();
-            let [body, problem] = [body, problem].map(|body| serde_json::from_slice(&body).unwrap());
-            (head.status.as_u16(), head.headers, body, problem)
-        }
+    let (code, headers, body, problem) = if decision.allowed() {
+        let mut headers = HeaderMap::new();
+        policies.write_headers(&decision, &mut headers);
+        (200, headers, Value::Null, Value::Null)
+    } else {
+        let (head, body) = policies.refuse(&decision, &HeaderMap::new()).into_parts();
+        let problem = policies.refuse(&decision, &accepting(&[PROBLEM])).into_body();
+        let [body, problem] = [body, problem].map(|body| serde_json::from_slice(&body).unwrap());
+        (head.status.as_u16(), head.headers, body, problem)
     };
     let headers = headers.iter().map(|(name, value)| (name.to_string(), json!(value.to_str().unwrap())));
     vector["status"] = json!(code);

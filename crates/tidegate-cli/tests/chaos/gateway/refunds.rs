@@ -11,10 +11,11 @@ use tidegate::{Demand, Timestamp};
 use tidegate_testkit::conformance::net_use::{RefundSubject, keeps_the_limit_in_real_time};
 use tidegate_testkit::server::Server;
 
-use super::process::GatewayProcess;
-use super::upstream::{Upstream, reply};
 use crate::campaign::{random, record, scale};
-use crate::serving::{Answer, Client, PATIENCE};
+use tidegate_testkit::http::upstream::{Upstream, reply};
+use tidegate_testkit::http::{HttpClient, HttpResponse};
+use tidegate_testkit::program::GatewayProcess;
+use tidegate_testkit::program::PATIENCE;
 
 /// One limit of each algorithm. All units are available again after 400 ms without a request, or 20 ms for the leaky bucket,
 /// which delays requests by up to that time.
@@ -33,7 +34,7 @@ enum Event {
     /// The request is at the upstream.
     Arrived,
     /// The client has received the response.
-    Answered(Client, Answer),
+    Answered(HttpClient, HttpResponse),
 }
 
 /// The requests that have not arrived at the upstream, by path. The upstream sends the event and receives the status.
@@ -68,13 +69,13 @@ struct RefundClient<'g> {
     sent: usize,
     kept: u16,
     refunded: u16,
-    connections: Vec<Client>,
+    connections: Vec<HttpClient>,
 }
 
 impl RefundClient<'_> {
-    fn connect(&self) -> Client {
+    fn connect(&self) -> HttpClient {
         let stream = self.gateway.connect();
-        let client = Client::on(stream.try_clone().unwrap());
+        let client = HttpClient::on(stream.try_clone().unwrap());
         // The upstream may hold a request for longer than a client usually waits.
         stream.set_read_timeout(None).unwrap();
         client
@@ -115,7 +116,7 @@ impl RefundClient<'_> {
     }
 
     /// Lets the upstream respond to requests with these statuses, all at once, and returns the responses.
-    fn end(&mut self, requests: &[(InFlight, u16)]) -> Vec<Answer> {
+    fn end(&mut self, requests: &[(InFlight, u16)]) -> Vec<HttpResponse> {
         for (request, status) in requests {
             request.status.send(*status).unwrap();
         }
@@ -129,7 +130,7 @@ impl RefundClient<'_> {
         answers
     }
 
-    fn end_all(&mut self, requests: Vec<InFlight>, status: u16) -> Vec<Answer> {
+    fn end_all(&mut self, requests: Vec<InFlight>, status: u16) -> Vec<HttpResponse> {
         self.end(&requests.into_iter().map(|request| (request, status)).collect::<Vec<_>>())
     }
 }

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use crate::serving::PATIENCE;
+use tidegate_testkit::program::PATIENCE;
 
 /// A request that reached the application.
 pub(super) struct Received {

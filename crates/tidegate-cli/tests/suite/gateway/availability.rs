@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use tidegate_testkit::poll::eventually;
 
-use super::upstream::ok;
-use super::{GatewayProcess, Upstream};
+use tidegate_testkit::http::upstream::Upstream;
+use tidegate_testkit::http::upstream::ok;
+use tidegate_testkit::program::GatewayProcess;
 
 /// A gate at which requests wait until it is opened.
 #[derive(Clone, Default)]

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tidegate_testkit::poll::eventually;
 
-use super::{GatewayProcess, Upstream};
 use crate::inherited::inherit;
-use crate::serving::{Client, Serving};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::http::upstream::Upstream;
+use tidegate_testkit::program::GatewayProcess;
+use tidegate_testkit::program::Serving;
 
 const RESTARTS: usize = 3;
 
@@ -104,7 +106,7 @@ fn no_request_fails_while_the_gateway_is_restarted_on_an_inherited_socket() {
             let (address, ends, answered) = (address.clone(), ends.clone(), answered.clone());
             std::thread::spawn(move || {
                 while !ends.load(Ordering::Relaxed) {
-                    let mut client = Client::open(&address);
+                    let mut client = HttpClient::open(&address);
                     for _ in 0..20 {
                         let answer = client.ask("GET", "/", &[], "");
                         assert_eq!(answer.status, 200, "{answer:?}");
@@ -134,7 +136,7 @@ fn proxy_protocol_without_trusted_proxies_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tidegate.toml");
     std::fs::write(&file, "[gateway]\nproxy_protocol = true\n").unwrap();
-    let output = crate::serving::command().arg("validate").arg(&file).output().unwrap();
+    let output = tidegate_testkit::program::command().arg("validate").arg(&file).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains("accepted only from trusted_proxies"), "{text}");

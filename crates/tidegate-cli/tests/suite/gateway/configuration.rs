@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tidegate_testkit::poll::eventually;
 
-use super::upstream::ok;
-use super::{GatewayProcess, Upstream};
-use crate::serving::{Client, Serving, command};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::http::upstream::Upstream;
+use tidegate_testkit::http::upstream::ok;
+use tidegate_testkit::program::GatewayProcess;
+use tidegate_testkit::program::{Serving, command};
 
 /// Starts a server whose responses are its name.
 fn named(name: &'static str) -> Upstream {
@@ -116,12 +118,12 @@ fn serve_and_gateway_run_in_one_process_from_one_file() {
     let line =
         serving.announced.lines().find(|line| line.trim_start().starts_with("gateway")).expect("it is announced");
     let address = line.split_whitespace().nth(1).unwrap();
-    assert_eq!(Client::open(address).ask("GET", "/", &[], "").body, "web");
+    assert_eq!(HttpClient::open(address).ask("GET", "/", &[], "").body, "web");
     // The service decides by the same counters.
     let check =
         |peer: &str| serving.check(&format!(r#"{{"request":{{"method":"GET","path":"/","peer":"{peer}"}}}}"#)).status;
     assert_eq!((check("127.0.0.1"), check("127.0.0.1"), check("203.0.113.9")), (200, 429, 200));
-    assert_eq!(Client::open(address).ask("GET", "/", &[], "").status, 429);
+    assert_eq!(HttpClient::open(address).ask("GET", "/", &[], "").status, 429);
     assert!(serving.visit("/metrics").body.contains("tidegate_connections_accepted_total{listener=\"gateway\"} 2\n"));
 }
 
@@ -182,7 +184,7 @@ fn upstreams_are_given_once() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tidegate.toml");
     std::fs::write(&file, "[[upstreams]]\nname = 'web'\nservers = ['http://127.0.0.1:1']\n").unwrap();
-    let output = crate::serving::ended(
+    let output = tidegate_testkit::program::ended(
         command()
             .args(["gateway", "--upstream", "http://127.0.0.1:2", "--listen", "127.0.0.1:0", "--config"])
             .arg(&file),

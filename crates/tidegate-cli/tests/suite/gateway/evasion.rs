@@ -5,8 +5,9 @@ use std::net::Shutdown;
 
 use tidegate_testkit::poll::eventually;
 
-use super::upstream::{ok, reply};
-use super::{GatewayProcess, Upstream};
+use tidegate_testkit::http::upstream::Upstream;
+use tidegate_testkit::http::upstream::{ok, reply};
+use tidegate_testkit::program::GatewayProcess;
 
 /// Starts a gateway with these settings and rules.
 fn gateway(upstream: &Upstream, configuration: &str) -> GatewayProcess {

@@ -2,9 +2,10 @@
 
 use std::io::{Read, Write};
 
-use super::upstream::{ok, reply};
-use super::{GatewayProcess, Upstream};
-use crate::serving::{command, ended};
+use tidegate_testkit::http::upstream::Upstream;
+use tidegate_testkit::http::upstream::{ok, reply};
+use tidegate_testkit::program::GatewayProcess;
+use tidegate_testkit::program::{command, ended};
 
 #[test]
 fn requests_are_forwarded_until_the_limit_refuses_them() {

@@ -8,8 +8,9 @@ use std::io::{Read, Write};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::upstream::Recorded;
-use super::{GatewayProcess, Upstream};
+use tidegate_testkit::http::upstream::Recorded;
+use tidegate_testkit::http::upstream::Upstream;
+use tidegate_testkit::program::GatewayProcess;
 
 /// A hostile connection: its name, the bytes that are sent, and the most requests that may reach the upstream.
 struct Case {

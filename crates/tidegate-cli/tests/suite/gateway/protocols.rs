@@ -8,9 +8,10 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 
 use tidegate_testkit::poll::eventually;
 
-use super::upstream::ok;
-use super::{GatewayProcess, Upstream};
-use crate::serving::PATIENCE;
+use tidegate_testkit::http::upstream::Upstream;
+use tidegate_testkit::http::upstream::ok;
+use tidegate_testkit::program::GatewayProcess;
+use tidegate_testkit::program::PATIENCE;
 
 /// Sends bytes and returns what is received until `end`.
 fn exchange(stream: &mut std::net::TcpStream, bytes: &[u8], end: &str) -> String {
@@ -304,7 +305,7 @@ fn large_bodies_are_streamed_in_both_directions_with_flat_memory() {
     });
     let gateway = GatewayProcess::start(&["--upstream", &url]);
     let mut stream = gateway.connect();
-    let before = gateway.resident_bytes();
+    let before = gateway.resident_bytes_with_files();
     stream
         .write_all(format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", mib << 20).as_bytes())
         .unwrap();

@@ -8,9 +8,10 @@ use tidegate_testkit::poll::{eventually, poll};
 use tidegate_testkit::server::{Server, free_port};
 
 use super::protocols::Certificates;
-use super::{GatewayProcess, Upstream};
 use crate::newcomer::build_example;
 use crate::ops::tool;
+use tidegate_testkit::http::upstream::Upstream;
+use tidegate_testkit::program::GatewayProcess;
 
 /// A server in another process. Dropping it kills the process.
 struct Service {

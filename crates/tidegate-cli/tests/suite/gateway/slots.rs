@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use tidegate_testkit::poll::eventually;
 
-use super::frames;
 use super::protocols::receive_until;
-use super::upstream::ok;
-use super::{GatewayProcess, Upstream};
+use tidegate_testkit::http::frames;
+use tidegate_testkit::http::upstream::Upstream;
+use tidegate_testkit::http::upstream::ok;
+use tidegate_testkit::program::GatewayProcess;
 
 /// More bytes than the buffers of all sockets between an upstream and a client.
 const LARGE_BYTES: usize = 32 << 20;

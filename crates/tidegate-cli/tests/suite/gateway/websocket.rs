@@ -8,8 +8,9 @@ use base64::engine::general_purpose::STANDARD;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 
 use super::protocols::receive_until;
-use super::upstream::reply;
-use super::{GatewayProcess, Upstream};
+use tidegate_testkit::http::upstream::Upstream;
+use tidegate_testkit::http::upstream::reply;
+use tidegate_testkit::program::GatewayProcess;
 
 const TEXT: u8 = 1;
 const BINARY: u8 = 2;

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
-use crate::serving::Serving;
+use tidegate_testkit::program::Serving;
 
 const GOOD: &str = r#"{"key":"user:42","limit":"10/min"}"#;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidegate_testkit::server::Reply;
 
-use crate::serving::Serving;
+use tidegate_testkit::program::Serving;
 
 /// Maximum growth of the process: a few hundred connections, each with the longest unfinished command.
 const GROWTH_BYTES_MAX: u64 = 200 * 1024 * 1024;

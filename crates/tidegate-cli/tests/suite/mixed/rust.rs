@@ -13,7 +13,8 @@ use tidegate_testkit::history::Reported;
 
 use super::worker::Event;
 use super::{CHECKS, JOURNAL, JOURNAL_QUOTA, KEYS, PATIENCE, Participant, Record, key_of, limit_of, wall_us};
-use crate::serving::{Client, Serving};
+use tidegate_testkit::http::HttpClient;
+use tidegate_testkit::program::Serving;
 
 const LIBRARY_TASKS: u64 = 8;
 
@@ -32,7 +33,7 @@ impl Threads {
         let (library, over_http, over_resp) = (log(), log(), log());
         let threads = vec![
             ("Rust, library", std::thread::spawn(move || run_library(&url, library))),
-            ("HTTP, one connection", std::thread::spawn(move || run_http(Client::open(&http), over_http))),
+            ("HTTP, one connection", std::thread::spawn(move || run_http(HttpClient::open(&http), over_http))),
             ("RESP, one connection", std::thread::spawn(move || run_resp(resp, over_resp))),
         ];
         Threads { threads, is_over }
@@ -138,7 +139,7 @@ fn reported(decision: &Decision, sent_us: u64, received_us: u64) -> Reported {
     }
 }
 
-fn run_http(mut client: Client, mut log: Log) -> Vec<Record> {
+fn run_http(mut client: HttpClient, mut log: Log) -> Vec<Record> {
     let mut random = Random::new(200);
     while !log.is_over() {
         let (counter, cost) = random_check(&mut random);

@@ -10,7 +10,8 @@ use tidegate_testkit::poll::eventually;
 use tidegate_testkit::server::{Brand, Config, Reply, Server};
 
 use super::{output_text, path, read, succeed, texts, tool, yaml};
-use crate::serving::{Answer, Client, Serving, command};
+use tidegate_testkit::http::{HttpClient, HttpResponse};
+use tidegate_testkit::program::{Serving, command};
 
 const COMPOSE: &str = "ops/docker/compose.yaml";
 const COMPOSE_CONFIG: &str = "ops/docker/config/tidegate.toml";
@@ -62,9 +63,12 @@ impl Deployment {
         let replace = |text: &str| replaced.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
         let mut command = command();
         command.envs(self.environment.iter().map(|(name, value)| (name, replace(value))));
-        let option = |(name, value): (&String, &String)| match LISTENERS.contains(&name.trim_start_matches('-')) {
-            true => format!("{name}={}:0", value.rsplit_once(':').unwrap().0),
-            false => format!("{name}={}", replace(value)),
+        let option = |(name, value): (&String, &String)| {
+            if LISTENERS.contains(&name.trim_start_matches('-')) {
+                format!("{name}={}:0", value.rsplit_once(':').unwrap().0)
+            } else {
+                format!("{name}={}", replace(value))
+            }
         };
         let options: Vec<String> = self.options.iter().map(option).collect();
         Serving::start_as(command, &options.iter().map(String::as_str).collect::<Vec<_>>())
@@ -191,16 +195,16 @@ fn wait_until_ready(serving: &Serving) {
 }
 
 /// Posts a check with the token of the HTTP listener.
-fn check(serving: &Serving, body: &str) -> Answer {
+fn check(serving: &Serving, body: &str) -> HttpResponse {
     let header = [("authorization", &*format!("Bearer {SECRET}"))];
-    Client::open(&serving.http).ask("POST", "/v1/check", &header, body)
+    HttpClient::open(&serving.http).ask("POST", "/v1/check", &header, body)
 }
 
 /// All listeners reject clients without the secret, and accept those with it.
 fn assert_secrets_are_asked_for(serving: &Serving) {
     assert_eq!(serving.visit("/v1/rules").status, 401);
     let header = [("authorization", &*format!("Bearer {SECRET}"))];
-    let rules = Client::open(&serving.admin).ask("GET", "/v1/rules", &header, "");
+    let rules = HttpClient::open(&serving.admin).ask("GET", "/v1/rules", &header, "");
     assert_eq!(rules.status, 200, "{rules:?}");
     let explicit = r#"{"key":"user:42","limit":"10/min"}"#;
     assert_eq!(serving.check(explicit).status, 401);

@@ -13,7 +13,7 @@ use tidegate_testkit::poll::eventually;
 use tidegate_testkit::server::Server;
 
 use super::{output_text, path, read, succeed, tool, yaml};
-use crate::serving::{PATIENCE, Serving};
+use tidegate_testkit::program::{PATIENCE, Serving};
 
 const ALERTS: &str = "ops/prometheus/alerts.yaml";
 const ALERT_TESTS: &str = "ops/prometheus/alerts_test.yaml";

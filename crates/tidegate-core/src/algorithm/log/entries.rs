@@ -71,18 +71,13 @@ impl Log {
         Log { form: Form::Ring, ring, older: Entry::default() }
     }
 
-    #[inline(always)]
-    pub(in crate::algorithm) fn is_packed_in(packed: &Packed) -> bool {
-        [tag::LOG_RING, tag::LOG_FEW, tag::LOG_LONG].into_iter().any(|tag| packed.has_tag(tag))
-    }
-
-    /// Reads a log that [`Log::is_packed_in`] has found, or [`Packed::default`].
+    /// Reads a log, or an unused state.
     #[inline(always)]
     pub(in crate::algorithm) fn unpacked(packed: &Packed) -> Log {
         let (newest_us, small, wide) = (packed.time_us(), packed.small(), packed.wide());
         let mut log = Log::default();
-        if packed.has_tag(tag::LOG_RING) || packed.has_tag(tag::LOG_LONG) {
-            log.form = if packed.has_tag(tag::LOG_RING) { Form::Ring } else { Form::Long };
+        if packed.tag() > tag::LOG_FEW {
+            log.form = if packed.tag() == tag::LOG_RING { Form::Ring } else { Form::Long };
             log.ring = Ring {
                 number: small as u32,
                 newest_us,
@@ -154,16 +149,6 @@ impl Log {
         }
     }
 
-    /// Returns whether an entry of `units` units can be appended without allocating memory.
-    #[inline(always)]
-    pub(super) fn has_room_for(&self, units: u32, rings: &Rings) -> bool {
-        match self.form {
-            Form::Few => self.ring.len < 2,
-            Form::Ring => self.ring.has_room_for(units, rings),
-            Form::Long => rings.long(self.ring.number).last().has_room_for(units, rings),
-        }
-    }
-
     /// Returns whether so many units can certainly be added to the newest entry without allocating memory.
     #[inline(always)]
     pub(super) fn units_fit(&self, units: u32, rings: &Rings) -> bool {
@@ -185,20 +170,31 @@ impl Log {
         moved + rings.moving_bytes()
     }
 
-    /// Appends an entry, which must not be earlier than the newest. Allocates if there is no room for it.
+    /// Appends an entry, which must not be earlier than the newest, if that needs no memory. Returns whether it did.
     #[inline(always)]
-    pub(super) fn push(&mut self, entry: Entry, entries_max: usize, rings: &mut Rings) {
-        if self.form == Form::Few && self.ring.len < 2 {
-            self.older = if self.ring.len == 1 { self.newer() } else { Entry::default() };
-            (self.ring.newest_us, self.ring.len) = (entry.time_us, self.ring.len + 1);
-            self.ring.total += entry.units;
-        } else if !(self.form == Form::Ring && self.ring.push_in_place(entry, rings)) {
-            *self = self.pushed(entry, entries_max, rings);
+    pub(super) fn push_in_place(&mut self, entry: Entry, rings: &mut Rings) -> bool {
+        match self.form {
+            Form::Few if self.ring.len < 2 => {
+                self.older = if self.ring.len == 1 { self.newer() } else { Entry::default() };
+                (self.ring.newest_us, self.ring.len) = (entry.time_us, self.ring.len + 1);
+                self.ring.total += entry.units;
+                true
+            }
+            Form::Few => false,
+            Form::Ring => self.ring.push_in_place(entry, rings),
+            Form::Long => {
+                let has_room = rings.long(self.ring.number).last().has_room_for(entry.units, rings);
+                if has_room {
+                    *self = self.with_changed_long(rings, |long, rings| long.push(entry, rings));
+                }
+                has_room
+            }
         }
     }
 
+    /// Appends an entry, which must not be earlier than the newest, to a log that has no room for it.
     #[cold]
-    fn pushed(self, entry: Entry, entries_max: usize, rings: &mut Rings) -> Log {
+    pub(super) fn pushed(self, entry: Entry, entries_max: usize, rings: &mut Rings) -> Log {
         match self.form {
             Form::Few => {
                 let mut ring = Ring::new(rings);
@@ -243,22 +239,39 @@ impl Log {
         Log::one(Entry { time_us, units: self.ring.total + units })
     }
 
-    /// Removes the entries that are not later than `time_us`.
+    /// Returns the time of the oldest entry; 0 if there are no entries.
     #[inline(always)]
-    pub(super) fn drop_until(&mut self, time_us: u64, rings: &mut Rings) {
+    pub(super) fn oldest_us(&self, rings: &Rings) -> u64 {
+        match self.form {
+            Form::Few => {
+                if self.ring.len == 2 {
+                    self.older.time_us
+                } else {
+                    self.ring.newest_us
+                }
+            }
+            Form::Ring | Form::Long => self.get(0, rings).time_us,
+        }
+    }
+
+    /// Removes the entries that are not later than `time_us`. Returns the time of the oldest entry; 0 if none is left.
+    #[inline(always)]
+    pub(super) fn drop_until(&mut self, time_us: u64, rings: &mut Rings) -> u64 {
         if self.ring.newest_us <= time_us || self.form == Form::Long {
             *self = self.without_oldest(self.count_until(time_us, rings).entries, rings);
         } else if self.form == Form::Ring {
             let before = self.ring.len;
-            self.ring.drop_until(time_us, rings);
+            let oldest_us = self.ring.drop_until(time_us, rings);
             if self.ring.len == 1 && before > 1 {
                 *self = self.without_oldest(0, rings);
             }
+            return oldest_us;
         } else if self.older.time_us <= time_us {
             self.ring.len = 1;
             self.ring.total -= self.older.units;
             self.older = Entry::default();
         }
+        self.oldest_us(rings)
     }
 
     /// Removes the `count` oldest entries; all of them if there are not more. A single one that is left becomes inline.

@@ -131,14 +131,14 @@ impl Ring {
         self.write(index, entry, rings.words_mut(self.number));
     }
 
-    /// Removes the entries that are not later than `time_us`. There must be a later one. Shrinks the ring if it is mostly
-    /// unused.
+    /// Removes the entries that are not later than `time_us`. There must be a later one. Returns the time of the oldest
+    /// one left. Shrinks the ring if it is mostly unused.
     #[inline(always)]
-    pub(super) fn drop_until(&mut self, time_us: u64, rings: &mut Rings) {
+    pub(super) fn drop_until(&mut self, time_us: u64, rings: &mut Rings) -> u64 {
         let words = rings.words(self.number);
         let mut oldest = self.entry(0, words);
         if oldest.time_us > time_us {
-            return;
+            return oldest.time_us;
         }
         while oldest.time_us <= time_us {
             self.total -= oldest.units;
@@ -147,6 +147,7 @@ impl Ring {
             oldest = self.entry(0, words);
         }
         self.shrink(rings);
+        oldest.time_us
     }
 
     /// Removes the `count` oldest entries; there must be more than that. Shrinks the ring if it is mostly unused.
@@ -276,18 +277,26 @@ impl Ring {
 
     /// Moves the entries to new memory for `capacity` entries, the oldest at position 0, and returns the new ring.
     ///
-    /// `is_wide` selects two words per entry instead of one. `capacity` must be at least `len`. Without `is_wide`,
-    /// every entry must have fewer than [`UNITS_WIDE`] units. Neither is checked.
+    /// `is_wide` selects two words per entry instead of one, and must be set if it was before. `capacity` must be at least
+    /// `len`. Neither is checked.
     #[cold]
     #[inline(never)]
     fn rebuilt(self, capacity: usize, is_wide: bool, rings: &mut Rings) -> Ring {
         let words = rings.words(self.number);
-        let entries: Vec<Entry> = (0..self.len()).map(|index| self.entry(index, words)).collect();
+        let mut moved = Vec::with_capacity(words.len());
+        if is_wide == self.is_wide {
+            let (newer, older) = words.split_at(self.first as usize * (1 + usize::from(is_wide)));
+            moved.extend_from_slice(older);
+            moved.extend_from_slice(newer);
+            moved.truncate(self.len() * (1 + usize::from(is_wide)));
+        } else {
+            let entries = (0..self.len()).map(|index| self.entry(index, words));
+            moved.extend(entries.flat_map(|entry| [entry.time_us, entry.units.into()]));
+        }
         rings.free(self.number);
         let number = rings.allocate(if is_wide { 2 * capacity } else { capacity });
-        let (moved, words) = (Ring { number, first: 0, is_wide, ..self }, rings.words_mut(number));
-        entries.into_iter().enumerate().for_each(|(index, entry)| moved.write(index, entry, words));
-        moved
+        rings.words_mut(number)[..moved.len()].copy_from_slice(&moved);
+        Ring { number, first: 0, is_wide, ..self }
     }
 }
 

@@ -87,7 +87,9 @@ fn ring_keeps_times_up_to_the_longest_window_apart_and_millions_of_units() {
     for narrow in 1..=entries.len() {
         let (mut log, mut beside, mut packed) = (Log::default(), Beside::default(), Packed::default());
         for &entry in &entries[..narrow] {
-            log.push(entry, 1_001, &mut beside.rings);
+            if !log.push_in_place(entry, &mut beside.rings) {
+                log = log.pushed(entry, 1_001, &mut beside.rings);
+            }
         }
         log.packed_into(&mut packed);
         let unpacked = Log::unpacked(&packed);
@@ -135,7 +137,7 @@ fn memory_of_a_very_long_log_is_freed() {
         for now_us in 0..5_000 {
             assert!(admit(&mut state, &limit, now_us, 1).allowed);
         }
-        assert!(state.packed.has_tag(tag::LOG_LONG));
+        assert_eq!(state.packed.tag(), tag::LOG_LONG);
         let before = state.beside.rings.heap_bytes();
         assert!((5_000 * 8..5_000 * 9).contains(&before), "{before} bytes");
         admit(&mut state, &limit, ends_at_us, 1);

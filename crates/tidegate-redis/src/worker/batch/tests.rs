@@ -2,7 +2,7 @@ use super::*;
 use tokio::sync::oneshot;
 
 use crate::key::Prefix;
-use tidegate_core::{Check, Demand, Key, Limit, StoreErrorKind as Kind};
+use tidegate_core::{Check, Decision, Demand, Key, Limit, StoreErrorKind as Kind};
 
 fn step(parts: &[(&str, &str)]) -> Step {
     let demands: Vec<Demand<'_>> = parts
@@ -52,17 +52,23 @@ type Answered = oneshot::Receiver<Result<Vec<Result<Decision, Fault>>, Fault>>;
 
 const SHARED: Sharing = Sharing::Slot(0);
 
-fn checks(count: usize) -> (Work, Answered) {
+/// Creates the work of a caller who checks one limit of each of these subjects.
+fn work(subjects: &[&str], sharing: Sharing) -> (Work, Answered) {
     let (waiter, answer) = oneshot::channel();
-    (Work::Checks((0..count).map(|_| step(&[("a", "5/s")])).collect(), SHARED, waiter), answer)
+    let steps = subjects.iter().map(|subject| step(&[(subject, "5/s")])).collect();
+    (Work { sharing, job: Job::Checks(steps, waiter) }, answer)
+}
+
+fn checks(count: usize) -> (Work, Answered) {
+    work(&vec!["a"; count], SHARED)
 }
 
 /// Returns the number of checks of each caller of the next batch; zero for a refund.
 fn next_sizes(backlog: &mut VecDeque<Work>, callers_max: usize) -> Vec<usize> {
-    match Batch::next(backlog, callers_max) {
-        Some(Batch::Checks(checks)) => checks.waiters.iter().map(|caller| caller.steps).collect(),
-        Some(Batch::Refunds(refunds)) => vec![0; refunds.0.len()],
-        Some(Batch::Command(..)) | None => Vec::new(),
+    match Batch::next(backlog, callers_max).pop().map(|batch| batch.work) {
+        Some(BatchWork::Checks(checks)) => checks.waiters.iter().map(|(count, _)| *count).collect(),
+        Some(BatchWork::Refunds(refunds)) => vec![0; refunds.len()],
+        Some(BatchWork::Command(..)) | None => Vec::new(),
     }
 }
 
@@ -76,7 +82,7 @@ fn abandoned_checks_are_dropped_and_kinds_do_not_mix() {
     let (third, _third) = checks(1);
     let (refund_waiter, refund_answer) = oneshot::channel();
     drop(refund_answer);
-    let refund = Work::Refund(step(&[("a", "5/s")]), SHARED, refund_waiter);
+    let refund = Work { sharing: SHARED, job: Job::Refund(step(&[("a", "5/s")]), refund_waiter) };
     let (fourth, _fourth) = checks(1);
     let mut backlog: VecDeque<Work> = [left, first, left_later, second, third, refund, fourth].into();
 
@@ -84,7 +90,7 @@ fn abandoned_checks_are_dropped_and_kinds_do_not_mix() {
     assert_eq!(next_sizes(&mut backlog, STEPS_MAX), [1]);
     assert_eq!(next_sizes(&mut backlog, STEPS_MAX), [0], "a refund is executed although its caller has given up");
     assert_eq!(next_sizes(&mut backlog, STEPS_MAX), [1]);
-    assert!(Batch::next(&mut backlog, STEPS_MAX).is_none());
+    assert!(Batch::next(&mut backlog, STEPS_MAX).is_empty());
 }
 
 #[test]
@@ -97,49 +103,39 @@ fn batch_has_at_most_callers_max_callers() {
 
 /// Creates a batch of checks: for each caller the subjects of its checks.
 fn batch_of(callers: &[&[&str]]) -> (Batch, Vec<Answered>) {
-    batch_shared(callers, |_| SHARED)
+    let (mut calls, answers) = calls_of(callers, |_| SHARED);
+    assert_eq!(calls.len(), 1);
+    (calls.remove(0), answers)
 }
 
-/// Creates a batch of checks: for each caller the subjects of its checks, which share calls as `sharing` says.
-fn batch_shared(callers: &[&[&str]], sharing: impl Fn(&[&str]) -> Sharing) -> (Batch, Vec<Answered>) {
-    let (mut backlog, answers): (VecDeque<Work>, Vec<Answered>) = callers
-        .iter()
-        .map(|subjects| {
-            let (waiter, answer) = oneshot::channel();
-            (
-                Work::Checks(
-                    subjects.iter().map(|subject| step(&[(subject, "5/s")])).collect(),
-                    sharing(subjects),
-                    waiter,
-                ),
-                answer,
-            )
-        })
-        .unzip();
-    (Batch::next(&mut backlog, STEPS_MAX).expect("there are checks"), answers)
+/// Creates the calls of checks: for each caller the subjects of its checks, which share calls as `sharing` says.
+fn calls_of(callers: &[&[&str]], sharing: impl Fn(&[&str]) -> Sharing) -> (Vec<Batch>, Vec<Answered>) {
+    let (mut backlog, answers): (VecDeque<Work>, Vec<Answered>) =
+        callers.iter().map(|subjects| work(subjects, sharing(subjects))).unzip();
+    (Batch::next(&mut backlog, STEPS_MAX), answers)
 }
 
 fn sizes(batch: &Batch) -> (Vec<usize>, usize) {
-    let Batch::Checks(checks) = batch else { panic!("these are checks") };
-    (checks.waiters.iter().map(|caller| caller.steps).collect(), checks.grouping.groups.len())
+    let BatchWork::Checks(checks) = &batch.work else { panic!("these are checks") };
+    (checks.waiters.iter().map(|(count, _)| *count).collect(), checks.grouping.groups.len())
 }
 
 #[test]
 fn halves_keep_the_checks_of_a_caller_and_equal_checks_together() {
     let (batch, _answers) = batch_of(&[&["a", "b", "c"], &["d"], &["e", "f"], &["g"], &["h"]]);
-    let (first, second) = batch.halves();
+    let [first, second] = batch.halves();
     assert_eq!((sizes(&first), sizes(&second)), ((vec![3, 1], 4), (vec![2, 1, 1], 4)));
 
     let (batch, _answers) = batch_of(&[&["m"], &["a"], &["m"], &["m"], &["m"], &["z"]]);
-    let (first, second) = batch.halves();
+    let [first, second] = batch.halves();
     assert_eq!((sizes(&first), sizes(&second)), ((vec![1], 1), (vec![1; 5], 2)));
     assert!(!first.is_divisible() && second.is_divisible());
-    let (first, second) = second.halves();
+    let [first, second] = second.halves();
     assert_eq!((sizes(&first), sizes(&second)), ((vec![1; 4], 1), (vec![1], 1)));
     assert!(!first.is_divisible(), "four callers, one check");
 
     let (batch, _answers) = batch_of(&[&["a", "b"], &["a", "b"], &[]]);
-    let (first, second) = batch.halves();
+    let [first, second] = batch.halves();
     assert_eq!((sizes(&first), sizes(&second)), ((vec![0], 0), (vec![2, 2], 2)));
 }
 
@@ -155,14 +151,14 @@ fn fault_of_the_whole_call_reaches_every_caller() {
 #[test]
 fn batch_is_one_call_per_slot_and_one_for_each_caller_that_shares_none() {
     let callers: &[&[&str]] = &[&["a", "a"], &["b"], &["a"], &["c"], &["b"]];
-    let calls_of = |sharing: fn(&[&str]) -> Sharing| {
-        let (batch, _answers) = batch_shared(callers, sharing);
-        batch.into_calls().iter().map(|(batch, is_asking)| (sizes(batch), *is_asking)).collect::<Vec<_>>()
+    let sizes_of = |sharing: fn(&[&str]) -> Sharing| {
+        let (calls, _answers) = calls_of(callers, sharing);
+        calls.iter().map(|call| (sizes(call), call.sharing == Sharing::Asking)).collect::<Vec<_>>()
     };
-    assert_eq!(calls_of(|_| SHARED), [((vec![2, 1, 1, 1, 1], 3), false)]);
+    assert_eq!(sizes_of(|_| SHARED), [((vec![2, 1, 1, 1, 1], 3), false)]);
     let expected = [((vec![2, 1], 1), false), ((vec![1, 1], 1), false), ((vec![1], 1), false)];
-    assert_eq!(calls_of(|subjects| Sharing::Slot(u16::from(subjects[0].as_bytes()[0]))), expected);
-    let calls = calls_of(|subjects| match subjects[0] {
+    assert_eq!(sizes_of(|subjects| Sharing::Slot(u16::from(subjects[0].as_bytes()[0]))), expected);
+    let calls = sizes_of(|subjects| match subjects[0] {
         "a" => Sharing::Asking,
         "b" => Sharing::Alone,
         _ => SHARED,

@@ -190,9 +190,10 @@ impl KeyEditor<'_> {
         if let Some(plan) = &request.plan {
             if let Some(plan) = plan.as_ref().filter(|plan| rules.limit_set_named(plan).is_none()) {
                 let names: Vec<&str> = rules.plans().iter().map(|plan| &**plan.name()).collect();
-                let message = match names.is_empty() {
-                    true => format!("there is no plan `{plan}`: the configuration has no plans"),
-                    false => format!("there is no plan `{plan}`; expected one of {}", names.join(", ")),
+                let message = if names.is_empty() {
+                    format!("there is no plan `{plan}`: the configuration has no plans")
+                } else {
+                    format!("there is no plan `{plan}`; expected one of {}", names.join(", "))
                 };
                 return Err(KeyEditError::Invalid(message));
             }
@@ -232,9 +233,10 @@ impl KeyEditor<'_> {
 
     /// Returns the error for a name that no key in the hash has.
     fn unknown(&self, name: &str, hash: &KeyHash) -> KeyEditError {
-        match self.loaded.rules.keys().any(|(_, entry)| entry.name() == Some(name)) {
-            true => KeyEditError::Listed(name.to_owned()),
-            false => KeyEditError::Unknown { name: name.to_owned(), hash: hash.name().to_owned() },
+        if self.loaded.rules.keys().any(|(_, entry)| entry.name() == Some(name)) {
+            KeyEditError::Listed(name.to_owned())
+        } else {
+            KeyEditError::Unknown { name: name.to_owned(), hash: hash.name().to_owned() }
         }
     }
 
@@ -290,8 +292,8 @@ impl Operation {
 
 /// Answers with the API keys of the hash. The answer is 409 if there is no hash, and 503 if the store fails.
 pub(super) async fn list(listener: &AdminListener) -> Response<Bytes> {
-    let listed = match listener.reloader.loaded().as_deref().zip(listener.reloader.engine()) {
-        Some((loaded, engine)) => KeyEditor { loaded, lookups: engine.lookups() }.list().await,
+    let listed = match listener.reloader.loaded().as_deref() {
+        Some(loaded) => KeyEditor { loaded, lookups: listener.engine.lookups() }.list().await,
         None => Err(KeyEditError::NoHash),
     };
     listed.map_or_else(|error| error_response(&error), |list| json(StatusCode::OK, &list))
@@ -332,10 +334,8 @@ where
         },
     };
     let loaded = listener.reloader.loaded();
-    let Some((loaded, engine)) = loaded.as_deref().zip(listener.reloader.engine()) else {
-        return error_response(&KeyEditError::NoHash);
-    };
-    let editor = KeyEditor { loaded, lookups: engine.lookups() };
+    let Some(loaded) = loaded.as_deref() else { return error_response(&KeyEditError::NoHash) };
+    let editor = KeyEditor { loaded, lookups: listener.engine.lookups() };
     let answered = match &change {
         None => editor.show(&name).await,
         Some(change) => editor.change(&name, change).await,

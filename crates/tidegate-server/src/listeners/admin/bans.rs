@@ -16,22 +16,22 @@
 //! Without rules, it is not known how clients are identified. The text is then the key of explicit checks, and also the
 //! client, if it is an address, a network or a user.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde::Serialize;
-use tidegate::engine::Engine;
 use tidegate::identity::AddressPrefixes;
-use tidegate::rules::{ClientBans, Lookups, Mode, RuleSet};
+use tidegate::rules::{ClientBans, MatchedBan, Mode, RuleSet};
 use tidegate::{BAN_LIST_MAX, Clock, Key, Limiter, SystemClock, Timestamp, Wait};
 
 use super::AdminListener;
-use super::keys::{CounterError, error_response};
-use crate::client::{Client, has_kinds, key_part, parse_without_rules};
-use crate::explain::banned_in_configuration;
-use crate::listeners::http::connection::{json, problem};
+use super::keys::{CounterError, bad_request, error_response};
+use crate::client::{Client, OperatorRules, has_kinds, key_part, parse_without_rules};
+use crate::explain::ban_text;
+use crate::listeners::http::connection::json;
 use crate::wait_text::format_wait;
 
 /// A client or a key that an operator bans: the parameters of a query to `/v1/bans`.
@@ -41,15 +41,6 @@ pub enum BanQuery {
     Client(Vec<u8>),
     /// The key of explicit checks.
     Key(Vec<u8>),
-}
-
-/// The rules by which a [`BanQuery`] finds a client.
-#[derive(Clone, Copy)]
-pub struct BanRules<'r> {
-    /// The rules.
-    pub rules: &'r RuleSet,
-    /// The sources of API keys that the rules do not list. `None` if there are none.
-    pub lookups: Option<&'r Lookups>,
 }
 
 /// A ban, as a [`BanQuery`] has set, found or lifted it. Its JSON is the response of `/v1/bans`.
@@ -131,12 +122,12 @@ impl BanQuery {
         &self,
         duration: Option<Duration>,
         limiter: &Limiter,
-        rules: Option<BanRules<'_>>,
+        rules: Option<OperatorRules<'_>>,
     ) -> Result<BanReport, CounterError> {
         let now = SystemClock::new().now();
         let target = self.target(rules, now).await?;
         if let Some(rules) = rules {
-            target.check_rotation(rules.rules, duration, now)?;
+            target.check_rotation(&rules.loaded.rules, duration, now)?;
         }
         if !limiter.list_ban(&target.entry, duration).await? {
             return Err(CounterError::BanListFull);
@@ -152,7 +143,7 @@ impl BanQuery {
     ///
     /// # Errors
     /// Returns [`CounterError::Invalid`] if the query names no client, and [`CounterError::Store`] if the store fails.
-    pub async fn unban(&self, limiter: &Limiter, rules: Option<BanRules<'_>>) -> Result<BanReport, CounterError> {
+    pub async fn unban(&self, limiter: &Limiter, rules: Option<OperatorRules<'_>>) -> Result<BanReport, CounterError> {
         let now = SystemClock::new().now();
         if let Some(report) = self.unlist_pseudonym(limiter).await? {
             return Ok(report);
@@ -184,7 +175,11 @@ impl BanQuery {
     ///
     /// # Errors
     /// Returns [`CounterError::Invalid`] if the query names no client, and [`CounterError::Store`] if the store fails.
-    pub async fn inspect(&self, limiter: &Limiter, rules: Option<BanRules<'_>>) -> Result<BanReport, CounterError> {
+    pub async fn inspect(
+        &self,
+        limiter: &Limiter,
+        rules: Option<OperatorRules<'_>>,
+    ) -> Result<BanReport, CounterError> {
         let now = SystemClock::new().now();
         let target = self.target(rules, now).await?;
         let listed = limiter.listed_bans().await?.bans;
@@ -200,7 +195,7 @@ impl BanQuery {
     }
 
     /// Returns what the ban consists of in the store.
-    async fn target(&self, rules: Option<BanRules<'_>>, now: Timestamp) -> Result<Target, CounterError> {
+    async fn target(&self, rules: Option<OperatorRules<'_>>, now: Timestamp) -> Result<Target, CounterError> {
         let (BanQuery::Client(text) | BanQuery::Key(text)) = self;
         Key::new(text).map_err(|error| CounterError::Invalid(error.to_string()))?;
         if text.is_empty() {
@@ -208,12 +203,12 @@ impl BanQuery {
         }
         match (self, rules) {
             (BanQuery::Client(text), Some(rules)) => {
-                let client = Client::parse(rules.rules, rules.lookups, text).await.map_err(|message| {
+                let client = Client::parse(&rules.loaded.rules, rules.lookups, text).await.map_err(|message| {
                     CounterError::Invalid(format!(
                         "{message}; for the key of explicit checks, use --key KEY (in a request: key=KEY)"
                     ))
                 })?;
-                Target::of_client(client, rules.rules, now).map_err(CounterError::Invalid)
+                Target::of_client(client, &rules.loaded.rules, now).map_err(CounterError::Invalid)
             }
             (BanQuery::Client(text), None) => Ok(Target::without_rules(text)),
             (BanQuery::Key(text), _) => Ok(Target::of_key(text)),
@@ -273,9 +268,10 @@ impl Target {
             }
             // A key or a user whose digest is all that is known.
             (Client::Subject(text), _) if is_digest(text, "api_key:") || is_digest(text, "user:") => {
-                let (kind, effect) = match text.starts_with("user:") {
-                    true => ("user", "all requests of this user"),
-                    false => ("api_key", "all requests with this API key"),
+                let (kind, effect) = if text.starts_with("user:") {
+                    ("user", "all requests of this user")
+                } else {
+                    ("api_key", "all requests with this API key")
                 };
                 let text = text.clone();
                 Ok(of_part(client, text.clone(), kind, effect, &text))
@@ -358,13 +354,14 @@ impl Target {
             return Ok(());
         }
         let ends_in_time = duration.is_some_and(|duration| left.as_duration().is_some_and(|left| duration <= left));
-        match ends_in_time {
-            true => Ok(()),
-            false => Err(CounterError::Invalid(format!(
+        if ends_in_time {
+            Ok(())
+        } else {
+            Err(CounterError::Invalid(format!(
                 "with `anonymize`, this subject changes at midnight UTC, and the ban would no longer apply; ban it for at \
                  most {} (--for), or ban the address, API key or user itself",
                 format_wait(left)
-            ))),
+            )))
         }
     }
 
@@ -373,24 +370,30 @@ impl Target {
     async fn other_ban(
         &self,
         limiter: &Limiter,
-        rules: Option<BanRules<'_>>,
+        rules: Option<OperatorRules<'_>>,
         now: Timestamp,
     ) -> Result<Option<String>, CounterError> {
-        let (Some(BanRules { rules, .. }), Some(client)) = (rules, &self.known) else { return Ok(None) };
-        let Some(identity) = client.identity(rules, now) else { return Ok(None) };
-        if let Some(ban) = banned_in_configuration(rules, &identity, now) {
-            return Ok(Some(format!("{ban} (in the configuration)")));
+        let (Some(OperatorRules { loaded, .. }), Some(client)) = (rules, &self.known) else { return Ok(None) };
+        let rules = &loaded.rules;
+        let banned = |bans| {
+            let facts = client.facts(rules, bans, now);
+            facts.and_then(|facts| {
+                facts.ban().map(|ban| match ban {
+                    MatchedBan::Configured(_) => format!("{} (in the configuration)", ban_text(ban, now)),
+                    MatchedBan::Listed(ban) => format!("{} is banned", client_of(&ban.entry, Some(rules)).0),
+                })
+            })
+        };
+        if let Some(ban) = banned(None) {
+            return Ok(Some(ban));
         }
         let bans = ClientBans::new(&limiter.listed_bans().await?, now);
-        Ok(bans.ban(&identity, now).map(|ban| format!("{} is banned", client_of(&ban.entry, Some(rules)).0)))
+        Ok(banned(Some(Arc::new(bans))))
     }
 
     /// Returns the report of the ban. `ban` is the time until it ends, or `None` without a ban.
     fn report(self, limiter: &Limiter, ban: Option<Wait>) -> BanReport {
-        let place = match limiter.is_in_process() {
-            true => "on this instance",
-            false => "on all instances within a second",
-        };
+        let place = if limiter.is_in_process() { "on this instance" } else { "on all instances within a second" };
         let text = |subject: &Vec<u8>| String::from_utf8_lossy(subject).into_owned();
         BanReport {
             subjects: self.subjects.iter().map(text).collect(),
@@ -429,9 +432,10 @@ fn client_of(entry: &str, rules: Option<&RuleSet>) -> (String, &'static str) {
         }
         Some(("ip", value)) => {
             let is_network = value.contains('/');
-            return match value.starts_with('~') {
-                true => (entry.to_owned(), "address"),
-                false => (value.to_owned(), if is_network { "network" } else { "address" }),
+            return if value.starts_with('~') {
+                (entry.to_owned(), "address")
+            } else {
+                (value.to_owned(), if is_network { "network" } else { "address" })
             };
         }
         Some(("api_key", _)) => "api_key",
@@ -449,9 +453,10 @@ fn client_of(entry: &str, rules: Option<&RuleSet>) -> (String, &'static str) {
 /// Returns the network of an address that is banned, and which requests that refuses.
 fn address_effect(address: std::net::IpAddr, prefixes: AddressPrefixes) -> (String, String) {
     let counted = prefixes.key(address).to_string();
-    let effect = match counted.contains('/') {
-        true => format!("all requests from this network, by which the address {address} is counted"),
-        false => "all requests from this address".to_owned(),
+    let effect = if counted.contains('/') {
+        format!("all requests from this network, by which the address {address} is counted")
+    } else {
+        "all requests from this address".to_owned()
     };
     (counted, effect)
 }
@@ -495,8 +500,8 @@ pub(super) async fn set(listener: &AdminListener, query: &str) -> Response<Bytes
         Ok(_) => return bad_request(EXPECTED),
         Err(message) => return bad_request(&message),
     };
-    let rules = listener.ban_rules();
-    let banned = query.ban(duration, &listener.limiter, rules.as_ref().map(OwnedRules::borrow)).await;
+    let loaded = listener.reloader.loaded();
+    let banned = query.ban(duration, listener.limiter(), listener.rules(loaded.as_deref())).await;
     listener.apply_bans().await;
     match banned {
         Ok(report) => {
@@ -515,14 +520,14 @@ pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<B
         Ok(BanParameters { query, .. }) => query,
         Err(message) => return bad_request(&message),
     };
-    let rules = listener.ban_rules();
+    let loaded = listener.reloader.loaded();
     let Some(query) = query else {
-        return match list_bans(&listener.limiter, rules.as_ref().map(|rules| &rules.rules)).await {
+        return match list_bans(listener.limiter(), loaded.as_deref().map(|loaded| &loaded.rules)).await {
             Ok(report) => json(StatusCode::OK, &report),
             Err(error) => error_response(&error),
         };
     };
-    match query.inspect(&listener.limiter, rules.as_ref().map(OwnedRules::borrow)).await {
+    match query.inspect(listener.limiter(), listener.rules(loaded.as_deref())).await {
         Ok(report) => json(StatusCode::OK, &report),
         Err(error) => error_response(&error),
     }
@@ -539,8 +544,8 @@ pub(super) async fn lift(listener: &AdminListener, query: &str) -> Response<Byte
         Ok(_) => return bad_request(EXPECTED),
         Err(message) => return bad_request(&message),
     };
-    let rules = listener.ban_rules();
-    let lifted = query.unban(&listener.limiter, rules.as_ref().map(OwnedRules::borrow)).await;
+    let loaded = listener.reloader.loaded();
+    let lifted = query.unban(listener.limiter(), listener.rules(loaded.as_deref())).await;
     listener.apply_bans().await;
     match lifted {
         Ok(report) => {
@@ -555,35 +560,11 @@ pub(super) async fn lift(listener: &AdminListener, query: &str) -> Response<Byte
 
 const EXPECTED: &str = "expected ?client=…, or ?key=… for the key of explicit checks";
 
-fn bad_request(message: &str) -> Response<Bytes> {
-    problem(StatusCode::BAD_REQUEST, "bad_request", message)
-}
-
-/// The rules of an instance, and its lookups.
-struct OwnedRules {
-    rules: RuleSet,
-    lookups: Option<Lookups>,
-}
-
-impl OwnedRules {
-    fn borrow(&self) -> BanRules<'_> {
-        BanRules { rules: &self.rules, lookups: self.lookups.as_ref() }
-    }
-}
-
 impl AdminListener {
-    /// Returns the rules of the instance, or `None` without a configuration.
-    fn ban_rules(&self) -> Option<OwnedRules> {
-        let rules = self.reloader.loaded()?.rules.clone();
-        Some(OwnedRules { rules, lookups: self.reloader.engine().map(Engine::lookups).cloned() })
-    }
-
     /// Applies the ban list to the following requests of this instance. Other instances read it within a second.
     async fn apply_bans(&self) {
-        if let Some(engine) = self.reloader.engine() {
-            // If this fails, the engine reads the list later, as on the other instances.
-            let _ = engine.refresh_bans().await;
-        }
+        // If this fails, the engine reads the list later, as on the other instances.
+        let _ = self.engine.refresh_bans().await;
     }
 }
 

@@ -26,16 +26,15 @@ use percent_encoding::percent_decode_str;
 use serde::Serialize;
 use tidegate::answer::Policy;
 use tidegate::config::Loaded;
-use tidegate::engine::Engine;
-use tidegate::rules::{ClientBans, CompiledRule, LimitSet, Lookups, Mode, PlanQuestion};
+use tidegate::rules::{ClientBans, CompiledRule, LimitSet, Lookups, Mode};
 use tidegate::{
     BAN_LIST_MAX, Clock, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, Scope, StoreError, StoreErrorKind,
     SystemClock, Timestamp, Wait,
 };
 
 use super::AdminListener;
-use crate::client::Client;
-use crate::explain::{PlanExplanation, banned_in_configuration, banned_in_store, plan};
+use crate::client::{Client, OperatorRules};
+use crate::explain::{PlanExplanation, ban_text, banned_in_store};
 use crate::listeners::http::connection::{json, problem};
 
 /// Selects counters of one key or client: the parameters of a query to `/v1/keys`.
@@ -52,18 +51,6 @@ pub struct CounterQuery {
     /// The plan of the client, for a rule with limits per plan. Required only by [`inspect`](CounterQuery::inspect),
     /// and only if nothing else determines the plan.
     pub plan: Option<String>,
-}
-
-/// The rules by which a [`CounterQuery`] finds the counters of a rule.
-#[derive(Clone, Copy)]
-pub struct CounterRules<'r> {
-    /// The configuration with the rules.
-    pub loaded: &'r Loaded,
-    /// The sources of plans and API keys that the configuration does not determine. `None` if there are none.
-    pub lookups: Option<&'r Lookups>,
-    /// The store with the counters of shield rules, in the process that decides the requests. `None` in other
-    /// processes, which cannot read these counters.
-    pub shield: Option<&'r MemoryStore>,
 }
 
 /// Counters, as [`CounterQuery::inspect`] found them. Its JSON is the response of `GET /v1/keys`.
@@ -208,7 +195,7 @@ pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<B
         Err(message) => return bad_request(&message),
     };
     let loaded = listener.reloader.loaded();
-    match query.inspect(&listener.limiter, rules_of(listener, loaded.as_deref())).await {
+    match query.inspect(listener.limiter(), listener.rules(loaded.as_deref())).await {
         Ok(report) => json(StatusCode::OK, &report),
         Err(error) => error_response(&error),
     }
@@ -224,7 +211,7 @@ pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Byt
         Err(message) => return bad_request(&message),
     };
     let loaded = listener.reloader.loaded();
-    match query.reset(&listener.limiter, rules_of(listener, loaded.as_deref())).await {
+    match query.reset(listener.limiter(), listener.rules(loaded.as_deref())).await {
         Ok(report) => {
             tracing::info!(counters = report.counters, "the operator reset counters");
             json(StatusCode::OK, &report)
@@ -233,14 +220,7 @@ pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Byt
     }
 }
 
-/// Returns the rules of the listener, or `None` without a configuration.
-fn rules_of<'r>(listener: &'r AdminListener, loaded: Option<&'r Loaded>) -> Option<CounterRules<'r>> {
-    let engine = listener.reloader.engine();
-    let lookups = engine.map(Engine::lookups);
-    loaded.map(|loaded| CounterRules { loaded, lookups, shield: engine.map(Engine::shield) })
-}
-
-fn bad_request(message: &str) -> Response<Bytes> {
+pub(super) fn bad_request(message: &str) -> Response<Bytes> {
     problem(StatusCode::BAD_REQUEST, "bad_request", message)
 }
 
@@ -318,7 +298,7 @@ impl CounterQuery {
     pub async fn inspect(
         &self,
         limiter: &Limiter,
-        rules: Option<CounterRules<'_>>,
+        rules: Option<OperatorRules<'_>>,
     ) -> Result<CounterReport, CounterError> {
         let Selected { key, client, groups, skipped } = self.select(rules, Selection::Applying).await?;
         let banned = self.banned(limiter, rules, client.as_ref(), &groups).await?;
@@ -345,21 +325,21 @@ impl CounterQuery {
     async fn banned(
         &self,
         limiter: &Limiter,
-        rules: Option<CounterRules<'_>>,
+        rules: Option<OperatorRules<'_>>,
         client: Option<&Client>,
         groups: &[CounterGroup<'_>],
     ) -> Result<Option<String>, CounterError> {
         let now = SystemClock::new().now();
-        let identity = rules.and_then(|rules| client?.identity(&rules.loaded.rules, now));
-        if let (Some(CounterRules { loaded, .. }), Some(identity)) = (rules, &identity)
-            && let Some(ban) = banned_in_configuration(&loaded.rules, identity, now)
-        {
+        let banned = |bans| {
+            let facts = rules.and_then(|rules| client?.facts(&rules.loaded.rules, bans, now));
+            facts.and_then(|facts| facts.ban().map(|ban| ban_text(ban, now)))
+        };
+        if let Some(ban) = banned(None) {
             return Ok(Some(ban));
         }
-        let listing = limiter.listed_bans().await?;
-        let bans = ClientBans::new(&listing, now);
-        if let Some(ban) = identity.as_ref().and_then(|identity| bans.ban(identity, now)) {
-            return Ok(ban.remaining(now).map(|remaining| banned_in_store(&ban.entry, remaining)));
+        let bans = ClientBans::new(&limiter.listed_bans().await?, now);
+        if let Some(ban) = banned(Some(Arc::new(bans))) {
+            return Ok(Some(ban));
         }
         let mut keys: Vec<&[u8]> = groups.iter().map(|group| &*group.key).collect();
         keys.dedup();
@@ -382,7 +362,11 @@ impl CounterQuery {
     /// # Errors
     /// Returns [`CounterError::Invalid`] if the query selects no counter, and [`CounterError::Store`] if the store
     /// fails. In the second case some counters may have been deleted.
-    pub async fn reset(&self, limiter: &Limiter, rules: Option<CounterRules<'_>>) -> Result<ResetReport, CounterError> {
+    pub async fn reset(
+        &self,
+        limiter: &Limiter,
+        rules: Option<OperatorRules<'_>>,
+    ) -> Result<ResetReport, CounterError> {
         let Selected { key, groups, skipped, .. } = self.select(rules, Selection::All).await?;
         let mut count = 0;
         for group in &groups {
@@ -404,7 +388,7 @@ impl CounterQuery {
     /// Returns the counters that the query selects, under the key of the client.
     async fn select<'r>(
         &self,
-        rules: Option<CounterRules<'r>>,
+        rules: Option<OperatorRules<'r>>,
         selection: Selection,
     ) -> Result<Selected<'r>, CounterError> {
         let invalid = |message: &str| CounterError::Invalid(message.to_owned());
@@ -446,7 +430,7 @@ impl CounterQuery {
     }
 
     /// Returns the client that the query names.
-    async fn client(&self, rules: CounterRules<'_>) -> Result<Client, CounterError> {
+    async fn client(&self, rules: OperatorRules<'_>) -> Result<Client, CounterError> {
         Client::parse(&rules.loaded.rules, rules.lookups, &self.key).await.map_err(CounterError::Invalid)
     }
 
@@ -456,7 +440,7 @@ impl CounterQuery {
     /// If the query names no client, or no rule has a counter of it.
     async fn select_of_all_rules<'r>(
         &self,
-        rules: CounterRules<'r>,
+        rules: OperatorRules<'r>,
         selection: Selection,
     ) -> Result<Selected<'r>, CounterError> {
         let client = self.client(rules).await?;
@@ -485,7 +469,7 @@ impl CounterQuery {
     /// If it selects none. The message says why.
     async fn select_of_rule<'r>(
         &self,
-        CounterRules { loaded, lookups, shield }: CounterRules<'r>,
+        OperatorRules { loaded, lookups, shield }: OperatorRules<'r>,
         rule: &CompiledRule,
         client: &Client,
         selection: Selection,
@@ -503,15 +487,7 @@ impl CounterQuery {
             (false, _) => Some((rules.default_limit_set(false), None)),
             (true, Selection::All) => self.named_limit_set(loaded).map(|_| None)?,
             (true, Selection::Applying) => {
-                let question = plan_question(loaded, rule, client, now);
-                let looked_up = match question {
-                    Some(question) => match lookups.filter(|lookups| lookups.has_plans()) {
-                        Some(lookups) => Some(lookups.limit_set(rules, &question).await),
-                        None => None,
-                    },
-                    None => None,
-                };
-                let (limit_set, plan) = self.limit_set(loaded, rule, client, looked_up, now)?;
+                let (limit_set, plan) = self.limit_set(loaded, lookups, rule, client, now).await?;
                 Some((limit_set, Some(plan)))
             }
         };
@@ -530,13 +506,12 @@ impl CounterQuery {
                 counters.push(CounterRef { rule: Some(rule.name().to_string()), name, limit_name, limit });
             }
         }
-        match counters.is_empty() {
-            true => {
-                let names: BTreeSet<&str> = policies.iter().map(|policy| policy.name()).collect();
-                let names = names.into_iter().collect::<Vec<_>>().join(", ");
-                Err(format!("the rule has no limit with this name; expected one of {names}"))
-            }
-            false => Ok(CounterGroup { key, plan, counters, shield }),
+        if counters.is_empty() {
+            let names: BTreeSet<&str> = policies.iter().map(|policy| policy.name()).collect();
+            let names = names.into_iter().collect::<Vec<_>>().join(", ");
+            Err(format!("the rule has no limit with this name; expected one of {names}"))
+        } else {
+            Ok(CounterGroup { key, plan, counters, shield })
         }
     }
 
@@ -550,51 +525,39 @@ impl CounterQuery {
         })
     }
 
-    /// Returns the set of limits that applies to the client in a rule with limits per plan, and the client's plan.
-    ///
-    /// `looked_up` is the result of the plan lookups; `None` if none was asked.
+    /// Returns the set of limits that applies to the client in a rule with limits per plan, and the client's plan, which
+    /// is looked up if necessary.
     ///
     /// # Errors
     /// If the plan of the query is unknown, is missing, or is not the plan of the client.
-    fn limit_set(
+    async fn limit_set(
         &self,
         loaded: &Loaded,
+        lookups: &Lookups,
         rule: &CompiledRule,
         client: &Client,
-        looked_up: Option<LimitSet>,
         now: Timestamp,
     ) -> Result<(LimitSet, PlanExplanation), String> {
-        let rules = &loaded.rules;
-        let named = self.named_limit_set(loaded)?;
-        let explained = |limit_set: LimitSet, source: &'static str| {
-            let name = rules.plan(&limit_set).map(|plan| plan.name().to_string()).unwrap_or_default();
-            (limit_set, PlanExplanation { name, source: source.into() })
+        let given = |limit_set: LimitSet, name: &str| {
+            (limit_set, PlanExplanation { name: name.to_owned(), source: "given".into() })
         };
-        let identity = client.identity(rules, now).filter(|_| client.determines_plan(rule));
-        let Some(identity) = identity else {
+        let named = self.plan.as_deref().zip(self.named_limit_set(loaded)?);
+        let facts = client.facts(&loaded.rules, None, now).filter(|_| client.determines_plan(rule));
+        let Some(mut facts) = facts else {
             let missing = "this rule has limits per plan: add --plan NAME (in a request: plan=NAME)";
-            return named.map(|named| explained(named, "given")).ok_or_else(|| missing.to_owned());
+            return named.map(|(name, limit_set)| given(limit_set, name)).ok_or_else(|| missing.to_owned());
         };
-        let is_assigned = rules.limit_set(&identity).is_some();
-        let (limit_set, plan) = plan::resolve(loaded, looked_up, &identity);
-        let plan = plan.unwrap_or_else(|| explained(limit_set.clone(), "the rules").1);
-        match (&self.plan, named) {
-            (Some(given), _) if is_assigned && *given != plan.name => {
-                let what = if matches!(client, Client::Key(..)) { "key" } else { "address" };
-                Err(format!("the plan does not apply: this {what} has the plan {}; omit plan to use it", plan.name))
+        let plan = facts.plan(lookups).await;
+        let explained = PlanExplanation::new(loaded, &plan);
+        match named {
+            Some((name, _)) if name != explained.name && plan.source.is_assigned() => {
+                let (what, plan) = (if matches!(client, Client::Key(..)) { "key" } else { "address" }, explained.name);
+                Err(format!("the plan does not apply: this {what} has the plan {plan}; omit plan to use it"))
             }
-            (Some(given), Some(named)) if *given != plan.name => Ok(explained(named, "given")),
-            _ => Ok((limit_set, plan)),
+            Some((name, limit_set)) if name != explained.name => Ok(given(limit_set, name)),
+            _ => Ok((plan.limit_set, explained)),
         }
     }
-}
-
-/// Returns the question about the client's plan for the lookups.
-///
-/// `None` if the configuration assigns the plan, or if the client does not [determine](Client::determines_plan) it.
-fn plan_question(loaded: &Loaded, rule: &CompiledRule, client: &Client, now: Timestamp) -> Option<PlanQuestion> {
-    let identity = client.identity(&loaded.rules, now).filter(|_| client.determines_plan(rule))?;
-    loaded.rules.limit_set(&identity).is_none().then(|| PlanQuestion::about(&identity))
 }
 
 impl CounterQuery {

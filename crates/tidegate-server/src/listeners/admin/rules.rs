@@ -8,11 +8,10 @@ use http::{Response, StatusCode};
 use serde::Serialize;
 use tidegate::OutcomeCount;
 use tidegate::answer::Policy;
-use tidegate::engine::RuleStats;
+use tidegate::engine::{Engine, RuleStats};
 use tidegate::rules::{CompiledRule, LimitSet, RuleSet};
 
 use crate::listeners::http::connection::json;
-use crate::reload::Reloader;
 
 /// The rules in force.
 #[derive(Default, Serialize)]
@@ -84,14 +83,13 @@ struct DecisionCount {
 /// whether the kill switch is on.
 ///
 /// If the server has no configuration, the lists are empty and `kill_switch` is left out.
-pub(super) fn list(reloader: &Reloader) -> Response<Bytes> {
-    let (loaded, stats) = match (reloader.loaded(), reloader.engine()) {
-        (Some(loaded), Some(engine)) => (loaded, engine.rule_stats()),
-        _ => return json(StatusCode::OK, &RulesBody::default()),
-    };
-    let rules = &loaded.rules;
+pub(super) fn list(engine: &Engine) -> Response<Bytes> {
+    let (rules, stats) = (engine.rules(), engine.rule_stats());
+    if !rules.is_configured() {
+        return json(StatusCode::OK, &RulesBody::default());
+    }
     let body = RulesBody {
-        rules: rules.rules().iter().map(|rule| RuleBody::new(rule, rules, &stats)).collect(),
+        rules: rules.rules().iter().map(|rule| RuleBody::new(rule, &rules, &stats)).collect(),
         plans: rules.plans().iter().map(|plan| plan.name().to_string()).collect(),
         kill_switch: Some(rules.is_off()),
     };
@@ -100,14 +98,12 @@ pub(super) fn list(reloader: &Reloader) -> Response<Bytes> {
 
 impl RuleBody {
     fn new(rule: &CompiledRule, rules: &RuleSet, stats: &[RuleStats]) -> RuleBody {
-        let limits = match rule.is_by_plan() {
-            false => RuleLimits::Same(limits(rule, &rules.default_limit_set(false))),
-            true => {
-                let names = rules.plans().iter().map(|plan| plan.name().to_string());
-                let of_plan =
-                    |name: String| rules.limit_set_named(&name).map(|limit_set| (name, limits(rule, &limit_set)));
-                RuleLimits::ByPlan(names.filter_map(of_plan).collect())
-            }
+        let limits = if rule.is_by_plan() {
+            let names = rules.plans().iter().map(|plan| plan.name().to_string());
+            let of_plan = |name: String| rules.limit_set_named(&name).map(|limit_set| (name, limits(rule, &limit_set)));
+            RuleLimits::ByPlan(names.filter_map(of_plan).collect())
+        } else {
+            RuleLimits::Same(limits(rule, &rules.default_limit_set(false)))
         };
         let stats = stats.iter().filter(|stats| stats.rule == *rule.name());
         let decisions = stats.flat_map(|stats| stats.counts.iter().map(|cell| counted(stats.mode.as_str(), cell)));

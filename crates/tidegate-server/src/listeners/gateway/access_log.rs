@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tidegate::engine::{Engine, Outcome};
 use tidegate::gateway::AccessLogFormat;
+use tidegate::rules::{Facts, RequestView};
 use tidegate::{Clock, SystemClock, Timestamp};
 use tokio::time::Instant;
 
@@ -58,20 +59,17 @@ impl AccessLog {
     /// Begins the entry of a request. It is written when the returned value is dropped.
     pub(super) fn begin<B>(self: &Arc<Self>, request: &Request<B>, peer: IpAddr, began: Instant) -> Arc<LogEntry> {
         let rules = self.engine.rules();
-        let identifier = rules.identifier();
-        let address = identifier.proxies().client_address(peer.to_canonical(), request.headers());
-        let (now, plain) = (self.clock.now(), format!("ip:{address}"));
-        let stored = identifier.stored_subject(&plain, now);
+        let (now, view) = (self.clock.now(), RequestView::of(request));
+        let facts = Facts::of_request(&rules, &view, peer, None, now);
+        let plain = format!("ip:{}", facts.identity().address());
+        let stored = rules.identifier().stored_subject(&plain, now);
         let is_anonymous = stored != plain;
         let text = |name: &HeaderName| {
             let value = request.headers().get(name).filter(|_| *name != REFERER || !is_anonymous)?;
             Some(String::from_utf8_lossy(value.as_bytes()).into_owned())
         };
         let uri = request.uri();
-        let path = match is_anonymous {
-            true => uri.path(),
-            false => uri.path_and_query().map_or("", |path| path.as_str()),
-        };
+        let path = if is_anonymous { uri.path() } else { uri.path_and_query().map_or("", |path| path.as_str()) };
         let fields = Fields {
             time: rfc3339(now),
             client: stored.strip_prefix("ip:").unwrap_or(&stored).to_owned(),

@@ -113,9 +113,10 @@ pub(super) fn validate<B>(request: &Request<B>, bounds: &GatewayBounds) -> Resul
     if headers::removes_headers(headers) {
         return Err(Invalid::Connection);
     }
-    match headers.get_all(EXPECT).iter().all(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
-        true => Ok(()),
-        false => Err(Invalid::Expectation),
+    if headers.get_all(EXPECT).iter().all(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+        Ok(())
+    } else {
+        Err(Invalid::Expectation)
     }
 }
 

@@ -101,9 +101,10 @@ where
                 let interrupt = poll_fn(|cx| {
                     // Once a head is complete, its body is awaited even during a shutdown.
                     let is_over = missing != Some(RequestPart::Body) && shutdown.as_mut().poll(cx).is_ready();
-                    match is_over || no_room.as_mut().poll(cx).is_ready() {
-                        true => Poll::Ready(()),
-                        false => no_slot.as_mut().poll(cx),
+                    if is_over || no_room.as_mut().poll(cx).is_ready() {
+                        Poll::Ready(())
+                    } else {
+                        no_slot.as_mut().poll(cx)
                     }
                 });
                 timeout.read(stream, &mut buffer, pin!(interrupt)).await?

@@ -207,7 +207,7 @@ impl HttpListener {
         let rules = self.decider.rules().ok_or(ForwardAuthError::NoRules)?;
         let request = visitor_request(rules.identifier().proxies(), headers, peer)?;
         let options = RequestOptions { max_wait: Some(WAIT_MAX), ..RequestOptions::default() };
-        let outcome = self.decider.check_request(&request, peer, options).await.ok_or(ForwardAuthError::NoRules)?;
+        let outcome = self.decider.check_request(&request, peer, options).await;
         Ok((outcome, request))
     }
 }

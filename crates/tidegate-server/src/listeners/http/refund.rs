@@ -106,9 +106,12 @@ pub(super) async fn answer(decider: &Decider, body: &[u8]) -> Response<Bytes> {
 /// Returns the receipt of a refund, and how it is settled; or what is wrong with the body.
 pub(crate) fn parse(body: &[u8]) -> Result<(String, Settlement), String> {
     let Object(RefundBody { receipt, used, status }) =
-        serde_json::from_slice::<Object<RefundBody>>(body).map_err(|error| match error.is_data() {
-            true => error.to_string(),
-            false => format!("{error}; expected a JSON object such as {{\"receipt\": \"…\"}}"),
+        serde_json::from_slice::<Object<RefundBody>>(body).map_err(|error| {
+            if error.is_data() {
+                error.to_string()
+            } else {
+                format!("{error}; expected a JSON object such as {{\"receipt\": \"…\"}}")
+            }
         })?;
     let settlement = match (used, status.map(StatusCode::from_u16)) {
         (None, None) => Settlement::Refund,

@@ -282,10 +282,7 @@ pub(crate) enum CheckRequestError {
 
 impl From<serde_json::Error> for CheckRequestError {
     fn from(error: serde_json::Error) -> CheckRequestError {
-        match error.is_data() {
-            true => CheckRequestError::Shape(error),
-            false => CheckRequestError::Json(error),
-        }
+        if error.is_data() { CheckRequestError::Shape(error) } else { CheckRequestError::Json(error) }
     }
 }
 

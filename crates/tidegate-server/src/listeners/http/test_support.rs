@@ -110,13 +110,12 @@ pub(crate) fn listener_with_rules(store: Option<Arc<dyn Store>>) -> Arc<HttpList
 /// Returns a listener with the rules of a configuration in TOML, whose clock stands still. Counters are in memory if
 /// there is no store.
 pub(crate) fn listener_with_config(text: &str, store: Option<Arc<dyn Store>>) -> Arc<HttpListener> {
-    let (limiter, engine) = engine_with_config(text, store);
-    Arc::new(HttpListener::new(limiter, IDLE).with_rules(engine))
+    Arc::new(HttpListener::new(engine_with_config(text, store), IDLE))
 }
 
-/// Returns an engine with the rules of a configuration in TOML, and its limiter. Their clock stands still. Counters are in
-/// memory if there is no store.
-pub(crate) fn engine_with_config(text: &str, store: Option<Arc<dyn Store>>) -> (Limiter, Engine) {
+/// Returns an engine with the rules of a configuration in TOML, whose clock stands still. Counters are in memory if there
+/// is no store.
+pub(crate) fn engine_with_config(text: &str, store: Option<Arc<dyn Store>>) -> Engine {
     let clock = clock();
     let builder = Limiter::builder().clock(clock.clone());
     let limiter = match store {
@@ -125,8 +124,7 @@ pub(crate) fn engine_with_config(text: &str, store: Option<Arc<dyn Store>>) -> (
     };
     let limiter = limiter.build();
     let loaded = Config::from_text(text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
-    let engine = Engine::on_clock(limiter.clone(), loaded.rules, Vec::new(), clock);
-    (limiter, engine)
+    Engine::on_clock(limiter, loaded.rules, Vec::new(), clock)
 }
 
 /// Returns a request body that describes a GET request, to be decided by rules. `headers` is JSON.

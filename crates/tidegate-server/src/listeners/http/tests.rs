@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tidegate::Limiter;
 use tidegate::config::{Config, Format};
 use tidegate::engine::Engine;
 use tidegate_testkit::simulated::VirtualClock;
@@ -199,8 +200,8 @@ async fn kill_switch_admits_explicit_checks_without_counting() {
 async fn reload_changes_the_settings_of_explicit_checks() {
     let rules = |text: &str| Config::from_text(text, Format::Toml).unwrap().rules;
     let limiter = Limiter::builder().clock(clock()).build();
-    let engine = Engine::on_clock(limiter.clone(), rules(""), Vec::new(), clock());
-    let listener = HttpListener::new(limiter, IDLE).with_rules(engine.clone());
+    let engine = Engine::on_clock(limiter, rules(""), Vec::new(), clock());
+    let listener = HttpListener::new(engine.clone(), IDLE);
     let names = async || -> Vec<String> {
         let (_, headers, _) = ask(&listener, r#"{"key":"user:42","limit":"9/min"}"#).await;
         headers.keys().map(|name| name.as_str().to_owned()).filter(|name| name != "content-type").collect()
@@ -230,8 +231,8 @@ fn listener_in_virtual_time(config: &str) -> Arc<HttpListener> {
     let clock = VirtualClock::start();
     let limiter = Limiter::builder().clock(clock.clone()).build();
     let rules = Config::from_text(config, Format::Toml).unwrap().rules;
-    let engine = Engine::on_clock(limiter.clone(), rules, Vec::new(), clock);
-    Arc::new(HttpListener::new(limiter, IDLE).with_rules(engine))
+    let engine = Engine::on_clock(limiter, rules, Vec::new(), clock);
+    Arc::new(HttpListener::new(engine, IDLE))
 }
 
 /// Sends a check on a connection of its own, and returns the client's end once the listener has read the request.
@@ -296,15 +297,12 @@ async fn client_that_disconnects_while_it_waits_gives_its_turn_to_the_next() {
         assert_eq!(ask(&listener, &waiting(0)).await.0, 200);
         let send = async || send_with(headers, &listener, &waiting(60_000)).await;
         let (first, second, mut third) = (send().await, send().await, send().await);
-        let mut stays = match leaves_from_the_front {
-            true => {
-                drop(first);
-                second
-            }
-            false => {
-                drop(second);
-                first
-            }
+        let mut stays = if leaves_from_the_front {
+            drop(first);
+            second
+        } else {
+            drop(second);
+            first
         };
         assert_eq!(status(&mut stays).await, 200);
         assert_eq!(began.elapsed(), Duration::from_secs(1));

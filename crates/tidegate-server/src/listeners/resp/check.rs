@@ -241,9 +241,10 @@ pub(super) fn explicit(key: &[u8], limit: Limit) -> Result<Demand<'_>, String> {
 
 /// Creates a key in a scope. `Err` is the error reply to an empty key, or one that is too long.
 fn key_in<'k>(key: &'k [u8], scope: Scope<'k>) -> Result<Key<'k>, String> {
-    match key.is_empty() {
-        true => Err("ERR a key must not be empty".to_owned()),
-        false => Key::scoped(key, scope).map_err(|error| format!("ERR {error}")),
+    if key.is_empty() {
+        Err("ERR a key must not be empty".to_owned())
+    } else {
+        Key::scoped(key, scope).map_err(|error| format!("ERR {error}"))
     }
 }
 

@@ -49,13 +49,16 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
     ///
     /// Charges are kept, because the client does not report how the request ends.
     pub(super) async fn request(&mut self, request: &Request<()>, peer: IpAddr) {
-        match self.listener.decider.check_request(request, peer, RequestOptions::default()).await {
-            Some(Outcome::Admitted(permit)) => {
+        let decider = &self.listener.decider;
+        if decider.rules().is_none() {
+            return self.replies.error(NO_RULES);
+        }
+        match decider.check_request(request, peer, RequestOptions::default()).await {
+            Outcome::Admitted(permit) => {
                 reply_admitted(&permit, &mut self.replies);
                 permit.keep();
             }
-            Some(Outcome::Refused(refusal)) => reply_refused(&refusal, request.headers(), &mut self.replies),
-            None => self.replies.error(NO_RULES),
+            Outcome::Refused(refusal) => reply_refused(&refusal, request.headers(), &mut self.replies),
         }
     }
 }

@@ -30,15 +30,14 @@ fn open_with(options: RespOptions, configure: impl FnOnce(LimiterBuilder) -> Lim
     let clock = Arc::new(ManualClock::new(START));
     let memory = MemoryStore::builder().clock(clock.clone()).build();
     let limiter = configure(Limiter::builder().memory(memory).clock(clock.clone())).build();
-    let listener = Arc::new(RespListener::new(Decider::new(limiter, None, Arc::default()), options));
+    let listener = Arc::new(RespListener::new(Decider::new(limiter, Arc::default()), options));
     let (client, stage) = connect(&listener, "203.0.113.9");
     Transcript { client, clock, stage, listener }
 }
 
 /// Opens a connection to a listener with the rules of a configuration. Counters are in memory if there is no store.
 fn open_with_config(text: &str, store: Option<Arc<dyn Store>>) -> Transcript {
-    let (limiter, engine) = engine_with_config(text, store);
-    let decider = Decider::new(limiter, Some(engine), Arc::default());
+    let decider = Decider::new(engine_with_config(text, store), Arc::default());
     let listener = Arc::new(RespListener::new(decider, RespOptions::default()));
     let (client, stage) = connect(&listener, "203.0.113.9");
     Transcript { client, clock: clock(), stage, listener }
@@ -306,9 +305,8 @@ async fn checks_get_the_same_replies_one_by_one_and_pipelined() {
     for is_reachable in [true, false] {
         let mut received = Vec::new();
         for pieces in [commands.clone(), vec![commands.concat()]] {
-            let mut connection = open_with(RespOptions::default(), |builder| match is_reachable {
-                true => builder,
-                false => builder.store(Arc::new(UnreachableStore)),
+            let mut connection = open_with(RespOptions::default(), |builder| {
+                if is_reachable { builder } else { builder.store(Arc::new(UnreachableStore)) }
             });
             // Not possible without a store.
             let _ = connection.listener.decider.limiter().ban(b"banned", Some(Duration::from_secs(60))).await;

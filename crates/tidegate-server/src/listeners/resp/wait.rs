@@ -62,7 +62,8 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
             self.replies.error(&unavailable);
             return Ok(true);
         }
-        let mut decided = pin!(listener.decider.wait(&check, timeout, pending.has_receipt));
+        let resolver = listener.decider.engine().explicit();
+        let mut decided = pin!(listener.decider.wait(&resolver, &check, timeout, pending.has_receipt));
         let mut closing = pin!(self.context.shutdown.clone().idle_grace_over());
         let end = loop {
             let held = length + buffer.len();

@@ -65,9 +65,10 @@ impl Compiler<'_> {
         let fields = SecretFields { text: &table.secret, variable: &table.secret_env, file: &table.secret_file };
         let names = ["secret", "secret_env", "secret_file"];
         let is_optional = !settings.is_shared() && fields.are_all_absent();
-        let (secret, span) = match is_optional {
-            true => (Secret::new(process_secret()), span),
-            false => self.secret("a secret for anonymize", names, fields, span)?,
+        let (secret, span) = if is_optional {
+            (Secret::new(process_secret()), span)
+        } else {
+            self.secret("a secret for anonymize", names, fields, span)?
         };
         let anonymizer = Anonymizer::new(secret.reveal().as_bytes(), table.rotate);
         self.accept(anonymizer, Code::InvalidValue, span)
@@ -98,20 +99,17 @@ impl Compiler<'_> {
                 Some(value) => Some((Secret::new(value), name.span())),
                 None => {
                     // A user may have written the secret itself instead of the name of its variable.
-                    let (message, help) = match looks_like_variable(name.reveal()) {
-                        true => {
-                            let variable = name.reveal();
-                            let help =
-                                format!("set it to a value that is not empty, for example with `export {variable}=…`");
-                            (format!("the environment variable `{variable}` is not set"), help)
-                        }
-                        false => {
-                            let help = format!(
-                                "`{in_variable}` is the name of a variable, such as TIDEGATE_SECRET: set that variable; \
+                    let (message, help) = if looks_like_variable(name.reveal()) {
+                        let variable = name.reveal();
+                        let help =
+                            format!("set it to a value that is not empty, for example with `export {variable}=…`");
+                        (format!("the environment variable `{variable}` is not set"), help)
+                    } else {
+                        let help = format!(
+                            "`{in_variable}` is the name of a variable, such as TIDEGATE_SECRET: set that variable; \
                                  for the value itself, use `{in_file}`"
-                            );
-                            (format!("the environment variable that `{in_variable}` names is not set"), help)
-                        }
+                        );
+                        (format!("the environment variable that `{in_variable}` names is not set"), help)
                     };
                     fail(self, message, help, name.span())
                 }

@@ -258,9 +258,10 @@ impl Compiler<'_> {
                 (parsed.ok(), digest.span())
             }
             _ => {
-                let message = match source.is_code() {
-                    true => "the key is empty",
-                    false => "expected either `key` or `sha256`, and not an empty one",
+                let message = if source.is_code() {
+                    "the key is empty"
+                } else {
+                    "expected either `key` or `sha256`, and not an empty one"
                 };
                 let finding = Finding::new(Code::InvalidKey, message);
                 let help = "`printf %s KEY | sha256sum` prints the digest";
@@ -340,11 +341,10 @@ impl Compiler<'_> {
                 None => format!("existing plans: {}", names().collect::<Vec<_>>().join(", ")),
             };
             let finding = Finding::new(Code::UnknownPlan, format!("there is no plan `{}`", **plan)).help(help);
-            let finding = match limit_sets.is_empty() {
-                true => {
-                    finding.help_in_code(format!("add it to the rules with `plan(Plan::new(\"{}\").limit(…))`", **plan))
-                }
-                false => finding,
+            let finding = if limit_sets.is_empty() {
+                finding.help_in_code(format!("add it to the rules with `plan(Plan::new(\"{}\").limit(…))`", **plan))
+            } else {
+                finding
             };
             self.note_in(source, finding.at(plan.span()));
         }

@@ -90,9 +90,10 @@ impl Compiler<'_> {
         match test {
             HeaderTest::Present => Some(HeaderCondition::Present),
             HeaderTest::Equals(text) => {
-                let value = match text.trim() == text {
-                    true => HeaderValue::from_str(text).map_err(|_| "the value of a header must be visible ASCII"),
-                    false => Err("the value of a header cannot begin or end with a space"),
+                let value = if text.trim() == text {
+                    HeaderValue::from_str(text).map_err(|_| "the value of a header must be visible ASCII")
+                } else {
+                    Err("the value of a header cannot begin or end with a space")
                 };
                 self.accept(value, Code::InvalidHeader, name.span()).map(HeaderCondition::Equals)
             }

@@ -334,9 +334,10 @@ struct Away {
 
 impl Away {
     fn or_away<'a, T>(&self, answer: impl FnOnce() -> StoreFuture<'a, T>) -> StoreFuture<'a, T> {
-        match Instant::now() < self.back_at {
-            true => Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "away")) }),
-            false => answer(),
+        if Instant::now() < self.back_at {
+            Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "away")) })
+        } else {
+            answer()
         }
     }
 }

@@ -166,9 +166,10 @@ struct Shared {
 
 impl Shared {
     fn or_down<'a, T>(&self, answer: impl FnOnce() -> StoreFuture<'a, T>) -> StoreFuture<'a, T> {
-        match self.is_down.load(Ordering::SeqCst) {
-            true => Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "down")) }),
-            false => answer(),
+        if self.is_down.load(Ordering::SeqCst) {
+            Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "down")) })
+        } else {
+            answer()
         }
     }
 }

@@ -152,6 +152,7 @@ fn describe(loaded: &Loaded) -> Vec<String> {
         exposes_headers,
         styles,
         on_failure,
+        is_configured: _,
     } = loaded.rules.parts();
     let compiled = format!(
         "{rules:#?}\n{matcher:#?}\n{shields:#?}\n{identifier:#?}\n{plans:#?}\n{plan_of_limit_set:#?}\n{default:#?}\n\

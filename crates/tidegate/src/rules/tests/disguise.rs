@@ -87,9 +87,10 @@ fn put_on(disguise: Disguise, path: &str) -> String {
         Disguise::TrailingDot(number) => {
             let at = if slash(number) == 0 { path.len() } else { slash(number) };
             // With one more dot, `.` and `..` would be other paths.
-            match ends_with_dots(&path[..at]) {
-                true => path.to_owned(),
-                false => insert(at, if at == path.len() { "%2e" } else { "." }),
+            if ends_with_dots(&path[..at]) {
+                path.to_owned()
+            } else {
+                insert(at, if at == path.len() { "%2e" } else { "." })
             }
         }
         Disguise::Authority => format!("//host{path}"),

@@ -4,8 +4,7 @@ use http::HeaderMap;
 use tidegate_core::Timestamp;
 
 use crate::config::{Config, Format, Loaded};
-use crate::identity::{Identity, Origin};
-use crate::rules::{LimitSet, Lookups, PlanQuestion, RuleSet};
+use crate::rules::{Facts, LimitSet, Lookups, MatchedBan, PlanQuestion, RequestView, RuleSet};
 
 const TEXT: &str = r#"
 trusted_proxies = ["10.0.0.0/8"]
@@ -63,21 +62,24 @@ fn loaded() -> Loaded {
     Config::from_text(TEXT, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"))
 }
 
-/// Identifies a request from `peer` with these headers at this time, and calls `question` with the identity.
-fn with_identity<T>(
+/// Calls `question` with the facts about a request from `peer` with these headers at this time.
+fn with_facts<T>(
     rules: &RuleSet,
     peer: &str,
     lines: &[(&'static str, &str)],
     now_us: u64,
-    question: impl FnOnce(&Identity<'_>, Timestamp) -> T,
+    question: impl FnOnce(Facts<'_>) -> T,
 ) -> T {
     let mut headers = HeaderMap::new();
     for (name, value) in lines {
         headers.append(*name, value.parse().unwrap());
     }
-    let now = Timestamp::from_micros(now_us);
-    let origin = Origin { peer: peer.parse().unwrap(), headers: &headers, path: "/" };
-    question(&rules.identifier().identify(origin, rules, now), now)
+    let view = RequestView::new(&http::Method::GET, "/", &headers);
+    question(Facts::of_request(rules, &view, peer.parse().unwrap(), None, Timestamp::from_micros(now_us)))
+}
+
+fn assigned(facts: &Facts<'_>) -> Option<LimitSet> {
+    facts.assigned_plan().map(|plan| plan.limit_set)
 }
 
 fn limits(rules: &RuleSet, limit_set: LimitSet) -> String {
@@ -106,7 +108,7 @@ fn first_source_with_a_plan_for_the_client_decides() {
         ("10.0.0.1", &[("x-plan", "partner"), ("x-forwarded-for", "198.51.100.1")], Some("partner 6000/min")),
         ("10.0.0.1", &[("x-plan", "no-such-plan"), ("x-forwarded-for", "198.51.100.1")], None),
     ] {
-        let limit_set = with_identity(&rules, peer, lines, 0, |identity, _| rules.limit_set(identity));
+        let limit_set = with_facts(&rules, peer, lines, 0, |facts| assigned(&facts));
         assert_eq!(limit_set.map(|limit_set| limits(&rules, limit_set)).as_deref(), expected, "{peer} {lines:?}");
     }
 }
@@ -125,7 +127,7 @@ fn identity_without_a_plan_gets_the_default_or_the_anonymous_plan() {
 async fn lookups_are_called_in_order_and_an_unknown_plan_is_skipped() {
     let rules = loaded().rules;
     let question = |lines: &[(&'static str, &str)]| {
-        with_identity(&rules, "198.51.100.1", lines, 0, |identity, _| PlanQuestion::about(identity))
+        with_facts(&rules, "198.51.100.1", lines, 0, |facts| PlanQuestion::about(facts.identity()))
     };
     let wrong = |_: PlanQuestion| async { Ok::<_, std::io::Error>(Some("no-such-plan")) };
     let right =
@@ -144,9 +146,7 @@ async fn lookups_are_called_in_order_and_an_unknown_plan_is_skipped() {
 #[test]
 fn keys_with_equal_limits_share_a_limit_set() {
     let rules = loaded().rules;
-    let limit_set = |key: &str| {
-        with_identity(&rules, "198.51.100.1", &[("x-api-key", key)], 0, |identity, _| rules.limit_set(identity))
-    };
+    let limit_set = |key: &str| with_facts(&rules, "198.51.100.1", &[("x-api-key", key)], 0, |facts| assigned(&facts));
     assert_eq!(limit_set("of-its-own"), limit_set("of-its-own-too"));
     assert_eq!(rules.plan(&limit_set("of-its-own").unwrap()).unwrap().name().as_ref(), "free");
 }
@@ -155,7 +155,7 @@ fn keys_with_equal_limits_share_a_limit_set() {
 fn only_listed_addresses_and_keys_are_exempt() {
     let rules = loaded().rules;
     let is_exempt = |peer: &str, lines: &[(&'static str, &str)]| {
-        with_identity(&rules, peer, lines, 0, |identity, _| rules.is_exempt(identity))
+        with_facts(&rules, peer, lines, 0, |facts| rules.is_exempt(facts.identity()))
     };
     assert!(is_exempt("203.0.113.7", &[]));
     assert!(is_exempt("198.51.100.1", &[("x-api-key", "let-through")]));
@@ -168,14 +168,14 @@ fn only_listed_addresses_and_keys_are_exempt() {
 fn ban_ends_at_its_time_to_the_microsecond() {
     let rules = loaded().rules;
     let is_banned = |peer: &str, lines: &[(&'static str, &str)], now_us| {
-        with_identity(&rules, peer, lines, now_us, |identity, now| rules.ban(identity, now).is_some())
+        with_facts(&rules, peer, lines, now_us, |facts| facts.ban().is_some())
     };
     assert!(is_banned("198.51.100.66", &[], 999_999_999_999_999));
     assert!(!is_banned("198.51.100.66", &[], 1_000_000_000_000_000));
     assert!(!is_banned("198.51.100.67", &[], 0));
     assert!(is_banned("198.51.100.67", &[("x-api-key", "of-free")], 0));
-    with_identity(&rules, "198.51.100.66", &[], 0, |identity, now| {
-        assert_eq!(rules.ban(identity, now).unwrap().reason(), Some("scraping"));
+    with_facts(&rules, "198.51.100.66", &[], 0, |facts| {
+        assert!(matches!(facts.ban(), Some(MatchedBan::Configured(ban)) if ban.reason() == Some("scraping")));
     });
 }
 
@@ -184,9 +184,8 @@ fn banned_key_is_recognised_in_every_header_and_beside_valid_keys() {
     let text =
         "[[bans]]\nby = 'api_key'\nvalue = 'leaked'\n[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[keys]]\nkey = 'good'";
     let rules = Config::from_text(text, Format::Toml).unwrap().rules;
-    let is_banned = |lines: &[(&'static str, &str)]| {
-        with_identity(&rules, "198.51.100.1", lines, 0, |identity, now| rules.ban(identity, now).is_some())
-    };
+    let is_banned =
+        |lines: &[(&'static str, &str)]| with_facts(&rules, "198.51.100.1", lines, 0, |facts| facts.ban().is_some());
     for lines in [
         &[("x-api-key", "leaked")][..],
         &[("x-api-key", " leaked ")],
@@ -214,9 +213,7 @@ fn longer_of_two_bans_applies() {
             let rules = Config::from_text(&text, Format::Toml).unwrap().rules;
             let lines = [("x-api-key", "k")];
             let july_2001_us = 994_000_000_000_000;
-            let is_banned = with_identity(&rules, "198.51.100.1", &lines, july_2001_us, |identity, now| {
-                rules.ban(identity, now).is_some()
-            });
+            let is_banned = with_facts(&rules, "198.51.100.1", &lines, july_2001_us, |facts| facts.ban().is_some());
             assert!(is_banned, "{text}");
         }
     }
@@ -232,7 +229,7 @@ fn kill_switch_turns_limits_and_bans_off() {
     let text = format!("kill_switch = true\n{TEXT}");
     let rules = Config::from_text(&text, Format::Toml).unwrap().rules;
     assert!(rules.is_off());
-    assert!(with_identity(&rules, "198.51.100.66", &[], 0, |identity, now| rules.ban(identity, now).is_none()));
+    assert!(with_facts(&rules, "198.51.100.66", &[], 0, |facts| facts.ban().is_none()));
     let request = http::Request::get("/").body(()).unwrap();
     assert!(rules.matching(&crate::rules::RequestView::of(&request)).is_empty());
 }

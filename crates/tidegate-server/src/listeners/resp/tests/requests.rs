@@ -30,12 +30,11 @@ async fn ask_resp(connection: &mut Transcript, path: &str, peer: &str, headers: 
         let before = joined.get(name).and_then(Value::as_str).map(|before| format!("{before}, "));
         joined.insert(name.to_owned(), (before.unwrap_or_default() + value).into());
     }
-    let response = match reply[0] == 1 {
-        true => {
-            assert_eq!((&reply[1], &reply[6]), (&json!(200), &json!("")), "{reply}");
-            json!({ "headers": joined })
-        }
-        false => json!({ "status": reply[1], "headers": joined, "body": reply[6] }),
+    let response = if reply[0] == 1 {
+        assert_eq!((&reply[1], &reply[6]), (&json!(200), &json!("")), "{reply}");
+        json!({ "headers": joined })
+    } else {
+        json!({ "status": reply[1], "headers": joined, "body": reply[6] })
     };
     let never = if reply[2] == -1 { Value::Null } else { reply[2].clone() };
     json!({ "allowed": reply[0] == 1, "retry_after_ms": never, "rule": reply[3], "plan": reply[4], "response": response })

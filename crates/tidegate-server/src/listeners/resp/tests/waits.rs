@@ -17,7 +17,7 @@ fn listener(store: Option<Arc<dyn Store>>, options: RespOptions) -> Arc<RespList
         Some(store) => builder.store(store),
         None => builder,
     };
-    Arc::new(RespListener::new(Decider::new(limiter.build(), None, Arc::default()), options))
+    Arc::new(RespListener::new(Decider::new(limiter.build(), Arc::default()), options))
 }
 
 /// A connection to a listener in virtual time.

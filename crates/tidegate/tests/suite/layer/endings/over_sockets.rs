@@ -18,6 +18,7 @@ use http::{Request, Response, StatusCode};
 use tidegate::engine::Engine;
 use tidegate::layer::RateLimitLayer;
 use tidegate_testkit::conformance::Random;
+use tidegate_testkit::poll::until;
 use tokio::sync::oneshot;
 use tower::{Service, layer::layer_fn};
 
@@ -31,6 +32,8 @@ struct Seen {
     succeeded: AtomicU32,
     failed: AtomicU32,
     unanswered: AtomicU32,
+    /// The requests that have not ended.
+    in_flight: AtomicU32,
 }
 
 impl Seen {
@@ -68,6 +71,7 @@ impl Drop for Watched {
             Some(_) => &self.seen.failed,
         };
         ended.fetch_add(1, Ordering::SeqCst);
+        self.seen.in_flight.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -85,6 +89,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
+        self.seen.in_flight.fetch_add(1, Ordering::SeqCst);
         let mut watched = Watched { seen: self.seen.clone(), status: None };
         let future = self.inner.call(request);
         Box::pin(async move {
@@ -156,6 +161,8 @@ async fn connections_closed_early_leave_exactly_their_charges() {
     // The server stops when every connection is closed.
     stop.send(()).unwrap();
     serving.await.unwrap().unwrap();
+    // The server reports a connection as closed before it drops the futures of its requests.
+    until("every request has ended", || seen.in_flight.load(Ordering::SeqCst) == 0).await;
 
     let ledger = seen.ledger();
     ledger.expect_counters(&engine, &format!("TIDEGATE_SEED={seed}")).await;

@@ -1,4 +1,5 @@
 //! An HTTP/1.1 server that records every request byte for byte, and answers as a test wants.
+#![allow(clippy::unwrap_used)] // a failed step fails its test
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,27 +10,29 @@ use std::thread::JoinHandle;
 
 /// A request that the server received.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Recorded {
+pub struct Recorded {
     /// The request line and the headers, as they were received.
-    pub(crate) head: String,
-    pub(crate) body: Vec<u8>,
-    pub(crate) trailers: String,
+    pub head: String,
+    /// The body, without the framing of chunks.
+    pub body: Vec<u8>,
+    /// The trailer lines of a chunked body, as they were received.
+    pub trailers: String,
 }
 
 impl Recorded {
     /// Returns the path with its query.
-    pub(crate) fn path(&self) -> &str {
+    pub fn path(&self) -> &str {
         self.head.split(' ').nth(1).unwrap_or_default()
     }
 
     /// Returns the values of a header.
-    pub(crate) fn all(&self, name: &str) -> Vec<&str> {
+    pub fn all(&self, name: &str) -> Vec<&str> {
         let lines = self.head.lines().skip(1).filter_map(|line| line.split_once(": "));
         lines.filter(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value).collect()
     }
 
     /// Returns the value of a header that is there exactly once.
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+    pub fn header(&self, name: &str) -> Option<&str> {
         let values = self.all(name);
         assert!(values.len() < 2, "{name}: {values:?}");
         values.first().copied()
@@ -51,25 +54,26 @@ struct Shared {
 }
 
 /// A recording server. Dropping it closes its socket and its connections.
-pub(crate) struct Upstream {
-    pub(crate) address: SocketAddr,
+pub struct Upstream {
+    /// The address on which the server listens.
+    pub address: SocketAddr,
     shared: Arc<Shared>,
     accepting: Option<JoinHandle<()>>,
 }
 
 impl Upstream {
     /// Starts a server that answers every request with 200 and `hello`.
-    pub(crate) fn hello() -> Upstream {
+    pub fn hello() -> Upstream {
         Upstream::start(|_, stream| ok(stream, "", b"hello"))
     }
 
     /// Starts a server that answers every request by `respond`.
-    pub(crate) fn start(respond: impl Fn(&Recorded, &mut TcpStream) -> bool + Send + Sync + 'static) -> Upstream {
+    pub fn start(respond: impl Fn(&Recorded, &mut TcpStream) -> bool + Send + Sync + 'static) -> Upstream {
         Upstream::start_on("127.0.0.1:0".parse().unwrap(), respond)
     }
 
     /// Starts a server on this address.
-    pub(crate) fn start_on(
+    pub fn start_on(
         address: SocketAddr,
         respond: impl Fn(&Recorded, &mut TcpStream) -> bool + Send + Sync + 'static,
     ) -> Upstream {
@@ -93,35 +97,35 @@ impl Upstream {
     }
 
     /// Returns the URL of the server.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// Returns the requests so far.
-    pub(crate) fn requests(&self) -> Vec<Recorded> {
+    pub fn requests(&self) -> Vec<Recorded> {
         self.shared.requests.lock().unwrap().clone()
     }
 
     /// Returns the last request.
-    pub(crate) fn last(&self) -> Recorded {
+    pub fn last(&self) -> Recorded {
         self.requests().pop().expect("a request was received")
     }
 
     /// Returns the paths of the requests that were received and not answered. Paths must be unique.
-    pub(crate) fn unanswered(&self) -> HashSet<String> {
+    pub fn unanswered(&self) -> HashSet<String> {
         let received: HashSet<String> = self.requests().iter().map(|request| request.path().to_owned()).collect();
         received.difference(&self.shared.answered.lock().unwrap()).cloned().collect()
     }
 
     /// Returns the number of connections so far.
-    pub(crate) fn connections(&self) -> usize {
+    pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
     }
 
     /// Closes the socket, and ends all connections at once.
     ///
     /// Requests that the gateway has sent by then are still recorded, but not answered.
-    pub(crate) fn stop(&mut self) {
+    pub fn stop(&mut self) {
         let Some(accepting) = self.accepting.take() else { return };
         self.shared.is_stopped.store(true, Ordering::SeqCst);
         // Wakes the thread that accepts.
@@ -140,12 +144,12 @@ impl Drop for Upstream {
 }
 
 /// Sends a response with status 200, these further header lines (each with its line end) and this body.
-pub(crate) fn ok(stream: &mut TcpStream, headers: &str, body: &[u8]) -> bool {
+pub fn ok(stream: &mut TcpStream, headers: &str, body: &[u8]) -> bool {
     reply(stream, "200 OK", headers, body)
 }
 
 /// Sends a response. Returns whether it was sent.
-pub(crate) fn reply(stream: &mut TcpStream, status: &str, headers: &str, body: &[u8]) -> bool {
+pub fn reply(stream: &mut TcpStream, status: &str, headers: &str, body: &[u8]) -> bool {
     let head = format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\n\r\n", body.len());
     stream.write_all(&[head.as_bytes(), body].concat()).is_ok()
 }

@@ -21,14 +21,15 @@ use tokio::sync::Notify;
 
 /// Counts the tasks that complete dropped futures.
 #[derive(Debug, Default)]
-pub(super) struct PendingWork {
+pub(crate) struct PendingWork {
     tasks: AtomicUsize,
     none_left: Notify,
 }
 
 impl PendingWork {
     /// Waits until no task is left, including tasks that start in the meantime.
-    pub(super) async fn wait(&self) {
+    #[cfg(any(test, feature = "rules"))]
+    pub(crate) async fn wait(&self) {
         loop {
             // Registered before the count is read, so that no notification is missed in between.
             let none_left = self.none_left.notified();
@@ -62,14 +63,14 @@ impl Drop for TaskCount {
 ///
 /// If it is dropped before it is ready, a task on the current tokio runtime completes it. Outside a runtime, or if it
 /// was never polled, the work is abandoned. Panics if it is polled after it was ready.
-pub(super) struct RunToCompletion<T: Send + 'static> {
+pub(crate) struct RunToCompletion<T: Send + 'static> {
     future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     was_polled: bool,
     pending: Arc<PendingWork>,
 }
 
 impl<T: Send + 'static> RunToCompletion<T> {
-    pub(super) fn new(pending: Arc<PendingWork>, future: impl Future<Output = T> + Send + 'static) -> Self {
+    pub(crate) fn new(pending: Arc<PendingWork>, future: impl Future<Output = T> + Send + 'static) -> Self {
         RunToCompletion { future: Some(Box::pin(future)), was_polled: false, pending }
     }
 }
