@@ -183,6 +183,17 @@ impl Cluster {
                 info.contains("role:master") || info.contains("master_link_status:up")
             });
         }
+        self.wait_until_agreed();
+    }
+
+    /// Waits until every running node has the same owners of slots, masters and configuration epochs.
+    ///
+    /// A node that takes a slot gives itself the next epoch. If it does not know the latest one, two masters have the
+    /// same epoch, and one of them may then claim the slot again, or both may redirect to each other for ever.
+    ///
+    /// # Panics
+    /// If that takes longer than about 30 seconds.
+    fn wait_until_agreed(&self) {
         let views = || self.running().into_iter().map(|node| (owners(node), masters_of(node))).collect::<Vec<_>>();
         eventually("all nodes agree", views, |views| views.windows(2).all(|pair| pair[0] == pair[1]));
     }
@@ -242,6 +253,7 @@ impl Cluster {
     /// # Panics
     /// If a node refuses it.
     pub fn begin_move(&self, slot: u16, target: &Server) {
+        self.wait_until_agreed();
         let (source, slot) = (self.owner_of(slot), slot.to_string());
         expect_ok(target.command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id_of(source)]));
         expect_ok(source.command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id_of(target)]));
@@ -298,6 +310,7 @@ impl Cluster {
     /// If the slots have several owners, or a node refuses a stage.
     pub fn move_slots(&self, slots: &[u16], target: &Server) {
         let Some(&first) = slots.first() else { return };
+        self.wait_until_agreed();
         let source = self.owner_of(first);
         let (source_id, target_id) = (id_of(source), id_of(target));
         let set = |node: &Server, stage: &str, id: &str| {
@@ -411,13 +424,14 @@ fn owners(node: &Server) -> Vec<(u16, u16, u16)> {
     ranges
 }
 
-/// Returns the ids of all nodes that `node` knows, each with that of its master; `-` for a master.
+/// Returns the ids of all nodes that `node` knows, each with that of its master (`-` for a master) and the configuration
+/// epoch of its master.
 ///
 /// A master starts a failover only if it knows that the replica is one of its own.
-fn masters_of(node: &Server) -> Vec<(String, String)> {
+fn masters_of(node: &Server) -> Vec<[String; 3]> {
     let nodes = node.command(&["CLUSTER", "NODES"]).text();
     let field = |line: &str, index: usize| line.split(' ').nth(index).unwrap_or_default().to_owned();
-    let mut masters: Vec<_> = nodes.lines().map(|line| (field(line, 0), field(line, 3))).collect();
+    let mut masters: Vec<_> = nodes.lines().map(|line| [0, 3, 6].map(|index| field(line, index))).collect();
     masters.sort_unstable();
     masters
 }
