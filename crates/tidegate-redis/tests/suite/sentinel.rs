@@ -178,6 +178,7 @@ async fn killed_master_is_replaced_by_the_elected_one() {
         // Replication is asynchronous: what the replica does not have yet would be lost.
         let [old, new] = [&group.servers()[0], &group.servers()[1]];
         assert_eq!(store.command(&["WAIT", "1", "9000"]).await.unwrap(), Reply::Integer(1));
+        group.detect_failures();
         old.kill9();
         let failed = charge(&store, "ann").await.unwrap_err();
         assert!(matches!(failed, Kind::Unreachable | Kind::Interrupted), "{brand} {failed:?}");
@@ -354,6 +355,7 @@ async fn sentinels_may_be_killed_and_restarted_while_the_store_decides() {
         group.sentinels()[0].kill9();
         group.fail_over();
         until_master(&store, &group.servers()[1]).await;
+        group.detect_failures();
         group.wait_until_complete();
         // Without any Sentinel, the last known master is used, even after a lost connection.
         group.sentinels().iter().for_each(Server::kill9);

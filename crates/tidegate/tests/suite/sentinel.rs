@@ -247,6 +247,7 @@ async fn killed_master_degrades_checks_until_another_is_elected() {
             let load = Load::start(store.clone(), deadline()).await;
             let new = group.replicas()[0];
             let announced = announced(&group);
+            group.detect_failures();
             group.master().kill9();
             let killed = Instant::now();
             let announced = tokio::task::block_in_place(|| announced.join().unwrap());
