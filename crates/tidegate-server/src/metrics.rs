@@ -18,7 +18,7 @@ use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, text};
+use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tidegate::engine::Engine;
@@ -155,14 +155,6 @@ impl Collector for Scrape {
     }
 }
 
-/// Returns series with one label. Each item has the value of the label, and the number.
-fn by<'a>(
-    label: &'static str,
-    series: impl IntoIterator<Item = (impl Into<Cow<'a, str>>, u64)>,
-) -> impl Iterator<Item = ([Label<'a>; 1], u64)> {
-    series.into_iter().map(move |(value, number)| ([(label, value.into())], number))
-}
-
 struct MetricsPage<'p, 'e>(&'p mut DescriptorEncoder<'e>);
 
 impl MetricsPage<'_, '_> {
@@ -171,50 +163,43 @@ impl MetricsPage<'_, '_> {
     }
 
     fn counter(&mut self, name: &str, help: &str, value: u64) -> std::fmt::Result {
-        self.counters(name, help, [([], value)])
+        self.counters(name, help, [(Vec::new(), value)])
     }
 
-    fn counters<'a, const N: usize>(
+    fn counters<'a>(
         &mut self,
         name: &str,
         help: &str,
-        series: impl IntoIterator<Item = ([Label<'a>; N], u64)>,
+        series: impl IntoIterator<Item = (Vec<Label<'a>>, u64)>,
     ) -> std::fmt::Result {
-        self.numbers(name, help, MetricType::Counter, series, |encoder, value| {
-            encoder.encode_counter::<[Label<'_>; 0], u64, u64>(&value, None)
-        })
+        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, value) in series {
+            if labels.is_empty() {
+                metric.encode_counter::<Vec<Label<'_>>, u64, u64>(&value, None)?
+            } else {
+                metric.encode_family(&labels)?.encode_counter::<Vec<Label<'_>>, u64, u64>(&value, None)?
+            }
+        }
+        Ok(())
     }
 
     fn gauge(&mut self, name: &str, help: &str, value: u64) -> std::fmt::Result {
-        self.gauges(name, help, [([], value)])
+        self.gauges(name, help, [(Vec::new(), value)])
     }
 
-    fn gauges<'a, const N: usize>(
+    fn gauges<'a>(
         &mut self,
         name: &str,
         help: &str,
-        series: impl IntoIterator<Item = ([Label<'a>; N], u64)>,
+        series: impl IntoIterator<Item = (Vec<Label<'a>>, u64)>,
     ) -> std::fmt::Result {
-        self.numbers(name, help, MetricType::Gauge, series, |encoder, value| {
-            encoder.encode_gauge(&i64::try_from(value).unwrap_or(i64::MAX))
-        })
-    }
-
-    fn numbers<'a, const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        kind: MetricType,
-        series: impl IntoIterator<Item = ([Label<'a>; N], u64)>,
-        encode: fn(&mut MetricEncoder<'_>, u64) -> std::fmt::Result,
-    ) -> std::fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, None, kind)?;
+        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, value) in series {
-            // The encoder writes braces even around no labels.
+            let value = i64::try_from(value).unwrap_or(i64::MAX);
             if labels.is_empty() {
-                encode(&mut metric, value)?;
+                metric.encode_gauge(&value)?
             } else {
-                encode(&mut metric.encode_family(&labels)?, value)?;
+                metric.encode_family(&labels)?.encode_gauge(&value)?
             }
         }
         Ok(())
@@ -223,9 +208,12 @@ impl MetricsPage<'_, '_> {
     fn decisions(&mut self, decisions: &[(Cow<'static, str>, &'static str, OutcomeCount)]) -> std::fmt::Result {
         let help = "Decisions by rule (empty for explicit checks), verdict, source and mode.";
         let series = decisions.iter().map(|(rule, mode, cell)| {
-            let (verdict, source) = (cell.outcome.as_str().into(), cell.source.as_str().into());
-            let labels: [Label<'_>; 4] =
-                [("rule", (&**rule).into()), ("verdict", verdict), ("source", source), ("mode", (*mode).into())];
+            let labels: Vec<Label<'_>> = vec![
+                ("rule", Cow::Borrowed(&**rule)),
+                ("verdict", cell.outcome.as_str().into()),
+                ("source", cell.source.as_str().into()),
+                ("mode", (*mode).into()),
+            ];
             (labels, cell.count)
         });
         self.counters("decisions", help, series)
@@ -243,14 +231,14 @@ impl MetricsPage<'_, '_> {
         let help = "Checks and requests decided without the store, by failure policy.";
         let series = ["local", "allow", "unavailable"].map(|policy| {
             let cells = answers.iter().filter(|cell| policy_of(cell) == Some(policy));
-            (policy, cells.map(|cell| cell.count).sum())
+            (vec![("policy", policy.into())], cells.map(|cell| cell.count).sum())
         });
-        self.counters("degraded", help, by("policy", series))
+        self.counters("degraded", help, series)
     }
 
     fn banned(&mut self, decisions: &DecisionStats) -> std::fmt::Result {
-        let help = "Checks and requests refused by a ban, by location of the ban.";
-        self.counters("banned_requests", help, by("ban", decisions.banned()))
+        let series = decisions.banned().map(|(ban, count)| (vec![("ban", Cow::from(ban))], count));
+        self.counters("banned_requests", "Checks and requests refused by a ban, by location of the ban.", series)
     }
 
     fn limiter(&mut self, stats: &LimiterStats) -> std::fmt::Result {
@@ -277,7 +265,8 @@ impl MetricsPage<'_, '_> {
             .map(|store| [store.len(), store.overflow_len(), store.bytes_used(), store.max_bytes()].map(|n| n as u64));
         let read: Vec<(&'static str, [u64; 4])> =
             [("limits", limits)].into_iter().chain(shield_read.map(|read| ("shield", read))).collect();
-        let column = |which: usize| by("kind", read.iter().map(move |(kind, read)| (*kind, read[which])));
+        let column =
+            |which: usize| read.iter().map(move |(kind, read)| (vec![("kind", Cow::from(*kind))], read[which]));
         let help = "Counters in process memory: of limits (with a shared store, those of the local shares), and of shield rules.";
         self.gauges("memory_keys", help, column(0))?;
         self.gauges("memory_overflow_keys", "Counters that several keys share because the memory is full.", column(1))?;
@@ -291,7 +280,7 @@ impl MetricsPage<'_, '_> {
         let read: Vec<(&'static str, UsedReceiptStats)> =
             [("limits", limits)].into_iter().chain(shield.map(|read| ("shield", read))).collect();
         let column = |number: fn(&UsedReceiptStats) -> u64| {
-            by("kind", read.iter().map(move |(kind, read)| (*kind, number(read))))
+            read.iter().map(move |(kind, read)| (vec![("kind", Cow::from(*kind))], number(read)))
         };
         let help = "Bytes that used receipts take in process memory.";
         self.gauges("memory_receipt_bytes", help, column(|read| read.bytes as u64))?;
@@ -323,19 +312,19 @@ impl MetricsPage<'_, '_> {
         let help = "Time from a complete request to its response, by listener.";
         self.histograms("request_seconds", help, LISTENER, times)?;
         let errors = listeners.iter().flat_map(|stats| {
-            let labels = |status: &'static str| [(LISTENER, stats.name.into()), ("status", status.into())];
+            let labels = |status: &'static str| vec![(LISTENER, stats.name.into()), ("status", status.into())];
             stats.errors.read().map(move |(status, times)| (labels(status), times))
         });
         let help = "Error responses, by listener and status: the HTTP status, or the code of a RESP error.";
         self.counters("error_responses", help, errors)?;
         let rejected = listeners.iter().flat_map(|stats| {
-            let labels = |reason: Rejection| [(LISTENER, stats.name.into()), ("reason", reason.name().into())];
+            let labels = |reason: Rejection| vec![(LISTENER, stats.name.into()), ("reason", reason.name().into())];
             stats.rejected().map(move |(reason, times)| (labels(reason), times))
         });
         let help = "Requests rejected because a web page may have sent them, by listener and reason.";
         self.counters("requests_rejected", help, rejected)?;
         let failures = listeners.iter().flat_map(|stats| {
-            let labels = |result: &'static str| [(LISTENER, stats.name.into()), ("result", result.into())];
+            let labels = |result: &'static str| vec![(LISTENER, stats.name.into()), ("result", result.into())];
             stats.auth_failures().map(move |(result, times)| (labels(result), times))
         });
         let help = "Failed authentication attempts: a wrong secret, or too many pending attempts from the address.";
@@ -348,12 +337,13 @@ impl MetricsPage<'_, '_> {
         let help = "Time from choosing an upstream to the head of its response, including the queue, by upstream.";
         self.histograms("upstream_seconds", help, UPSTREAM, times)?;
         let errors = upstreams.iter().flat_map(|(name, stats)| {
-            let labels = |reason: &'static str| [(UPSTREAM, Cow::from(&**name)), ("reason", reason.into())];
+            let labels = |reason: &'static str| vec![(UPSTREAM, Cow::from(&**name)), ("reason", reason.into())];
             stats.errors().map(move |(reason, count)| (labels(reason), count))
         });
         self.counters("upstream_errors", "Requests that an upstream did not answer, by upstream and reason.", errors)?;
-        let column =
-            |which: usize| by(UPSTREAM, upstreams.iter().map(move |(name, stats)| (&**name, stats.read()[which])));
+        let column = |which: usize| {
+            upstreams.iter().map(move |(name, stats)| (vec![(UPSTREAM, Cow::from(&**name))], stats.read()[which]))
+        };
         self.gauges("upstream_in_flight", "Requests in progress at an upstream.", column(0))?;
         self.counters("upstream_ejections", "Number of times a server of an upstream was ejected.", column(1))?;
         self.counters("upstream_retries", "Attempts repeated after a connection closed without a response.", column(2))
@@ -365,8 +355,9 @@ impl MetricsPage<'_, '_> {
             ("plan", lookups.map(Lookups::plan_stats).unwrap_or_default()),
             ("key", lookups.map(Lookups::key_stats).unwrap_or_default()),
         ];
-        let column =
-            |read: fn(&LookupStats) -> u64| by("kind", stats.iter().map(move |(kind, stats)| (*kind, read(stats))));
+        let column = |read: fn(&LookupStats) -> u64| {
+            stats.iter().map(move |(kind, stats)| (vec![("kind", Cow::from(*kind))], read(stats)))
+        };
         let help = "Lookups of plans and API keys that were sent to their source, by kind.";
         self.counters("lookups", help, column(|stats| stats.calls))?;
         let help = "Lookups of plans and API keys without an answer, by kind.";
@@ -375,11 +366,11 @@ impl MetricsPage<'_, '_> {
 
     fn reloads(&mut self, reloader: &Reloader) -> std::fmt::Result {
         let history = reloader.history();
-        let results = [("ok", history.succeeded), ("failed", history.failed)];
-        self.counters("reloads", "Reloads of the configuration, by result.", by("result", results))?;
-        let help = "Parts of the configuration that reloads removed, by kind.";
-        let removed = history.removed.iter().map(|(kind, count)| (*kind, *count));
-        self.counters("reload_removed", help, by("kind", removed))?;
+        let series = [("ok", history.succeeded), ("failed", history.failed)]
+            .map(|(result, times)| (vec![("result", Cow::from(result))], times));
+        self.counters("reloads", "Reloads of the configuration, by result.", series)?;
+        let series = history.removed.iter().map(|(kind, count)| (vec![("kind", Cow::from(*kind))], *count));
+        self.counters("reload_removed", "Parts of the configuration that reloads removed, by kind.", series)?;
         let is_failed = u64::from(history.failure.is_some());
         self.gauge("reload_failed", "Whether the last reload failed: 1 or 0.", is_failed)?;
         let seconds = history.last_success.as_micros() / 1_000_000;
@@ -405,14 +396,16 @@ impl MetricsPage<'_, '_> {
         if nodes.is_empty() {
             return Ok(());
         }
-        let reachable = nodes.iter().map(|node| (&*node.address, u64::from(node.reachable)));
-        self.gauges("store_node_reachable", "Whether a master answers: 1 or 0.", by("node", reachable))
+        let series = nodes.iter().map(|node| (vec![("node", Cow::from(&*node.address))], u64::from(node.reachable)));
+        self.gauges("store_node_reachable", "Whether a master answers: 1 or 0.", series)
     }
 
     fn connections(&mut self, listeners: &[Arc<ListenerStats>]) -> std::fmt::Result {
         let read: Vec<(&'static str, [u64; 4])> =
             listeners.iter().map(|stats| (stats.name, stats.connections.read())).collect();
-        let column = |which: usize| by(LISTENER, read.iter().map(move |(name, counts)| (*name, counts[which])));
+        let column = |which: usize| {
+            read.iter().map(move |(listener, counts)| (vec![(LISTENER, Cow::from(*listener))], counts[which]))
+        };
         self.gauges("connections", "Open connections, by listener.", column(0))?;
         self.counters("connections_accepted", "Connections accepted, by listener.", column(1))?;
         self.counters(
