@@ -6,8 +6,10 @@ use bytes::Bytes;
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Request, StatusCode, Uri};
 use http_body_util::Full;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
-use tidegate_server::Token;
+use tidegate_server::ListenerSecret;
+use tidegate_server::listeners::admin::ADMIN;
 
 use crate::arguments::AdminChoice;
 use crate::{Failure, client, secrets};
@@ -18,7 +20,34 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The admin API of a running instance: its URL and its token.
 pub(crate) struct Admin {
     url: Uri,
-    token: Token,
+    token: ListenerSecret,
+}
+
+/// Sends a request to the instance of `--admin` and returns the JSON body of its response. Without that option, returns
+/// what `local` returns.
+///
+/// # Errors
+/// See [`Admin::from_options`] and [`Admin::send`]. Also if `local` fails.
+pub(crate) async fn ask_or(
+    choice: &AdminChoice,
+    (method, path, body): (&str, &str, Option<&Value>),
+    local: impl AsyncFnOnce() -> Result<Value, Failure>,
+) -> Result<Value, Failure> {
+    match Admin::from_options(choice)? {
+        Some(admin) => admin.send(method, path, body).await,
+        None => local().await,
+    }
+}
+
+/// Encodes a text for a path or a query.
+pub(crate) fn encode(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}
+
+/// Returns a path with a query, such as `/v1/keys?key=user%3A42&limit=10%2Fmin`. Parameters that are `None` are left out.
+pub(crate) fn with_query(path: &str, parameters: &[(&str, Option<&str>)]) -> String {
+    let present = parameters.iter().filter_map(|(name, value)| Some(format!("{name}={}", encode((*value)?))));
+    format!("{path}?{}", present.collect::<Vec<_>>().join("&"))
 }
 
 impl Admin {
@@ -30,14 +59,12 @@ impl Admin {
     /// If the URL is not `http` or `https`, has a user, password or path, or the token is missing or invalid.
     pub(crate) fn from_options(choice: &AdminChoice) -> Result<Option<Admin>, Failure> {
         let Some(url) = &choice.admin else { return Ok(None) };
-        if let Some(url) = client::with_scheme(url) {
-            return Err(Failure::SchemeMissing { option: "admin", url });
-        }
-        let url: Uri = url.parse().map_err(|_| Failure::AdminUrl)?;
-        if !client::is_http_url(&url) || url.path() != "/" {
+        let url = client::http_url("admin", url, Failure::AdminUrl)?;
+        if url.path() != "/" {
             return Err(Failure::AdminUrl);
         }
-        let token = secrets::admin_token(choice.admin_token_file.as_deref())?.ok_or(Failure::AdminTokenMissing)?;
+        let token = secrets::of_listener(&ADMIN, choice.admin_token_file.as_deref())?;
+        let token = token.ok_or(Failure::AdminTokenMissing)?;
         Ok(Some(Admin { url, token }))
     }
 

@@ -1,6 +1,8 @@
 //! Arguments of the command line. The doc comments of commands and fields are their `--help` texts.
 #![allow(rustdoc::broken_intra_doc_links)] // in a help text, brackets mark optional parts and defaults
 
+mod listeners;
+
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -8,6 +10,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use tidegate::Limit;
+
+pub(crate) use self::listeners::{ListenerChoice, ListenerOptions};
 
 /// The headings of the options in the help of `tidegate serve` and `tidegate gateway`.
 const LISTENERS: &str = "Listeners";
@@ -61,6 +65,7 @@ pub(crate) enum Command {
     /// Run the rate-limit service (HTTP and RESP)
     #[command(
         args_override_self = true,
+        mut_arg("insecure", |arg| arg.help(listeners::insecure_help())),
         mut_arg("store", |arg| arg.help(store_help("Store for the counters", true, "`store` in the configuration file, else memory"))),
         after_help = "Examples:\n  tidegate serve --config tidegate.toml --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check\n\nExit codes: 0 after SIGTERM or SIGINT, 2 if it cannot start"
     )]
@@ -192,29 +197,14 @@ pub(crate) struct CountersChoice {
 
 #[derive(Args, Debug)]
 pub(crate) struct Serve {
-    /// Address of the HTTP listener (/v1/check, /v1/refund, /v1/forward-auth); `off` disables it
-    #[arg(help_heading = LISTENERS, long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = listener_address)]
-    pub(crate) http: String,
-    /// Address of the RESP listener, for Redis clients; `off` disables it
-    #[arg(help_heading = LISTENERS, long, value_name = "ADDRESS", default_value = "127.0.0.1:6380", value_parser = listener_address)]
-    pub(crate) resp: String,
-    /// Address of the gateway, which forwards admitted requests to `[[upstreams]]` in the configuration file; `off`
-    /// disables it [default: `listen` of `[gateway]` in the configuration file, else off]
-    #[arg(help_heading = LISTENERS, long, value_name = "ADDRESS", value_parser = listener_address)]
-    pub(crate) gateway: Option<String>,
-    /// File with the password that Redis clients must send [default: $TIDEGATE_RESP_PASSWORD, else none]
-    #[arg(help_heading = SECRETS, long, value_name = "FILE")]
-    pub(crate) resp_password_file: Option<PathBuf>,
-    /// File with the token that HTTP clients must send as `Authorization: Bearer` [default: $TIDEGATE_HTTP_TOKEN, else
-    /// none]
-    #[arg(help_heading = SECRETS, long, value_name = "FILE")]
-    pub(crate) http_token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) listeners: ListenerOptions<false>,
     /// File with the secret that encrypts receipts; must be the same on all instances [default:
     /// $TIDEGATE_RECEIPT_SECRET, else `receipt_secret` in the configuration file, else random if counters are in
     /// memory]
     #[arg(help_heading = SECRETS, long, value_name = "FILE")]
     pub(crate) receipt_secret_file: Option<PathBuf>,
-    /// Allow HTTP without a token and RESP without a password on addresses that other machines can reach
+    /// Allow listeners without a secret on addresses that other machines can reach
     #[arg(help_heading = SECRETS, long)]
     pub(crate) insecure: bool,
     #[command(flatten)]
@@ -249,14 +239,8 @@ pub(crate) struct Gateway {
 pub(crate) struct ServiceOptions {
     #[command(flatten, next_help_heading = STORE)]
     pub(crate) store: StoreChoice,
-    /// Address of the admin listener (metrics, health, keys, rules, reload); `off` disables it [default:
-    /// 127.0.0.1:9180]
-    #[arg(help_heading = LISTENERS, long, value_name = "ADDRESS", value_parser = listener_address)]
-    pub(crate) admin: Option<String>,
-    /// File with the token that requests to the admin API must send [default: $TIDEGATE_ADMIN_TOKEN, else a token is
-    /// generated and printed]
-    #[arg(help_heading = SECRETS, long, value_name = "FILE")]
-    pub(crate) admin_token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) operator_listeners: ListenerOptions<true>,
     /// PEM file with the certificate chain; enables TLS on every listener, except an admin listener on a loopback
     /// address
     #[arg(help_heading = TLS, long, value_name = "FILE", requires = "tls_key")]

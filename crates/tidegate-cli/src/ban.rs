@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use serde_json::Value;
+use serde_json::{Value, to_value};
 use tidegate::Wait;
 use tidegate_server::{BanQuery, format_wait, list_bans};
 
-use crate::admin::Admin;
+use crate::Failure;
+use crate::admin::{ask_or, with_query};
 use crate::arguments::{Ban, CountersChoice, Unban};
+use crate::output::{items, print_report, text};
 use crate::store::OperatorStore;
-use crate::{Failure, output};
 
 /// Runs `tidegate ban`: bans a client for the duration of `--for`, else until it is unbanned, and prints which requests
 /// are refused. With `--list`, prints all bans.
@@ -20,32 +20,24 @@ use crate::{Failure, output};
 /// answer or has no room for another ban, the store is the memory store, or the output cannot be written. Nothing is
 /// banned then, except if the store failed.
 pub(crate) async fn ban(arguments: Ban) -> Result<(), Failure> {
-    let admin = Admin::from_options(&arguments.admin)?;
     let Some(query) = query(&arguments.client, &arguments.key) else {
-        let report = match admin {
-            Some(admin) => admin.send("GET", "/v1/bans", None).await?,
-            None => {
-                let bans = open(&arguments.counters)?;
-                let rules = bans.loaded.as_ref().map(|loaded| &loaded.rules);
-                serde_json::to_value(list_bans(&bans.limiter, rules).await?).map_err(not_json)?
-            }
-        };
-        return if arguments.json { output::print_line(report) } else { output::print(format_list(&report)) };
-    };
-    let report = match admin {
-        Some(admin) => admin.send("PUT", &ban_path(&query, arguments.duration), None).await?,
-        None => {
+        let report = ask_or(&arguments.admin, ("GET", "/v1/bans", None), async || {
             let bans = open(&arguments.counters)?;
-            let report = query.ban(arguments.duration, &bans.limiter, bans.rules()).await?;
-            serde_json::to_value(report).map_err(not_json)?
-        }
+            let rules = bans.loaded.as_ref().map(|loaded| &loaded.rules);
+            Ok(to_value(list_bans(&bans.limiter, rules).await?)?)
+        })
+        .await?;
+        return print_report(&report, arguments.json, format_list);
     };
-    if arguments.json {
-        output::print_line(report)
-    } else {
-        let (client, effect) = (text(&report["client"]), text(&report["effect"]));
-        output::print_line(format_args!("{client} is banned {}: {effect}", format_end(&report)))
-    }
+    let path = ban_path(&query, arguments.duration);
+    let report = ask_or(&arguments.admin, ("PUT", &path, None), async || {
+        let bans = open(&arguments.counters)?;
+        Ok(to_value(query.ban(arguments.duration, &bans.limiter, bans.rules()).await?)?)
+    })
+    .await?;
+    print_report(&report, arguments.json, |report| {
+        format!("{} is banned {}: {}\n", text(&report["client"]), format_end(report), text(&report["effect"]))
+    })
 }
 
 /// Runs `tidegate unban`: lifts the ban on a client, and prints whether there was one. Returns whether there was.
@@ -55,21 +47,17 @@ pub(crate) async fn ban(arguments: Ban) -> Result<(), Failure> {
 /// memory store, or the output cannot be written.
 pub(crate) async fn unban(arguments: Unban) -> Result<bool, Failure> {
     let Some(query) = query(&arguments.client, &arguments.key) else { return Ok(false) };
-    let report = match Admin::from_options(&arguments.admin)? {
-        Some(admin) => admin.send("DELETE", &ban_path(&query, None), None).await?,
-        None => {
-            let bans = open(&arguments.counters)?;
-            serde_json::to_value(query.unban(&bans.limiter, bans.rules()).await?).map_err(not_json)?
-        }
-    };
+    let report = ask_or(&arguments.admin, ("DELETE", &ban_path(&query, None), None), async || {
+        let bans = open(&arguments.counters)?;
+        Ok(to_value(query.unban(&bans.limiter, bans.rules()).await?)?)
+    })
+    .await?;
     let was_banned = report["was_banned"] == true;
-    let client = text(&report["client"]);
-    let other = report["other_ban"].as_str().map(|other| format!(", but {other}")).unwrap_or_default();
-    match (arguments.json, was_banned) {
-        (true, _) => output::print_line(report)?,
-        (false, true) => output::print_line(format_args!("{client} is no longer banned{other}"))?,
-        (false, false) => output::print_line(format_args!("{client} was not banned{other}"))?,
-    }
+    print_report(&report, arguments.json, |report| {
+        let verdict = if was_banned { "is no longer banned" } else { "was not banned" };
+        let other = report["other_ban"].as_str().map(|other| format!(", but {other}")).unwrap_or_default();
+        format!("{} {verdict}{other}\n", text(&report["client"]))
+    })?;
     Ok(was_banned)
 }
 
@@ -90,14 +78,6 @@ fn query(client: &Option<String>, key: &Option<String>) -> Option<BanQuery> {
     client.or_else(|| key.as_ref().map(|key| BanQuery::Key(key.clone().into_bytes())))
 }
 
-fn not_json(error: serde_json::Error) -> Failure {
-    Failure::Runtime(error.into())
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
-}
-
 /// Formats the end of a ban: `for 59m 50s`, or `permanently`.
 fn format_end(ban: &Value) -> String {
     match ban["retry_after_ms"].as_u64() {
@@ -108,7 +88,7 @@ fn format_end(ban: &Value) -> String {
 
 /// Formats the list of bans, one per line: the client, its kind and the end of the ban.
 fn format_list(report: &Value) -> String {
-    let bans: Vec<&Value> = report["bans"].as_array().into_iter().flatten().collect();
+    let bans: Vec<&Value> = items(&report["bans"]).collect();
     if bans.is_empty() {
         return "no bans\n".to_owned();
     }
@@ -124,10 +104,6 @@ fn ban_path(query: &BanQuery, duration: Option<Duration>) -> String {
         BanQuery::Key(key) => ("key", key),
         BanQuery::Client(client) => ("client", client),
     };
-    let text = String::from_utf8_lossy(text);
-    let mut path = format!("/v1/bans?{name}={}", utf8_percent_encode(&text, NON_ALPHANUMERIC));
-    if let Some(duration) = duration {
-        path += &format!("&for={}ms", duration.as_millis());
-    }
-    path
+    let duration = duration.map(|duration| format!("{}ms", duration.as_millis()));
+    with_query("/v1/bans", &[(name, Some(&String::from_utf8_lossy(text))), ("for", duration.as_deref())])
 }

@@ -13,29 +13,35 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 
+use crate::Failure;
+
 /// Maximum size of a response body.
 const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Returns the URL that a text without a scheme probably means: `http://` and the text.
+/// Parses the URL that is the value of `option`: `http` or `https`, with a host, but without a user or password, which
+/// would appear wherever the URL is printed.
 ///
-/// `None` if the text has a scheme, or if it may contain a user or password, which must not be printed.
-pub(crate) fn with_scheme(text: &str) -> Option<String> {
-    let url = format!("http://{text}");
-    let is_meant = !text.contains("://") && url.parse().is_ok_and(|url| is_http_url(&url));
-    is_meant.then_some(url)
+/// # Errors
+/// Returns `invalid` for any other text, but [`Failure::SchemeMissing`] if it would be such a URL after `http://`.
+pub(crate) fn http_url(option: &'static str, text: &str, invalid: Failure) -> Result<Uri, Failure> {
+    let parse = |text: &str| text.parse().ok().filter(is_http_url);
+    if let Some(url) = parse(text) {
+        return Ok(url);
+    }
+    let with_scheme = format!("http://{text}");
+    let is_meant = !text.contains("://") && parse(&with_scheme).is_some();
+    Err(if is_meant { Failure::SchemeMissing { option, url: with_scheme } } else { invalid })
 }
 
 /// Returns whether a URL is `http` or `https` and has a host, but no user or password.
-///
-/// A password is rejected, because it would appear wherever the URL is printed.
-pub(crate) fn is_http_url(url: &Uri) -> bool {
+fn is_http_url(url: &Uri) -> bool {
     let has_login = url.authority().is_some_and(|authority| authority.as_str().contains('@'));
     matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some() && !has_login
 }
 
 /// Opens a connection to the host of `url`, sends a request, and returns the status and the body of the response.
 ///
-/// `url` must be one that [`is_http_url`] accepts. The scheme, host and port are those of `url`, and its path is
+/// `url` must be one of [`http_url`]. The scheme, host and port are those of `url`, and its path is
 /// ignored; the path and query are those of the request. The port defaults to 80, or 443 for `https`. `Host` is set.
 /// There is no timeout, and redirects are not followed. For the certificates that `https` trusts see [`connector`].
 ///

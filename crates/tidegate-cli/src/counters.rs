@@ -1,13 +1,13 @@
 //! The commands `check`, `inspect` and `reset`, on a store or a running instance.
 
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use serde_json::Value;
+use serde_json::{Value, to_value};
 use tidegate::{Check, Cost, Demand, Key, Limit, LimitStatus, Wait};
 use tidegate_server::{CounterQuery, format_wait};
 
-use crate::admin::Admin;
+use crate::admin::{ask_or, with_query};
+use crate::output::{items, print_report, text};
 use crate::store::OperatorStore;
-use crate::{Failure, arguments, output};
+use crate::{Failure, arguments};
 
 /// Runs `tidegate check`: makes one check, which charges its cost if it is allowed, and prints the decision.
 ///
@@ -25,13 +25,9 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
             (None, true) => "allowed",
             (None, false) => "denied",
         };
-        if arguments.json {
-            let mut json = to_json(&arguments.limit, status);
-            json["banned"] = decision.ban.is_some().into();
-            output::print_line(json)?;
-        } else {
-            output::print(format_status(verdict, &arguments.limit, status))?
-        }
+        let mut json = to_json(&arguments.limit, status);
+        json["banned"] = decision.ban.is_some().into();
+        print_report(&json, arguments.json, |_| format_status(verdict, &arguments.limit, status))?;
     }
     Ok(decision.allowed())
 }
@@ -45,21 +41,13 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
 /// If the options are invalid, the instance or the store does not answer, the store is the memory store, or the output
 /// cannot be written.
 pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<bool, Failure> {
-    let report = match Admin::from_options(&arguments.admin)? {
-        Some(admin) => admin.send("GET", &counters_path(&arguments), None).await?,
-        None => {
-            let (query, store) = open(&arguments)?;
-            let report = query.inspect(&store.limiter, store.rules()).await?;
-            serde_json::to_value(report).map_err(|error| Failure::Runtime(error.into()))?
-        }
-    };
-    let exists = report["counters"].as_array().into_iter().flatten().any(exists);
-    if arguments.json {
-        output::print_line(&report)?
-    } else {
-        output::print(format_report(&report, &arguments))?
-    }
-    Ok(exists)
+    let report = ask_or(&arguments.admin, ("GET", &counters_path(&arguments), None), async || {
+        let (query, store) = open(&arguments)?;
+        Ok(to_value(query.inspect(&store.limiter, store.rules()).await?)?)
+    })
+    .await?;
+    print_report(&report, arguments.json, |report| format_report(report, &arguments))?;
+    Ok(items(&report["counters"]).any(exists))
 }
 
 /// Runs `tidegate reset`: deletes a counter of explicit checks, or the counters of a client in one rule or in all rules,
@@ -70,20 +58,16 @@ pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<bool, Failu
 /// # Errors
 /// Fails in the same cases as [`inspect`]. Some counters may have been deleted if the store fails.
 pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<bool, Failure> {
-    let report = match Admin::from_options(&arguments.admin)? {
-        Some(admin) => admin.send("DELETE", &counters_path(&arguments), None).await?,
-        None => {
-            let (query, store) = open(&arguments)?;
-            let report = query.reset(&store.limiter, store.rules()).await?;
-            serde_json::to_value(report).map_err(|error| Failure::Runtime(error.into()))?
-        }
-    };
-    match (arguments.json, report["counters"].as_u64().unwrap_or_default()) {
-        (true, _) => output::print_line(&report)?,
-        (false, 0) => output::print(no_such_counter(&report, &arguments))?,
-        (false, 1) => output::print_line("the counter was reset")?,
-        (false, count) => output::print_line(format_args!("{count} counters were reset"))?,
-    }
+    let report = ask_or(&arguments.admin, ("DELETE", &counters_path(&arguments), None), async || {
+        let (query, store) = open(&arguments)?;
+        Ok(to_value(query.reset(&store.limiter, store.rules()).await?)?)
+    })
+    .await?;
+    print_report(&report, arguments.json, |report| match report["counters"].as_u64().unwrap_or_default() {
+        0 => no_such_counter(report, &arguments),
+        1 => "the counter was reset\n".to_owned(),
+        count => format!("{count} counters were reset\n"),
+    })?;
     Ok(report["reset"] == true)
 }
 
@@ -107,15 +91,10 @@ fn open(arguments: &arguments::Inspect) -> Result<(CounterQuery, OperatorStore),
 
 /// Returns the path and query of the counters in the admin API, such as `/v1/keys?key=user%3A42&limit=10%2Fmin`.
 fn counters_path(arguments: &arguments::Inspect) -> String {
-    let parts = [("limit", &arguments.limit), ("rule", &arguments.rule), ("plan", &arguments.plan)];
-    let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
-    let mut path = format!("/v1/keys?key={}", encode(&arguments.key));
-    for (name, value) in parts {
-        if let Some(value) = value {
-            path += &format!("&{name}={}", encode(value));
-        }
-    }
-    path
+    let arguments::Inspect { key, limit, rule, plan, .. } = arguments;
+    let parameters =
+        [("key", Some(&**key)), ("limit", limit.as_deref()), ("rule", rule.as_deref()), ("plan", plan.as_deref())];
+    with_query("/v1/keys", &parameters)
 }
 
 /// Returns whether something is counted in a counter of a report.
@@ -126,7 +105,7 @@ fn exists(counter: &Value) -> bool {
 /// Formats the line for a report without counters. It names the limit and the rule that were asked for, because others
 /// may have counted the same key.
 fn no_such_counter(report: &Value, arguments: &arguments::Inspect) -> String {
-    let key = report["key"].as_str().unwrap_or_default();
+    let key = text(&report["key"]);
     let by = match (&arguments.rule, &arguments.limit) {
         (Some(rule), Some(limit)) => format!(" under limit {limit} of rule {rule}"),
         (Some(rule), None) => format!(" under rule {rule}"),
@@ -139,7 +118,6 @@ fn no_such_counter(report: &Value, arguments: &arguments::Inspect) -> String {
 /// Formats a [`CounterReport`](tidegate_server::CounterReport): the client with its plan, its ban and its
 /// node of a cluster, as far as it has them, then a table per counter, or one line if there is no counter.
 fn format_report(report: &Value, arguments: &arguments::Inspect) -> String {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut lines = String::new();
     if let Some(plan) = report["plan"].as_object() {
         lines += &format!("  plan         {} ({})\n", text(&plan["name"]), text(&plan["source"]));
@@ -155,13 +133,12 @@ fn format_report(report: &Value, arguments: &arguments::Inspect) -> String {
         lines = format!("{}\n{lines}", text(&report["key"]));
     }
     let is_of_all_rules = arguments.rule.is_none() && arguments.limit.is_none();
-    let counters: Vec<&Value> = report["counters"].as_array().into_iter().flatten().collect();
-    if counters.iter().any(|counter| exists(counter)) {
-        lines += &counters.into_iter().map(format_counter).collect::<String>()
+    if items(&report["counters"]).any(exists) {
+        lines += &items(&report["counters"]).map(format_counter).collect::<String>()
     } else {
         lines += &no_such_counter(report, arguments)
     }
-    for skipped in report["skipped"].as_array().into_iter().flatten().filter(|_| is_of_all_rules) {
+    for skipped in items(&report["skipped"]).filter(|_| is_of_all_rules) {
         lines += &format!("skipped {}: {}\n", text(&skipped["rule"]), text(&skipped["because"]));
     }
     lines
@@ -173,14 +150,14 @@ fn format_counter(counter: &Value) -> String {
         Some(ms) => Wait::from_micros(ms.saturating_mul(1_000)),
         None => Wait::NEVER,
     };
-    let text = |field: &str| counter[field].as_str().unwrap_or_default().to_owned();
-    let heading = [text("rule"), text("name")].join(" ");
+    let [rule, name, limit] = ["rule", "name", "limit"].map(|field| text(&counter[field]));
+    let heading = [rule, name].join(" ");
     if !exists(counter) {
-        return format!("{}\n  limit        {}\n  no such counter\n", heading.trim_start(), text("limit"));
+        return format!("{}\n  limit        {limit}\n  no such counter\n", heading.trim_start());
     }
     let left = format!("{} of {}", counter["remaining"], counter["quota"]);
     let waits = ["retry_after_ms", "next_after_ms", "reset_after_ms"].map(wait);
-    table(heading.trim_start(), &text("limit"), &left, waits)
+    table(heading.trim_start(), limit, &left, waits)
 }
 
 /// Formats a limit status as a table under `heading`.

@@ -4,16 +4,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use http::Request;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use serde_json::{Value, json};
+use serde_json::{Value, json, to_value};
 use tidegate::rules::{ClientBans, RequestView};
 use tidegate::{Clock, SystemClock, Wait};
 use tidegate_server::{ExplainQuery, Explanation, format_wait};
 
-use crate::admin::Admin;
+use crate::admin::{ask_or, with_query};
 use crate::arguments::Explain;
+use crate::output::{items, print_report, text};
 use crate::store::{check_server, with_command_deadline};
-use crate::{Failure, configuration, output};
+use crate::{Failure, configuration};
 
 /// Runs `tidegate explain`: prints which rules apply to a request, by the rules of a running instance or a
 /// configuration file.
@@ -25,24 +25,17 @@ use crate::{Failure, configuration, output};
 /// be written.
 pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
     let headers = headers(&arguments.headers)?;
-    let explanation = match (Admin::from_options(&arguments.admin)?, &arguments.config) {
-        (Some(admin), _) => request(&admin, &arguments, &headers).await?,
-        (None, Some(file)) => compute(file, &arguments, &headers).await?,
-        (None, None) => return Err(Failure::NoRules),
-    };
-    if arguments.json { output::print_line(explanation) } else { output::print(format_explanation(&explanation)) }
-}
-
-/// Requests the explanation from a running instance, and returns it as JSON.
-async fn request(admin: &Admin, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
     let body = json!({ "request": {
         "method": arguments.method, "path": arguments.path, "headers": headers, "peer": arguments.peer,
     } });
-    let mut path = format!("/v1/explain?reveal={}", arguments.reveal);
-    if let Some(client) = &arguments.client {
-        path += &format!("&client={}", utf8_percent_encode(client, NON_ALPHANUMERIC));
-    }
-    admin.send("POST", &path, Some(&body)).await
+    let reveal = if arguments.reveal { "true" } else { "false" };
+    let path = with_query("/v1/explain", &[("reveal", Some(reveal)), ("client", arguments.client.as_deref())]);
+    let explanation = ask_or(&arguments.admin, ("POST", &path, Some(&body)), async || match &arguments.config {
+        Some(file) => compute(file, &arguments, &headers).await,
+        None => Err(Failure::NoRules),
+    })
+    .await?;
+    print_report(&explanation, arguments.json, format_explanation)
 }
 
 /// Computes the explanation from a configuration file, as JSON. Prints the file's warnings to standard error.
@@ -83,7 +76,7 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
     if reads_counters {
         explanation.read_counters(&limiter).await;
     }
-    serde_json::to_value(&explanation).map_err(|error| Failure::Runtime(error.into()))
+    Ok(to_value(&explanation)?)
 }
 
 /// Parses `--header` options: `NAME: VALUE`, or `@FILE` with one such header per line. Returns pairs of name and value.
@@ -117,7 +110,6 @@ fn header(text: &str) -> Result<(String, String), Failure> {
 
 /// Formats the JSON of an explanation as indented lines: the caller, the plan, the rules that apply, then the others.
 fn format_explanation(explanation: &Value) -> String {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut lines = format!("{} {}\n", text(&explanation["method"]), text(&explanation["path"]));
     let mut line = |label: &str, rest: String| lines += &format!("  {label:<8} {rest}\n");
     let known = explanation["key_name"].as_str().map(|name| format!(" ({name})")).unwrap_or_default();
@@ -149,8 +141,8 @@ fn format_explanation(explanation: &Value) -> String {
     if let Some(reason) = explanation["counters_unknown"].as_str() {
         line("unknown", format!("remaining units: {reason}"));
     }
-    let rules: Vec<&Value> = explanation["rules"].as_array().into_iter().flatten().collect();
-    let (applying, others): (Vec<&Value>, Vec<&Value>) = rules.into_iter().partition(|rule| rule["applies"] == true);
+    let (applying, others): (Vec<&Value>, Vec<&Value>) =
+        items(&explanation["rules"]).partition(|rule| rule["applies"] == true);
     if applying.is_empty() {
         line("applies", "no rule".to_owned());
     }
@@ -158,10 +150,10 @@ fn format_explanation(explanation: &Value) -> String {
         let shield = if rule["shield"] == true { ", shield" } else { "" };
         let (name, mode, counts) = (text(&rule["name"]), text(&rule["mode"]), text(&rule["counts"]));
         line("applies", format!("{name} ({mode}{shield}), counts {counts}, costs {}", rule["cost"]));
-        for absent in rule["absent"].as_array().into_iter().flatten().map(text) {
+        for absent in items(&rule["absent"]).map(text) {
             line("", format!("  {absent}, so the client's address is counted instead"));
         }
-        for limit in rule["limits"].as_array().into_iter().flatten() {
+        for limit in items(&rule["limits"]) {
             let left = &limit["remaining"];
             let left = match (limit["would_allow"].as_bool(), limit["retry_after_ms"].as_u64()) {
                 (None, _) => String::new(),
@@ -176,7 +168,7 @@ fn format_explanation(explanation: &Value) -> String {
         }
     }
     for rule in others {
-        let because: Vec<String> = rule["because"].as_array().into_iter().flatten().map(text).collect();
+        let because: Vec<&str> = items(&rule["because"]).map(text).collect();
         line("skipped", format!("{}: {}", text(&rule["name"]), because.join("; ")));
     }
     lines

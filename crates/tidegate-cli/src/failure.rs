@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use miette::{Diagnostic, MietteHandlerOpts};
 use tidegate::{__io_reason, StoreErrorKind};
+use tidegate_server::SecretKind;
 
 /// An error that ends a command with exit code 2. Its message is printed to standard error and contains no secret.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -42,15 +43,13 @@ pub(crate) enum Failure {
     #[diagnostic(help("specify a directory that you can write to"))]
     Unwritable { file: PathBuf, error: std::io::Error },
     #[error("{place}: {error}")]
-    Token { place: String, error: tidegate_server::AdminTokenError },
+    Token { place: String, error: tidegate_server::SecretError },
     #[error("{} contains no store URL", .file.display())]
     #[diagnostic(help("write the URL to this file, such as redis://:PASSWORD@127.0.0.1:6379"))]
     StoreUrlMissing { file: PathBuf },
     #[error("{place} contains no password for Redis clients")]
-    #[diagnostic(help(
-        "write the password to this file, or omit --resp-password-file to accept clients without a password"
-    ))]
-    PasswordMissing { place: String },
+    #[diagnostic(help("write the password to this file, or omit --{option} to accept clients without a password"))]
+    PasswordMissing { place: String, option: &'static str },
     #[error("{place}: the receipt secret must be at least {bytes_min} bytes long; this one has {bytes}")]
     #[diagnostic(help("generate one, for example with `openssl rand -hex 32`"))]
     ReceiptSecretShort { place: String, bytes: usize, bytes_min: usize },
@@ -72,20 +71,16 @@ pub(crate) enum Failure {
     #[error("upstreams are given both by --upstream and by [[upstreams]] in the configuration file")]
     #[diagnostic(help("remove --upstream, or remove [[upstreams]] from the file"))]
     UpstreamsTwice,
-    #[error("the admin listener on {address} is reachable from other machines and needs a token")]
-    #[diagnostic(help("set $TIDEGATE_ADMIN_TOKEN or --admin-token-file FILE, or listen on 127.0.0.1"))]
-    AdminExposed { address: SocketAddr },
-    #[error("the {listener} listener on {address} is reachable from other machines and requires no {secret}")]
+    /// A listener that other machines can reach without a secret, which `--insecure` would allow.
+    #[error("the {listener} listener on {address} is reachable from other machines and requires no {}", .secret.form.as_str())]
     #[diagnostic(help(
-        "set ${variable} or --{option} FILE, listen on 127.0.0.1, or accept every client with --insecure"
+        "set ${} or --{} FILE, listen on 127.0.0.1, or accept every client with --insecure", .secret.variable, .secret.option
     ))]
-    Exposed {
-        listener: &'static str,
-        address: SocketAddr,
-        secret: &'static str,
-        variable: &'static str,
-        option: &'static str,
-    },
+    Exposed { listener: &'static str, address: SocketAddr, secret: SecretKind },
+    /// A listener of the operator that other machines can reach without a secret, which is never allowed.
+    #[error("the {listener} listener on {address} is reachable from other machines and needs a {}", .secret.form.as_str())]
+    #[diagnostic(help("set ${} or --{} FILE, or listen on 127.0.0.1", .secret.variable, .secret.option))]
+    OperatorExposed { listener: &'static str, address: SocketAddr, secret: SecretKind },
     #[error("cannot open the {listener} listener on {address}: {}", __io_reason(.error))]
     #[diagnostic(help("choose another address with --{option} ADDRESS, or disable this listener with --{option} off"))]
     Listen { listener: &'static str, option: &'static str, address: String, error: std::io::Error },
@@ -97,11 +92,11 @@ pub(crate) enum Failure {
     #[error("no listener uses the inherited socket {addresses}")]
     #[diagnostic(help("set a listener's address to that of the socket, or remove the socket from the socket unit"))]
     UnusedSockets { addresses: String },
-    #[error("every listener is off, so there is nothing to serve{}", .admin.as_ref().map(|reason| format!(" (admin: {reason})")).unwrap_or_default())]
+    #[error("every listener is off, so there is nothing to serve{reasons}")]
     #[diagnostic(help("set an address for at least one listener, for example with --http or --admin"))]
     NothingToServe {
-        /// Why there is no admin listener. `None` if it was disabled.
-        admin: Option<String>,
+        /// Why listeners are off that were not disabled, each as ` (NAME: REASON)`.
+        reasons: String,
     },
     #[error("invalid --{option} URL: the scheme is missing; did you mean {url}?")]
     SchemeMissing { option: &'static str, url: String },
@@ -177,6 +172,12 @@ pub(crate) enum Failure {
     Output(std::io::Error),
     #[error("cannot start: {}", __io_reason(.0))]
     Runtime(#[from] std::io::Error),
+}
+
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Failure {
+        Failure::Runtime(error.into())
+    }
 }
 
 impl From<tidegate_server::KeyEditError> for Failure {

@@ -1,15 +1,14 @@
 //! The commands of `tidegate key`: show and change API keys in the Redis hash of the configuration, on its store or
 //! through a running instance.
 
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use serde_json::{Map, Value, json};
-use tidegate::config::Loaded;
-use tidegate::rules::Lookups;
+use serde_json::{Map, Value, from_value, json, to_value};
 use tidegate_server::{KeyChangeRequest, KeyEditError, KeyEditor};
 
-use crate::admin::Admin;
+use crate::admin::{ask_or, encode};
 use crate::arguments::{KeyCommand, KeyOptions};
-use crate::{Failure, configuration, output, store};
+use crate::output::{items, print_report, text};
+use crate::store::OperatorStore;
+use crate::{Failure, configuration, output};
 
 /// Runs `tidegate key`. Returns whether the key exists; if not, the reason is printed to standard error. `list` always
 /// returns `true`.
@@ -48,72 +47,56 @@ async fn run(command: KeyCommand) -> Result<(), Failure> {
         let present = fields.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?)));
         Value::Object(present.collect::<Map<String, Value>>())
     });
-    let report = match Admin::from_options(&options.admin)? {
-        Some(admin) => {
-            let path = format!("/v1/keys/{}", utf8_percent_encode(&name, NON_ALPHANUMERIC));
-            let method = if change.is_some() { "PATCH" } else { "GET" };
-            admin.send(method, &path, change.as_ref()).await?
-        }
-        None => {
-            let source = KeySource::open(&options)?;
-            let runtime = |error: serde_json::Error| Failure::Runtime(error.into());
-            let report = match change {
-                None => source.editor().show(&name).await?,
-                Some(change) => {
-                    let change: KeyChangeRequest = serde_json::from_value(change).map_err(runtime)?;
-                    source.editor().change(&name, &change).await?
-                }
-            };
-            serde_json::to_value(report).map_err(runtime)?
-        }
-    };
-    if options.json { output::print_line(report) } else { output::print(format_key(&report)) }
+    let method = if change.is_some() { "PATCH" } else { "GET" };
+    let path = format!("/v1/keys/{}", encode(&name));
+    let report = ask_or(&options.admin, (method, &path, change.as_ref()), async || {
+        let store = open(&options)?;
+        let editor = editor(&store)?;
+        let report = match &change {
+            None => editor.show(&name).await?,
+            Some(change) => editor.change(&name, &from_value::<KeyChangeRequest>(change.clone())?).await?,
+        };
+        Ok(to_value(report)?)
+    })
+    .await?;
+    print_report(&report, options.json, format_key)
 }
 
 async fn list(options: &KeyOptions) -> Result<(), Failure> {
-    let report = match Admin::from_options(&options.admin)? {
-        Some(admin) => admin.send("GET", "/v1/keys", None).await?,
-        None => {
-            let list = KeySource::open(options)?.editor().list().await?;
-            serde_json::to_value(list).map_err(|error| Failure::Runtime(error.into()))?
+    let report = ask_or(&options.admin, ("GET", "/v1/keys", None), async || {
+        let store = open(options)?;
+        Ok(to_value(editor(&store)?.list().await?)?)
+    })
+    .await?;
+    print_report(&report, options.json, |report| {
+        let mut lines: String = items(&report["keys"]).map(format_key).collect();
+        match (report["has_more"] == true, items(&report["keys"]).count()) {
+            (true, count) => lines += &format!("… and more: only {count} keys are shown\n"),
+            (false, 0) => lines += "the Redis hash has no API keys\n",
+            (false, _) => {}
         }
-    };
-    if options.json {
-        return output::print_line(report);
-    }
-    let keys = report["keys"].as_array().map(Vec::as_slice).unwrap_or_default();
-    output::print(keys.iter().map(format_key).collect::<String>())?;
-    match (report["has_more"] == true, keys.len()) {
-        (true, count) => output::print_line(format_args!("… and more: only {count} keys are shown")),
-        (false, 0) => output::print_line("the Redis hash has no API keys"),
-        (false, _) => Ok(()),
-    }
+        lines
+    })
 }
 
-/// The configuration of `--config`, and the lookups on its store or that of `--store`.
-struct KeySource {
-    loaded: Loaded,
-    lookups: Lookups,
+/// Loads the configuration of `--config`, prints its warnings, and opens its store or that of `--store`.
+///
+/// # Errors
+/// If the configuration or the store cannot be used, the configuration has no hash of keys, or the store is the memory
+/// store.
+fn open(options: &KeyOptions) -> Result<OperatorStore, Failure> {
+    let file = options.config.as_deref().ok_or(Failure::NoRules)?;
+    let loaded = configuration::load(file, &configuration::loader(&options.store)?)?;
+    if loaded.settings.key_hash.is_none() {
+        return Err(KeyEditError::NoHash.into());
+    }
+    OperatorStore::of(loaded)
 }
 
-impl KeySource {
-    /// Loads the configuration and prints its warnings.
-    ///
-    /// # Errors
-    /// If the configuration or the store cannot be used, or the store is the memory store.
-    fn open(options: &KeyOptions) -> Result<KeySource, Failure> {
-        let file = options.config.as_deref().ok_or(Failure::NoRules)?;
-        let loaded = configuration::load(file, &configuration::loader(&options.store)?)?;
-        if loaded.settings.key_hash.is_none() {
-            return Err(KeyEditError::NoHash.into());
-        }
-        let (_, lookups) = store::limiter_and_lookups(&loaded.settings)?;
-        Ok(KeySource { loaded, lookups })
-    }
-
-    fn editor(&self) -> KeyEditor<'_> {
-        KeyEditor { loaded: &self.loaded, lookups: &self.lookups }
-    }
+/// Returns the editor of the keys in a store.
+fn editor(store: &OperatorStore) -> Result<KeyEditor<'_>, Failure> {
+    let loaded = store.loaded.as_ref().ok_or(Failure::NoRules)?;
+    Ok(KeyEditor { loaded, lookups: &store.lookups })
 }
 
 /// Formats a key as its name and a line per attribute that it has.
@@ -121,11 +104,10 @@ fn format_key(key: &Value) -> String {
     let mut lines = format!("{}\n", key["name"].as_str().unwrap_or("(no name)"));
     let mut line = |label: &str, text: &str| lines += &format!("  {label:<8} {text}\n");
     line("plan", key["plan"].as_str().unwrap_or("none: that of another source, else default"));
-    for limit in key["limits"].as_array().into_iter().flatten() {
-        let (name, limit) = (limit["name"].as_str().unwrap_or_default(), limit["limit"].as_str().unwrap_or_default());
-        line("limit", &format!("{limit} ({name})"));
+    for limit in items(&key["limits"]) {
+        line("limit", &format!("{} ({})", text(&limit["limit"]), text(&limit["name"])));
     }
-    let groups: Vec<&str> = key["groups"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let groups: Vec<&str> = items(&key["groups"]).map(text).collect();
     if !groups.is_empty() {
         line("groups", &groups.join(", "));
     }
@@ -135,7 +117,7 @@ fn format_key(key: &Value) -> String {
     if let Some(problem) = key["problem"].as_str() {
         line("ignored", problem);
     }
-    line("field", key["field"].as_str().unwrap_or_default());
+    line("field", text(&key["field"]));
     lines
 }
 

@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 
+use serde_json::Value;
+
 use crate::Failure;
 
 /// Prints to standard output and flushes it. A closed pipe is not an error, so the exit code stays that of the command.
@@ -20,6 +22,28 @@ pub(crate) fn print(text: impl Display) -> Result<(), Failure> {
 /// If [`print()`] fails.
 pub(crate) fn print_line(text: impl Display) -> Result<(), Failure> {
     print(format_args!("{text}\n"))
+}
+
+/// Prints the report of a command: a line of JSON if `is_json`, else the text that `format` returns.
+///
+/// # Errors
+/// If [`print()`] fails.
+pub(crate) fn print_report(
+    report: &Value,
+    is_json: bool,
+    format: impl FnOnce(&Value) -> String,
+) -> Result<(), Failure> {
+    if is_json { print_line(report) } else { print(format(report)) }
+}
+
+/// Returns a text of a report, or an empty one if the value is not a text.
+pub(crate) fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// Returns the elements of a list of a report, or none if the value is not a list.
+pub(crate) fn items(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
 }
 
 /// Prints a line to standard error. An error of writing is ignored.

@@ -3,43 +3,31 @@
 use std::env::VarError;
 use std::path::Path;
 
-use tidegate_server::{ReceiptSecret, Token};
+use tidegate_server::{ListenerKind, ListenerSecret, ReceiptSecret, SecretError};
 
 use crate::Failure;
 
-const TOKEN_VARIABLE: &str = "TIDEGATE_ADMIN_TOKEN";
 /// Maximum size of a file with a secret, since reading a device might never end.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
-const PASSWORD_VARIABLE: &str = "TIDEGATE_RESP_PASSWORD";
-const HTTP_TOKEN_VARIABLE: &str = "TIDEGATE_HTTP_TOKEN";
 const RECEIPT_SECRET_VARIABLE: &str = "TIDEGATE_RECEIPT_SECRET";
 /// Minimum length of the receipt secret in bytes, as in a configuration.
 const RECEIPT_SECRET_BYTES_MIN: usize = 16;
 
-/// Reads the admin token from `file`, else from `TIDEGATE_ADMIN_TOKEN`.
+/// Reads the secret that clients of a listener must send, from `file`, else from the environment variable of the
+/// listener.
 ///
-/// Returns `None` if there is no file and the variable is not set or empty.
-///
-/// # Errors
-/// If the file cannot be read, or the text is not UTF-8 or not a valid token, such as one with fewer than 16
-/// characters.
-pub(crate) fn admin_token(file: Option<&Path>) -> Result<Option<Token>, Failure> {
-    token(file, TOKEN_VARIABLE)
-}
-
-/// Reads the token of the HTTP listener from `file`, else from `TIDEGATE_HTTP_TOKEN`.
-///
-/// Returns `None` if there is no file and the variable is not set or empty.
+/// Returns `None` if the listener has no secret, or if there is no file and the variable is not set or empty.
 ///
 /// # Errors
-/// If the file cannot be read, or the text is not UTF-8 or not a valid token.
-pub(crate) fn http_token(file: Option<&Path>) -> Result<Option<Token>, Failure> {
-    token(file, HTTP_TOKEN_VARIABLE)
-}
-
-fn token(file: Option<&Path>, variable: &str) -> Result<Option<Token>, Failure> {
-    let Some((place, text)) = read_secret(file, variable)? else { return Ok(None) };
-    Token::given(&text).map(Some).map_err(|error| Failure::Token { place, error })
+/// If the file cannot be read, or the text is not UTF-8, or not a valid secret: a token with fewer than 16 characters,
+/// or an empty password.
+pub(crate) fn of_listener(kind: &ListenerKind, file: Option<&Path>) -> Result<Option<ListenerSecret>, Failure> {
+    let Some(secret) = &kind.secret else { return Ok(None) };
+    let Some((place, text)) = read_secret(file, secret.variable)? else { return Ok(None) };
+    secret.form.parse(&text).map(Some).map_err(|error| match error {
+        SecretError::Empty => Failure::PasswordMissing { place, option: secret.option },
+        error => Failure::Token { place, error },
+    })
 }
 
 /// Reads the URL of the store from `file`. White space around it is removed.
@@ -50,21 +38,6 @@ pub(crate) fn store_url(file: &Path) -> Result<String, Failure> {
     match read_file(file)?.trim() {
         "" => Err(Failure::StoreUrlMissing { file: file.to_owned() }),
         url => Ok(url.to_owned()),
-    }
-}
-
-/// Reads the password of the RESP listener from `file`, else from `TIDEGATE_RESP_PASSWORD`.
-///
-/// Line breaks at the end are removed. Returns `None` if there is no file and the variable is not set or empty.
-///
-/// # Errors
-/// If the file cannot be read or contains no password, or the text is not UTF-8.
-pub(crate) fn resp_password(file: Option<&Path>) -> Result<Option<String>, Failure> {
-    let Some((place, text)) = read_secret(file, PASSWORD_VARIABLE)? else { return Ok(None) };
-    // A file was given, so a password is wanted. An empty file must not turn authentication off.
-    match text.trim_end_matches(['\r', '\n']) {
-        "" => Err(Failure::PasswordMissing { place }),
-        password => Ok(Some(password.to_owned())),
     }
 }
 

@@ -3,60 +3,47 @@
 
 mod announce;
 mod descriptors;
+mod listeners;
 mod memory;
 mod signals;
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::config::{Loaded, Loader, Settings};
 use tidegate::engine::Engine;
-use tidegate::gateway::ServerUrl;
+use tidegate::gateway::{GatewaySettings, ServerUrl};
 use tidegate::observe::TracingObserver;
 use tidegate::rules::{Charge, Lookups, RuleSet};
 use tidegate::{Limit, Limiter, LimiterBuilder, MemoryStore, Rule, Rules, Store, Subject};
 use tidegate_redis::{RedisStore, ServerCheckError, ServerReport};
-use tidegate_server::listeners::resp::RespOptions;
+use tidegate_server::listeners::gateway::GATEWAY;
 use tidegate_server::{
-    Bounds, Listeners, Readiness, ReceiptSecret, Reloader, ServerOptions, StoreTimes, Tls, Token, is_loopback, run,
-    watch_memory,
+    Bounds, Readiness, ReceiptSecret, Reloader, Role, ServerOptions, StoreTimes, Tls, run, watch_memory,
 };
-use tokio::net::{TcpListener, TcpSocket};
 use tracing_subscriber::EnvFilter;
 
-use self::announce::{Addresses, AdminToken, Announcement};
+use self::announce::announce;
+use self::listeners::{OFF, OpenedListener};
 use self::signals::Signals;
-use crate::arguments::{Gateway, Serve, ServiceOptions};
+use crate::arguments::{Gateway, ListenerChoice, Serve, ServiceOptions};
 use crate::inherited::InheritedSockets;
 use crate::store::check_server;
 use crate::{Failure, configuration, secrets};
 
-const ADMIN_DEFAULT: &str = "127.0.0.1:9180";
-const GATEWAY_DEFAULT: &str = "127.0.0.1:8000";
+/// The default address of the gateway in `tidegate gateway`.
+const GATEWAY_ADDRESS: &str = "127.0.0.1:8000";
 /// Interval at which [`watch_eviction`] reads whether the store's server evicts counters.
 const EVICTION_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Maximum number of connections that wait to be accepted. A client beyond that retries after a second. Linux limits it
-/// to 4,096.
-const BACKLOG: u32 = 4_096;
-/// The value of an address option that disables the listener.
-const OFF: &str = "off";
 
-/// The listeners of a command, besides the admin listener, and what only they need.
-struct Endpoints {
-    /// The addresses of the HTTP and the RESP listener, each perhaps `off`.
-    http: String,
-    resp: String,
-    /// The address of the gateway; `None` means that of the configuration file, else `gateway_default`.
-    gateway: Option<String>,
-    gateway_default: &'static str,
-    /// The option that sets the address of the gateway.
-    gateway_option: &'static str,
-    resp_password_file: Option<PathBuf>,
-    http_token_file: Option<PathBuf>,
+/// What `tidegate serve` and `tidegate gateway` do not have in common.
+#[derive(Default)]
+struct CommandOptions {
+    /// The listeners, besides those of the operator.
+    listeners: Vec<ListenerChoice>,
     receipt_secret_file: Option<PathBuf>,
-    /// Whether listeners need no secret on addresses that other machines can reach.
+    /// Whether listeners of clients need no secret on addresses that other machines can reach.
     is_insecure: bool,
     /// The servers of the only upstream, instead of the upstreams of the configuration file.
     servers: Vec<ServerUrl>,
@@ -69,20 +56,13 @@ struct Endpoints {
 /// # Errors
 /// See [`start`].
 pub(crate) async fn serve(arguments: Serve, inherited: InheritedSockets) -> Result<(), Failure> {
-    let endpoints = Endpoints {
-        http: arguments.http,
-        resp: arguments.resp,
-        gateway: arguments.gateway,
-        gateway_default: OFF,
-        gateway_option: "gateway",
-        resp_password_file: arguments.resp_password_file,
-        http_token_file: arguments.http_token_file,
+    let options = CommandOptions {
+        listeners: arguments.listeners.0,
         receipt_secret_file: arguments.receipt_secret_file,
         is_insecure: arguments.insecure,
-        servers: Vec::new(),
-        limit: None,
+        ..CommandOptions::default()
     };
-    start(arguments.service, endpoints, inherited).await
+    start(arguments.service, options, inherited).await
 }
 
 /// Runs `tidegate gateway`: starts the gateway, prints its address, and serves until SIGTERM or SIGINT.
@@ -90,20 +70,20 @@ pub(crate) async fn serve(arguments: Serve, inherited: InheritedSockets) -> Resu
 /// # Errors
 /// If there is no upstream, and see [`start`].
 pub(crate) async fn gateway(arguments: Gateway, inherited: InheritedSockets) -> Result<(), Failure> {
-    let endpoints = Endpoints {
-        http: OFF.to_owned(),
-        resp: OFF.to_owned(),
-        gateway: arguments.listen,
-        gateway_default: GATEWAY_DEFAULT,
-        gateway_option: "listen",
-        resp_password_file: None,
-        http_token_file: None,
-        receipt_secret_file: None,
-        is_insecure: false,
+    let gateway = ListenerChoice {
+        kind: &GATEWAY,
+        option: "listen",
+        address: arguments.listen,
+        default_address: GATEWAY_ADDRESS,
+        secret_file: None,
+    };
+    let options = CommandOptions {
+        listeners: vec![gateway],
         servers: arguments.upstreams,
         limit: arguments.limit,
+        ..CommandOptions::default()
     };
-    start(arguments.service, endpoints, inherited).await
+    start(arguments.service, options, inherited).await
 }
 
 /// Starts the service, prints the addresses of its listeners, and serves until SIGTERM or SIGINT.
@@ -122,21 +102,24 @@ pub(crate) async fn gateway(arguments: Gateway, inherited: InheritedSockets) -> 
 /// password was given for it.
 async fn start(
     arguments: ServiceOptions,
-    endpoints: Endpoints,
+    command: CommandOptions,
     mut inherited: InheritedSockets,
 ) -> Result<(), Failure> {
     let signals = Signals::install()?;
     start_logs(&arguments.log);
     let loader = loader(&arguments)?;
-    let loaded = load(&arguments, &endpoints, &loader)?;
+    let loaded = load(&arguments, &command, &loader)?;
     let settings = match &loaded {
         Some(loaded) => loaded.settings.clone(),
         None => configuration::settings(None, &loader)?,
     };
     let store = settings.redis()?;
-    let receipt_secret = receipt_secret(endpoints.receipt_secret_file.as_deref(), &settings)?;
-    let decides_checks = endpoints.http != OFF || endpoints.resp != OFF;
-    if let Some(loaded) = loaded.as_ref().filter(|_| decides_checks) {
+    let receipt_secret = receipt_secret(command.receipt_secret_file.as_deref(), &settings)?;
+    let forwarding = forwarding(&command, loaded.as_ref())?;
+    let choices: Vec<_> = command.listeners.iter().chain(&arguments.operator_listeners.0).collect();
+    let decides_for_others =
+        choices.iter().any(|choice| choice.kind.decides_for_others && choice.address(&forwarding) != OFF);
+    if let Some(loaded) = loaded.as_ref().filter(|_| decides_for_others) {
         warn_about_refunds(&loaded.rules, receipt_secret.is_some());
         log_settings_for_requests_only(loaded);
     }
@@ -161,74 +144,52 @@ async fn start(
         _ => None,
     };
 
-    let token = secrets::admin_token(arguments.admin_token_file.as_deref())?;
-    let (admin, admin_disabled) = listen_admin(arguments.admin.as_deref(), token.is_some(), &mut inherited).await?;
-    let http = listen("http", "http", &endpoints.http, &mut inherited).await?;
-    let resp = listen("resp", "resp", &endpoints.resp, &mut inherited).await?;
-    let gateway = gateway_of(&endpoints, loaded.as_ref(), &mut inherited).await?;
+    let gateway = prepare_gateway(&choices, &forwarding, loaded.is_some())?;
+    let mut listeners = Vec::new();
+    for choice in choices {
+        let address = choice.address(&forwarding);
+        listeners.extend(OpenedListener::open(choice, address, command.is_insecure, &mut inherited).await?);
+    }
     inherited.verify_all_taken()?;
-    let http_token = secrets::http_token(endpoints.http_token_file.as_deref())?;
-    let resp_options = resp_options(&arguments, endpoints.resp_password_file.as_deref())?;
-    if !endpoints.is_insecure {
-        let is_protected = [http_token.is_some(), resp_options.password.is_some()];
-        for (socket, is_protected, secret) in
-            [(&http, is_protected[0], HTTP_SECRET), (&resp, is_protected[1], RESP_SECRET)]
-        {
-            refuse_exposed(socket.as_ref().filter(|_| !is_protected), secret)?;
-        }
+    let is_open = |listener: &OpenedListener| listener.socket.is_ok();
+    if !listeners.iter().any(is_open) {
+        let reasons = listeners.iter().filter_map(OpenedListener::reason).collect();
+        return Err(Failure::NothingToServe { reasons });
     }
-    if admin.is_none() && http.is_none() && resp.is_none() && gateway.is_none() {
-        return Err(Failure::NothingToServe { admin: admin_disabled });
-    }
-    let address = |socket: &Option<TcpListener>| socket.as_ref().map(TcpListener::local_addr).transpose();
-    let gateway_address = gateway.as_ref().map(|(socket, _)| socket.local_addr()).transpose()?;
-    let addresses =
-        Addresses { http: address(&http)?, resp: address(&resp)?, gateway: gateway_address, admin: address(&admin)? };
-    let is_token_given = token.is_some();
-    let token =
-        token.map_or_else(Token::made, Ok).map_err(|error| Failure::Token { place: "--admin".into(), error })?;
-
-    let served = [&http, &resp].into_iter().flatten().count() + usize::from(gateway.is_some());
+    let served = listeners.iter().filter(|listener| is_open(listener) && listener.kind.role == Role::Service).count();
     let bounds = descriptors::fit(bounds(&arguments), served, descriptors::raise_limit());
     let (engine, reloader) = rules(&arguments, loader, loaded, &limiter, (lookups, memory.shield_bytes), tls.clone());
+    if gateway.is_some() && command.servers.is_empty() {
+        reloader.follow_upstreams();
+    }
     // The first request already meets the bans. If the store does not answer, the engine reads them later.
     let _ = engine.refresh_bans().await;
     let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
-    let mut listeners = Listeners::default().http(http).resp(resp, resp_options).admin(admin);
-    if let Some((socket, gateway)) = gateway {
-        if endpoints.servers.is_empty() {
-            reloader.follow_upstreams();
-        }
-        listeners = listeners.gateway(socket, gateway);
-    }
-    let mut options = ServerOptions::new(engine.clone())
+    tokio::spawn(reloader.clone().watch());
+    tokio::spawn(readiness.clone().watch_store());
+    tokio::spawn(watch_memory(engine.clone()));
+    announce(&listeners, store.is_some(), tls.is_some());
+    let mut options = ServerOptions::new(engine)
         .bounds(bounds)
         .reloader(reloader.clone())
         .readiness(readiness.clone())
         .store_times(store_times)
-        .allowed_origins(arguments.allow_origin.clone())
-        .admin_hosts(arguments.admin_host.clone())
-        .token(token.clone());
+        .allowed_origins(arguments.allow_origin)
+        .admin_hosts(arguments.admin_host);
+    let mut sockets = Vec::new();
+    for OpenedListener { kind, socket, secret, .. } in listeners {
+        if let Some(secret) = secret {
+            options = options.secret(kind, secret);
+        }
+        sockets.extend(socket.map(|(socket, _)| (kind, socket)));
+    }
+    if let Some(gateway) = gateway {
+        options = options.gateway(gateway);
+    }
     if let Some(secret) = receipt_secret {
         options = options.receipt_secret(secret);
     }
-    let needs_http_token = http_token.is_some();
-    if let Some(token) = http_token {
-        options = options.http_token(token);
-    }
-    let announcement = Announcement {
-        addresses,
-        is_shared: store.is_some(),
-        is_encrypted: tls.is_some(),
-        needs_http_token,
-        token: if is_token_given { AdminToken::Given } else { AdminToken::Generated(&token) },
-        admin_disabled,
-    };
-    tokio::spawn(reloader.clone().watch());
-    tokio::spawn(readiness.clone().watch_store());
-    tokio::spawn(watch_memory(engine));
-    announcement.print();
     if let Some(tls) = tls {
         options = options.tls(tls);
     }
@@ -239,7 +200,7 @@ async fn start(
         log_server(server);
         tokio::spawn(watch_eviction(store, readiness));
     }
-    run(listeners, options, signals.until_shutdown(reloader)).await;
+    run(sockets, options, signals.until_shutdown(reloader)).await;
     limiter.withdraw().await;
     #[cfg(feature = "otlp")]
     if let Some(traces) = traces {
@@ -367,8 +328,8 @@ fn rules(
 ///
 /// # Errors
 /// If the file cannot be read or has an error.
-fn load(arguments: &ServiceOptions, endpoints: &Endpoints, loader: &Loader) -> Result<Option<Loaded>, Failure> {
-    match (&arguments.config, &endpoints.limit) {
+fn load(arguments: &ServiceOptions, command: &CommandOptions, loader: &Loader) -> Result<Option<Loaded>, Failure> {
+    match (&arguments.config, &command.limit) {
         (Some(file), _) => configuration::load(file, loader).map(Some),
         (None, Some(limit)) => {
             let rules = Rules::new().rule(Rule::new("per-ip").by(Subject::Ip).limit(limit.to_string()));
@@ -378,27 +339,34 @@ fn load(arguments: &ServiceOptions, endpoints: &Endpoints, loader: &Loader) -> R
     }
 }
 
-/// Binds the gateway's listener and prepares its upstreams. Returns `None` if it is off.
+/// Returns the settings of the gateway: those of the configuration, with the servers of `--upstream` if there are any.
 ///
 /// # Errors
-/// If there is no upstream, an upstream cannot be used, or the address cannot be bound.
-async fn gateway_of(
-    endpoints: &Endpoints,
-    loaded: Option<&Loaded>,
-    inherited: &mut InheritedSockets,
-) -> Result<Option<(TcpListener, tidegate_server::Gateway)>, Failure> {
+/// If both have upstreams.
+fn forwarding(command: &CommandOptions, loaded: Option<&Loaded>) -> Result<GatewaySettings, Failure> {
     let configured = loaded.map(|loaded| loaded.gateway.clone()).unwrap_or_default();
-    let settings = match (endpoints.servers.is_empty(), configured.upstreams.is_empty()) {
-        (true, _) => configured,
-        (false, true) => configured.with_servers(endpoints.servers.clone()),
-        (false, false) => return Err(Failure::UpstreamsTwice),
-    };
-    let address = endpoints.gateway.as_deref().or(settings.listen.as_deref()).unwrap_or(endpoints.gateway_default);
-    if address == OFF {
+    match (command.servers.is_empty(), configured.upstreams.is_empty()) {
+        (true, _) => Ok(configured),
+        (false, true) => Ok(configured.with_servers(command.servers.clone())),
+        (false, false) => Err(Failure::UpstreamsTwice),
+    }
+}
+
+/// Prepares the upstreams of the gateway. Returns `None` if there is no gateway.
+///
+/// # Errors
+/// If there is no upstream, or an upstream cannot be used.
+fn prepare_gateway(
+    listeners: &[&ListenerChoice],
+    settings: &GatewaySettings,
+    has_rules: bool,
+) -> Result<Option<tidegate_server::Gateway>, Failure> {
+    let Some(choice) = listeners.iter().find(|choice| choice.kind.name == GATEWAY.name) else { return Ok(None) };
+    if choice.address(settings) == OFF {
         if !settings.upstreams.is_empty() {
             tracing::warn!(
                 "the configuration has [[upstreams]], but no gateway listens: set `listen` in [gateway], or --{} ADDRESS",
-                endpoints.gateway_option
+                choice.option
             );
         }
         return Ok(None);
@@ -406,23 +374,10 @@ async fn gateway_of(
     if settings.upstreams.is_empty() {
         return Err(Failure::NoUpstream);
     }
-    if loaded.is_none() {
+    if !has_rules {
         tracing::warn!("the gateway has no rules, so nothing is limited: add --limit LIMIT or --config FILE");
     }
-    let gateway = tidegate_server::Gateway::new(&settings)?;
-    let socket = listen("gateway", endpoints.gateway_option, address, inherited).await?;
-    Ok(socket.map(|socket| (socket, gateway)))
-}
-
-/// Returns the options of the RESP listener: its password, which is read from a file or the environment, and its idle
-/// timeout.
-///
-/// # Errors
-/// If the password cannot be read; see [`secrets::resp_password`].
-fn resp_options(arguments: &ServiceOptions, password_file: Option<&Path>) -> Result<RespOptions, Failure> {
-    let password = secrets::resp_password(password_file)?;
-    let default = RespOptions::default();
-    Ok(RespOptions { password, idle: arguments.idle.unwrap_or(default.idle) })
+    Ok(Some(tidegate_server::Gateway::new(settings)?))
 }
 
 /// Returns the limits and timeouts of connections that the options set, with defaults for the others.
@@ -431,94 +386,9 @@ fn bounds(arguments: &ServiceOptions) -> Bounds {
     Bounds {
         connections: arguments.connections as usize,
         http_idle: arguments.idle.unwrap_or(default.http_idle),
+        resp_idle: arguments.idle.unwrap_or(default.resp_idle),
         drain: arguments.drain,
         ..default
-    }
-}
-
-/// Returns the inherited socket of `HOST:PORT`, or binds one to the first of its addresses that can be bound, with a
-/// queue of [`BACKLOG`] connections.
-///
-/// # Errors
-/// If the host cannot be resolved or none of its addresses can be bound. The error is that of the last one.
-async fn bind(address: &str, inherited: &mut InheritedSockets) -> std::io::Result<TcpListener> {
-    let addresses: Vec<_> = tokio::net::lookup_host(address).await?.collect();
-    if let Some(socket) = inherited.take(&addresses)? {
-        return Ok(socket);
-    }
-    let mut failure = None;
-    for address in addresses {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        socket.set_reuseaddr(true)?;
-        match socket.bind(address).and_then(|()| socket.listen(BACKLOG)) {
-            Ok(listener) => return Ok(listener),
-            Err(error) => failure = Some(error),
-        }
-    }
-    Err(failure.unwrap_or_else(|| ErrorKind::AddrNotAvailable.into()))
-}
-
-/// Opens a listener, or returns `None` if the address is `off`. The error message names `listener` and the `option` that
-/// sets its address.
-async fn listen(
-    listener: &'static str,
-    option: &'static str,
-    address: &str,
-    inherited: &mut InheritedSockets,
-) -> Result<Option<TcpListener>, Failure> {
-    if address == OFF {
-        return Ok(None);
-    }
-    let bound = bind(address, inherited).await;
-    bound.map(Some).map_err(|error| Failure::Listen { listener, option, address: address.to_owned(), error })
-}
-
-/// Opens the admin listener on `address`, or on the default address if that is `None`.
-///
-/// `has_token` says whether the operator has set a token. A generated one does not count.
-///
-/// Returns the listener, and the reason if there is none. The reason is `None` if the address is `off`. If the default
-/// address is in use, the service runs without the admin listener, so that a second instance on one machine starts
-/// without options.
-///
-/// # Errors
-/// If the address cannot be bound, or can be reached from other machines and there is no token.
-async fn listen_admin(
-    address: Option<&str>,
-    has_token: bool,
-    inherited: &mut InheritedSockets,
-) -> Result<(Option<TcpListener>, Option<String>), Failure> {
-    let listener = match listen("admin", "admin", address.unwrap_or(ADMIN_DEFAULT), inherited).await {
-        Ok(listener) => listener,
-        Err(Failure::Listen { error, .. }) if address.is_none() && error.kind() == ErrorKind::AddrInUse => {
-            return Ok((None, Some(format!("{ADMIN_DEFAULT} is in use"))));
-        }
-        Err(failure) => return Err(failure),
-    };
-    if let Some(listener) = &listener {
-        let address = listener.local_addr()?;
-        if !has_token && !is_loopback(address.ip()) {
-            return Err(Failure::AdminExposed { address });
-        }
-    }
-    Ok((listener, None))
-}
-
-/// The secret of a listener: the names of the listener and the secret, of the variable and the option that set it.
-type ListenerSecret = [&'static str; 4];
-const HTTP_SECRET: ListenerSecret = ["http", "token", "TIDEGATE_HTTP_TOKEN", "http-token-file"];
-const RESP_SECRET: ListenerSecret = ["resp", "password", "TIDEGATE_RESP_PASSWORD", "resp-password-file"];
-
-/// Returns an error if other machines can reach the socket of a listener that requires no secret.
-fn refuse_exposed(
-    socket: Option<&TcpListener>,
-    [listener, secret, variable, option]: ListenerSecret,
-) -> Result<(), Failure> {
-    let Some(address) = socket.map(TcpListener::local_addr).transpose()? else { return Ok(()) };
-    if is_loopback(address.ip()) {
-        Ok(())
-    } else {
-        Err(Failure::Exposed { listener, address, secret, variable, option })
     }
 }
 

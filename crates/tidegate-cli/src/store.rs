@@ -49,17 +49,7 @@ impl CountersChoice {
     pub(crate) fn limiter(&self) -> Result<Limiter, Failure> {
         let settings = self.settings()?;
         let is_chosen = settings.is_shared() || self.store.store.as_deref() == Some(MEMORY);
-        if is_chosen { limiter(&settings) } else { Err(Failure::NothingKept) }
-    }
-
-    /// Builds a limiter like [`limiter`](CountersChoice::limiter), for a command that uses counters of other processes.
-    ///
-    /// # Errors
-    /// As `limiter`, and [`Failure::NothingCounted`] if the store is the memory store, which is empty in every new
-    /// process.
-    pub(crate) fn shared_limiter(&self) -> Result<Limiter, Failure> {
-        let settings = self.settings()?;
-        if settings.is_shared() { limiter(&settings) } else { Err(Failure::NothingCounted) }
+        if is_chosen { Ok(limiter_and_lookups(&settings)?.0) } else { Err(Failure::NothingKept) }
     }
 
     /// Returns the settings of `--config` or the defaults, with the store of [`StoreChoice::url`] if there is one.
@@ -68,14 +58,22 @@ impl CountersChoice {
     }
 }
 
-/// Builds a limiter on the shared store of the settings, and the lookups of plans and API keys in that store.
+/// Builds a limiter on the store of the settings, and the lookups of plans and API keys in it.
 ///
 /// # Errors
-/// If the URL of the store is invalid, or [`Failure::NothingCounted`] if it is the memory store.
-pub(crate) fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Lookups), Failure> {
+/// If the URL of the store is invalid.
+fn limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Lookups), Failure> {
     let settings = with_command_deadline(settings);
-    let (builder, lookups) = settings.limiter_on(Some(settings.redis()?.ok_or(Failure::NothingCounted)?));
+    let (builder, lookups) = settings.limiter_on(settings.redis()?);
     Ok((builder.on_failure(OnFailure::Deny).announce(false).build(), lookups))
+}
+
+/// Builds what [`limiter_and_lookups`] builds, for a command that uses counters of other processes.
+///
+/// # Errors
+/// As that, and [`Failure::NothingCounted`] if the store is the memory store, which is empty in every new process.
+fn shared_limiter_and_lookups(settings: &Settings) -> Result<(Limiter, Lookups), Failure> {
+    if settings.is_shared() { limiter_and_lookups(settings) } else { Err(Failure::NothingCounted) }
 }
 
 /// The shared store of an operator's command, and the rules of `--config`.
@@ -93,8 +91,15 @@ impl OperatorStore {
     /// # Errors
     /// If the configuration or the store cannot be used, or [`Failure::NothingCounted`] if it is the memory store.
     pub(crate) fn open(file: &Path, store: &StoreChoice) -> Result<OperatorStore, Failure> {
-        let loaded = configuration::load(file, &configuration::loader(store)?)?;
-        let (limiter, lookups) = limiter_and_lookups(&loaded.settings)?;
+        OperatorStore::of(configuration::load(file, &configuration::loader(store)?)?)
+    }
+
+    /// Builds a limiter on the store of a configuration.
+    ///
+    /// # Errors
+    /// If the store cannot be used, or [`Failure::NothingCounted`] if it is the memory store.
+    pub(crate) fn of(loaded: Loaded) -> Result<OperatorStore, Failure> {
+        let (limiter, lookups) = shared_limiter_and_lookups(&loaded.settings)?;
         Ok(OperatorStore { limiter, loaded: Some(loaded), lookups })
     }
 
@@ -103,7 +108,8 @@ impl OperatorStore {
     /// # Errors
     /// As [`open`](OperatorStore::open).
     pub(crate) fn without_rules(counters: &CountersChoice) -> Result<OperatorStore, Failure> {
-        Ok(OperatorStore { limiter: counters.shared_limiter()?, loaded: None, lookups: Lookups::new() })
+        let (limiter, _) = shared_limiter_and_lookups(&counters.settings()?)?;
+        Ok(OperatorStore { limiter, loaded: None, lookups: Lookups::new() })
     }
 
     /// Returns the rules, by which clients are found. `None` without a configuration.
@@ -141,10 +147,6 @@ pub(crate) async fn check_server(store: &RedisStore) -> Result<Result<ServerRepo
         Err(ServerCheckError::Store(error)) if error.kind() == StoreErrorKind::Unsupported => Err(error.into()),
         report => Ok(report),
     }
-}
-
-fn limiter(settings: &Settings) -> Result<Limiter, Failure> {
-    Ok(with_command_deadline(settings).limiter()?.on_failure(OnFailure::Deny).announce(false).build())
 }
 
 /// Returns the settings with [`COMMAND_DEADLINE`], which is then also the timeout of calls to the store.

@@ -10,7 +10,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use http::{Request, Response, Uri};
+use http::{Request, Response};
 use http_body_util::Full;
 use opentelemetry::trace::{Span, SpanBuilder, SpanKind, Tracer, TracerProvider};
 use opentelemetry::{Array, KeyValue, StringValue, Value};
@@ -43,17 +43,11 @@ impl SpanExport {
     /// # Panics
     /// Outside a tokio runtime.
     pub(crate) fn new(endpoint: &str) -> Result<SpanExport, Failure> {
-        if let Some(url) = client::with_scheme(endpoint) {
-            return Err(Failure::SchemeMissing { option: "otlp", url });
-        }
-        let url: Uri = format!("{}/v1/traces", endpoint.trim_end_matches('/')).parse().map_err(|_| Failure::OtlpUrl)?;
-        if !client::is_http_url(&url) {
-            return Err(Failure::OtlpUrl);
-        }
+        client::http_url("otlp", endpoint, Failure::OtlpUrl)?;
         let exporter = SpanExporter::builder()
             .with_http()
             .with_http_client(Collector(Handle::current()))
-            .with_endpoint(url.to_string())
+            .with_endpoint(format!("{}/v1/traces", endpoint.trim_end_matches('/')))
             .with_timeout(SEND_TIMEOUT)
             .build()
             .map_err(|_| Failure::OtlpUrl)?;

@@ -21,8 +21,7 @@ use tokio::time::Instant;
 
 use crate::address_slots::{AddressSlot, AddressSlots};
 use crate::budget::{EvictingBudget, Receiving, Reservation};
-use crate::listener::{ConnectionContext, Listener, Role, ServerState};
-use crate::listeners::admin::is_loopback;
+use crate::listener::{ConnectionContext, Listener, ListenerKind, Role, ServerState};
 use crate::log_limit::LogLimit;
 use crate::proxy_protocol;
 use crate::shutdown::Shutdown;
@@ -70,6 +69,7 @@ struct Acceptor {
 /// If `socket` cannot be used, logs an error and returns. If the task ends before the instance shuts down, the instance
 /// is not ready any more, and `/readyz` names the listener.
 pub(crate) async fn accept(
+    kind: &'static ListenerKind,
     listener: Arc<dyn Listener>,
     socket: TcpListener,
     shared: Arc<ServerState>,
@@ -77,30 +77,30 @@ pub(crate) async fn accept(
     shutdown: Shutdown,
 ) {
     let _guard = shared.readiness.guard(listener.name());
-    Acceptor::new(listener, &socket, &shared, workers).run(socket, shutdown).await;
+    Acceptor::new(kind, listener, &socket, &shared, workers).run(socket, shutdown).await;
 }
 
 impl Acceptor {
     /// Creates an acceptor with the limits of the listener's [`Role`].
     ///
-    /// For [`Role::Operator`], idle connections are evicted, four file descriptors are kept in reserve, and a loopback
-    /// `socket` is not encrypted.
+    /// For [`Role::Operator`], idle connections are evicted, and four file descriptors are kept in reserve.
     ///
     /// # Panics
     /// If the limit on connections exceeds [`Semaphore::MAX_PERMITS`].
     fn new(
+        kind: &ListenerKind,
         listener: Arc<dyn Listener>,
         socket: &TcpListener,
         shared: &ServerState,
         workers: Arc<WorkerPool>,
     ) -> Acceptor {
         let (bounds, evictions) = (&shared.options.bounds, &listener.stats().connections.evicted);
-        let is_local = socket.local_addr().is_ok_and(|address| is_loopback(address.ip()));
-        let (slots, spares, is_plain) = match listener.role() {
-            Role::Service => (ConnectionSlots::new(bounds.connections), Arc::default(), false),
+        let is_encrypted = socket.local_addr().map_or(true, |address| kind.encrypts(address));
+        let (slots, spares) = match kind.role {
+            Role::Service => (ConnectionSlots::new(bounds.connections), Arc::default()),
             Role::Operator => {
                 let slots = ConnectionSlots::evicting(bounds.admin_connections, Arc::clone(evictions));
-                (slots, SpareDescriptors::new(OPERATOR_SPARE_DESCRIPTORS), is_local)
+                (slots, SpareDescriptors::new(OPERATOR_SPARE_DESCRIPTORS))
             }
         };
         Acceptor {
@@ -109,7 +109,7 @@ impl Acceptor {
             spares,
             receive_budget: EvictingBudget::new(bounds.receive_bytes, evictions.clone()),
             grace: bounds.grace,
-            tls: shared.options.tls.clone().filter(|_| !is_plain),
+            tls: shared.options.tls.clone().filter(|_| is_encrypted),
             workers,
             listener,
         }

@@ -2,12 +2,13 @@
 //!
 //! ```no_run
 //! use tidegate::Limiter;
-//! use tidegate_server::{Listeners, ServerOptions, run};
+//! use tidegate_server::listeners::http::HTTP;
+//! use tidegate_server::{ServerOptions, run};
 //!
 //! # async fn example() -> std::io::Result<()> {
 //! let socket = tokio::net::TcpListener::bind("127.0.0.1:8080").await?;
 //! let shutdown = std::future::pending();
-//! run(Listeners::default().http(socket), ServerOptions::new(Limiter::memory()), shutdown).await;
+//! run([(&HTTP, socket)], ServerOptions::new(Limiter::memory()), shutdown).await;
 //! # Ok(())
 //! # }
 //! ```
@@ -32,6 +33,7 @@ mod receipt_secret;
 mod receipts;
 mod reload;
 mod run;
+mod secret;
 mod shutdown;
 mod stream;
 mod tls;
@@ -41,14 +43,13 @@ mod worker_pool;
 pub use browser::{WebOrigin, WebOriginError};
 pub use client::OperatorRules;
 pub use explain::{ExplainQuery, Explanation, LimitExplanation, PlanExplanation, RuleExplanation, is_masked_subject};
-pub use listener::Listeners;
+pub use listener::{AddressSetting, ListenerKind, Role, SecretKind, is_loopback};
+pub use listeners::LISTENERS;
 pub use listeners::admin::api_keys::{
     KeyChangeRequest, KeyEditError, KeyEditor, KeyListReport, KeyReport, OwnLimitReport,
 };
 pub use listeners::admin::bans::{BanQuery, BanReport, BansReport, ListedBanReport, list_bans};
-pub use listeners::admin::is_loopback;
 pub use listeners::admin::keys::{CounterError, CounterQuery, CounterReport, CounterStatus, ResetReport, SkippedRule};
-pub use listeners::admin::token::{AdminTokenError, Token};
 pub use listeners::gateway::{Gateway, UpstreamError, check_upstream};
 pub use memory_watch::watch_memory;
 pub use metrics::StoreTimes;
@@ -56,5 +57,6 @@ pub use readiness::Readiness;
 pub use receipt_secret::ReceiptSecret;
 pub use reload::{RejectedParts, ReloadError, Reloader, findings_json};
 pub use run::{Bounds, ServerOptions, run};
+pub use secret::{ListenerSecret, SecretError, SecretForm};
 pub use tls::{CertificateError, Tls};
 pub use wait_text::format_wait;

@@ -1,13 +1,15 @@
 //! The seam between the server and its protocols.
 //!
-//! A protocol is one file with one implementation of [`Listener`], and one line in [`Listeners`] that builds it.
-//! Everything else is the same for all of them: accepting, the limit on connections, TLS, worker threads, metrics,
-//! readiness and the order of shutdown.
+//! A protocol is one file in `listeners`, with an implementation of [`Listener`] and its declaration, a
+//! [`ListenerKind`], and one row in [`LISTENERS`](crate::listeners::LISTENERS). Everything else is the same for all of
+//! them. The server accepts connections, limits their number, encrypts them, runs the worker threads, reports metrics
+//! and readiness, and shuts down. The command has an option for the address, and one for the file with the secret,
+//! opens the socket, refuses to start if other machines could reach it without the secret, and prints the example.
 //!
 //! ```text
-//!   Listeners ──▶ Listener::serve(stream, peer, context)      one task per connection, on a worker thread
-//!                    ▲                        │
-//!   accept.rs ───────┘                        └─ shutdown signal, receive budget, evictable slot
+//!   LISTENERS ─▶ ListenerKind::build(state) ─▶ Listener::serve(stream, peer, context)
+//!                                                 ▲                       │   one task per connection, on a worker thread
+//!                accept.rs ───────────────────────┘                       └─ shutdown signal, receive budget, evictable slot
 //! ```
 //!
 //! A listener gets the stream itself, so it can speak any protocol on it. Those that speak HTTP/1.1 pass it to
@@ -18,18 +20,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 
-use tokio::net::TcpListener;
+use tidegate::gateway::GatewaySettings;
 
 use crate::auth_guard::AuthGuard;
 use crate::budget::{EvictingBudget, Receiving, Reservation};
 use crate::decider::Decider;
-use crate::listeners::admin::AdminListener;
-use crate::listeners::gateway::{Gateway, GatewayListener};
-use crate::listeners::http::HttpListener;
-use crate::listeners::resp::{RespListener, RespOptions};
 use crate::metrics::{HTTP_ERRORS, ListenerStats, Metrics};
 use crate::readiness::Readiness;
 use crate::run::ServerOptions;
+use crate::secret::SecretForm;
 use crate::shutdown::{Shutdown, ShutdownStage};
 use crate::stream::ClientStream;
 use crate::tls::Alpn;
@@ -58,11 +57,6 @@ pub(crate) trait Listener: Send + Sync + 'static {
     /// With TLS nothing is sent, because there was no handshake.
     fn over_limit_reply(&self) -> &'static [u8];
 
-    /// Returns whether this listener serves clients or the operator. Defaults to [`Role::Service`].
-    fn role(&self) -> Role {
-        Role::Service
-    }
-
     /// Returns how a connection from `peer` is accepted. Defaults to [`PeerPolicy::default`].
     ///
     /// Called with the remote address of a connection, and again with the address in its PROXY protocol header.
@@ -83,15 +77,81 @@ pub(crate) trait Listener: Send + Sync + 'static {
     fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture;
 }
 
+/// The declaration of a listener, from which its options, its messages and its treatment follow.
+#[derive(Clone, Copy, Debug)]
+pub struct ListenerKind {
+    /// The name in logs, metrics, messages and `/readyz`, and the option of `tidegate serve` that sets the address.
+    pub name: &'static str,
+    /// The listener in help texts, after "Address of", such as `the RESP listener, for Redis clients`.
+    pub help: &'static str,
+    /// The address if neither the option nor the configuration sets one: `HOST:PORT`, or `off`.
+    pub default_address: &'static str,
+    /// The setting of the configuration file for the address. `None` if there is none.
+    pub address_setting: Option<AddressSetting>,
+    /// The users of the listener.
+    pub role: Role,
+    /// Whether it decides requests that other programs serve, so that it sees only what these report of their outcome.
+    pub decides_for_others: bool,
+    /// The secret that clients must send. `None` if the protocol has none.
+    pub secret: Option<SecretKind>,
+    /// A command that tries the listener. In it, `{url}`, `{ip}` and `{port}` are replaced by the address of the
+    /// listener, `{tls}` by ` --tls` if it is encrypted, and `{auth}` by the option with which curl sends its token.
+    pub example: &'static str,
+    /// Creates the listener when the server starts.
+    pub(crate) build: fn(&ServerState) -> Arc<dyn Listener>,
+}
+
+impl ListenerKind {
+    /// Returns whether connections to `address` are encrypted if the server has a certificate.
+    ///
+    /// False only for an operator's listener on a loopback address.
+    pub fn encrypts(&self, address: SocketAddr) -> bool {
+        self.role == Role::Service || !is_loopback(address.ip())
+    }
+}
+
+/// A setting of the configuration file for the address of a listener.
+#[derive(Clone, Copy, Debug)]
+pub struct AddressSetting {
+    /// The setting in help texts, such as `` `listen` of `[gateway]` ``.
+    pub help: &'static str,
+    /// Returns the address, or `None` if it is not set.
+    pub read: fn(&GatewaySettings) -> Option<&str>,
+}
+
+/// The secret of a kind of listener, and where the operator sets it.
+///
+/// A listener of role [`Service`](Role::Service) needs none if the operator sets none, but is then refused on an
+/// address that other machines can reach, unless the operator allows that. For one of role [`Operator`](Role::Operator),
+/// a token is generated if the operator sets none, and it is always refused on such an address.
+#[derive(Clone, Copy, Debug)]
+pub struct SecretKind {
+    /// The form of the secret.
+    pub form: SecretForm,
+    /// Who sends it, in help texts after "the password that", such as `Redis clients must send`.
+    pub help: &'static str,
+    /// The environment variable with the secret.
+    pub variable: &'static str,
+    /// The option with the file that contains the secret, without dashes.
+    pub option: &'static str,
+}
+
 /// The users of a listener. Determines its connection limit, and when it closes during a shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Role {
+pub enum Role {
     /// Clients. At most `Bounds::connections` connections; one more is rejected.
     Service,
     /// The operator and probes. At most `Bounds::admin_connections` connections; one more evicts the connection that
     /// was idle for longest. It keeps a few file descriptors in reserve, is not encrypted on a loopback address, and
     /// closes after all listeners of role `Service`.
     Operator,
+}
+
+/// Returns whether `address` is a loopback address (127.0.0.0/8, `::1`), also if it is mapped from IPv4 to IPv6.
+///
+/// Only this machine can reach such an address.
+pub fn is_loopback(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
 }
 
 /// How connections from one address are accepted. By default, they have no PROXY protocol header, and their number is
@@ -136,69 +196,4 @@ pub(crate) struct ServerState {
     pub(crate) decider: Decider,
     pub(crate) auth_guard: Arc<AuthGuard>,
     pub(crate) metrics: Arc<Metrics>,
-}
-
-type BuildListener = Box<dyn FnOnce(&ServerState) -> Arc<dyn Listener> + Send>;
-
-/// The sockets that [`run`](crate::run()) serves, each with its protocol. Empty by default.
-#[derive(Default)]
-pub struct Listeners(Vec<(TcpListener, BuildListener)>);
-
-impl Listeners {
-    /// Adds a socket that serves HTTP: `POST /v1/check`, `POST /v1/refund`, `/v1/forward-auth`, `/openapi.json` and
-    /// `/docs`. `None` adds nothing.
-    #[must_use]
-    pub fn http(self, socket: impl Into<Option<TcpListener>>) -> Listeners {
-        self.add(socket, HttpListener::build)
-    }
-
-    /// Adds a socket that serves RESP, the protocol of Redis clients. `None` adds nothing.
-    #[must_use]
-    pub fn resp(self, socket: impl Into<Option<TcpListener>>, options: RespOptions) -> Listeners {
-        self.add(socket, |shared| RespListener::build(shared, options))
-    }
-
-    /// Adds a socket on which requests are forwarded to the upstreams of `gateway` if the rules admit them.
-    ///
-    /// HTTP/1.1 and HTTP/2. `None` adds nothing.
-    #[must_use]
-    pub fn gateway(self, socket: impl Into<Option<TcpListener>>, gateway: Gateway) -> Listeners {
-        self.add(socket, |shared| GatewayListener::build(shared, gateway))
-    }
-
-    /// Adds a socket that serves the admin API over HTTP: readiness, metrics, rules, counters, bans and reloads.
-    ///
-    /// `None` adds nothing.
-    #[must_use]
-    pub fn admin(self, socket: impl Into<Option<TcpListener>>) -> Listeners {
-        self.add(socket, AdminListener::build)
-    }
-
-    /// Adds a socket that serves the listener which `build` returns. `build` is called when the server starts.
-    ///
-    /// A socket of `None` adds nothing.
-    pub(crate) fn add<L: Listener>(
-        mut self,
-        socket: impl Into<Option<TcpListener>>,
-        build: impl FnOnce(&ServerState) -> L + Send + 'static,
-    ) -> Listeners {
-        if let Some(socket) = socket.into() {
-            self.0.push((socket, Box::new(|shared| Arc::new(build(shared)))));
-        }
-        self
-    }
-
-    /// Builds the listeners from the shared state.
-    ///
-    /// Returns them with their sockets, in the order in which they were added.
-    pub(crate) fn build(self, shared: &ServerState) -> Vec<(TcpListener, Arc<dyn Listener>)> {
-        self.0.into_iter().map(|(socket, build)| (socket, build(shared))).collect()
-    }
-}
-
-impl std::fmt::Debug for Listeners {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let sockets = self.0.iter().map(|(socket, _)| socket);
-        f.debug_list().entries(sockets).finish()
-    }
 }

@@ -174,9 +174,10 @@ impl MetricsPage<'_, '_> {
     ) -> std::fmt::Result {
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, value) in series {
-            match labels.is_empty() {
-                true => metric.encode_counter::<Vec<Label<'_>>, u64, u64>(&value, None)?,
-                false => metric.encode_family(&labels)?.encode_counter::<Vec<Label<'_>>, u64, u64>(&value, None)?,
+            if labels.is_empty() {
+                metric.encode_counter::<Vec<Label<'_>>, u64, u64>(&value, None)?
+            } else {
+                metric.encode_family(&labels)?.encode_counter::<Vec<Label<'_>>, u64, u64>(&value, None)?
             }
         }
         Ok(())

@@ -27,18 +27,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::engine::Engine;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::accept::accept;
 use crate::browser::{BrowserPolicy, WebOrigin};
 use crate::decider::Decider;
-use crate::listener::{Listeners, Role, ServerState};
-use crate::listeners::admin::token::Token;
+use crate::listener::{ListenerKind, Role, ServerState};
+use crate::listeners::gateway::Gateway;
 use crate::metrics::{DecisionStats, Metrics, StoreTimes};
 use crate::readiness::Readiness;
 use crate::receipt_secret::ReceiptSecret;
 use crate::reload::Reloader;
+use crate::secret::ListenerSecret;
 use crate::shutdown::{Shutdown, ShutdownStage};
 use crate::tls::Tls;
 use crate::worker_pool::WorkerPool;
@@ -55,6 +57,8 @@ pub struct Bounds {
     /// How long an HTTP client may take until its next request header is complete, or to accept a response. Defaults to
     /// 60 s; the admin listener allows at most 10 s.
     pub http_idle: Duration,
+    /// How long a Redis client may be silent, or take to accept a reply. Defaults to 300 s.
+    pub resp_idle: Duration,
     /// The bytes that each listener holds of requests that are not complete, besides 4 KiB for each connection. When
     /// they are used up, the oldest of these requests is dropped to make room for another. Defaults to 32 MiB.
     pub receive_bytes: usize,
@@ -70,6 +74,7 @@ impl Default for Bounds {
             connections: 10_000,
             admin_connections: 64,
             http_idle: Duration::from_secs(60),
+            resp_idle: Duration::from_secs(300),
             receive_bytes: 32 * 1024 * 1024,
             drain: Duration::ZERO,
             grace: Duration::from_secs(10),
@@ -84,8 +89,9 @@ pub struct ServerOptions {
     pub(crate) bounds: Bounds,
     pub(crate) tls: Option<Tls>,
     pub(crate) reloader: Reloader,
-    pub(crate) token: Option<Token>,
-    pub(crate) http_token: Option<Token>,
+    pub(crate) gateway: Gateway,
+    /// The secrets that were set, each with the name of its listener.
+    secrets: Vec<(&'static str, ListenerSecret)>,
     pub(crate) browsers: BrowserPolicy,
     receipt_secret: Option<ReceiptSecret>,
     readiness: Option<Readiness>,
@@ -105,8 +111,8 @@ impl ServerOptions {
             bounds: Bounds::default(),
             tls: None,
             reloader: Reloader::nothing(),
-            token: None,
-            http_token: None,
+            gateway: Gateway::default(),
+            secrets: Vec::new(),
             browsers: BrowserPolicy::default(),
             receipt_secret: None,
             readiness: None,
@@ -149,20 +155,22 @@ impl ServerOptions {
         ServerOptions { readiness: Some(readiness), ..self }
     }
 
-    /// Sets the token of the admin API.
+    /// Sets the secret that clients of a listener must send.
     ///
-    /// Defaults to none: then all paths but `/healthz`, `/readyz`, `/metrics`, `/openapi.json` and `/docs` answer 401.
+    /// Defaults to none: every client of the HTTP and the RESP listener can send checks, and the admin listener answers
+    /// 401 on all paths but `/healthz`, `/readyz`, `/metrics`, `/openapi.json` and `/docs`.
     #[must_use]
-    pub fn token(self, token: Token) -> ServerOptions {
-        ServerOptions { token: Some(token), ..self }
+    pub fn secret(mut self, listener: &ListenerKind, secret: ListenerSecret) -> ServerOptions {
+        self.secrets.push((listener.name, secret));
+        self
     }
 
-    /// Sets the token that checks on HTTP listeners must have as `Authorization: Bearer`.
+    /// Sets the upstreams of the gateway, and the limits of its listener.
     ///
-    /// Defaults to none: every client can send checks. With a token, a check without it is answered with 401.
+    /// Defaults to no upstreams: the gateway answers every request that the rules admit with 404.
     #[must_use]
-    pub fn http_token(self, token: Token) -> ServerOptions {
-        ServerOptions { http_token: Some(token), ..self }
+    pub fn gateway(self, gateway: Gateway) -> ServerOptions {
+        ServerOptions { gateway, ..self }
     }
 
     /// Sets the observer whose durations of store calls `/metrics` reports. Defaults to one that records nothing.
@@ -196,6 +204,12 @@ impl ServerOptions {
     pub fn admin_hosts(mut self, hosts: Vec<String>) -> ServerOptions {
         self.browsers.admin_hosts = hosts;
         self
+    }
+
+    /// Returns the secret that was set last for a listener, or `None` if it has none.
+    pub(crate) fn secret_of(&self, listener: &ListenerKind) -> Option<ListenerSecret> {
+        let secret = self.secrets.iter().rev().find(|(name, _)| *name == listener.name);
+        secret.map(|(_, secret)| secret.clone())
     }
 
     pub(crate) fn into_shared(self) -> ServerState {
@@ -236,7 +250,7 @@ impl ListenerGroup {
     }
 }
 
-/// Serves the listeners until `shutdown` completes, then closes them and waits for their connections.
+/// Serves the sockets, each as a listener of its kind, until `shutdown` completes, then closes them and waits for their connections.
 ///
 /// From then on the instance is not ready. It serves for another [`Bounds::drain`]. Then it closes all listeners except
 /// the admin listener and waits up to [`Bounds::grace`] for their connections, and then does the same for the admin
@@ -244,19 +258,23 @@ impl ListenerGroup {
 ///
 /// Starts the worker threads, and does not wait until they have ended. A listener that fails is logged and makes the
 /// instance not ready; the others continue. Must be called in a tokio runtime with timers and I/O.
-pub async fn run(listeners: Listeners, options: ServerOptions, shutdown: impl Future<Output = ()>) {
+pub async fn run(
+    listeners: impl IntoIterator<Item = (&'static ListenerKind, TcpListener)>,
+    options: ServerOptions,
+    shutdown: impl Future<Output = ()>,
+) {
     let shared = Arc::new(options.into_shared());
-    let listeners = listeners.build(&shared);
-    shared.metrics.set_listeners(listeners.iter().map(|(_, listener)| listener.stats().clone()).collect());
+    let listeners: Vec<_> = listeners.into_iter().map(|(kind, socket)| (kind, socket, (kind.build)(&shared))).collect();
+    shared.metrics.set_listeners(listeners.iter().map(|(.., listener)| listener.stats().clone()).collect());
 
     let workers = Arc::new(WorkerPool::new(shared.options.threads));
     let (mut service, mut operator) = (ListenerGroup::new(), ListenerGroup::new());
-    for (socket, listener) in listeners {
-        let group = match listener.role() {
+    for (kind, socket, listener) in listeners {
+        let group = match kind.role {
             Role::Service => &mut service,
             Role::Operator => &mut operator,
         };
-        group.tasks.spawn(accept(listener, socket, shared.clone(), workers.clone(), group.shutdown.clone()));
+        group.tasks.spawn(accept(kind, listener, socket, shared.clone(), workers.clone(), group.shutdown.clone()));
     }
 
     shutdown.await;

@@ -31,7 +31,6 @@ pub(crate) mod api_keys;
 pub(crate) mod bans;
 pub(crate) mod keys;
 pub(crate) mod rules;
-pub(crate) mod token;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -51,12 +50,13 @@ use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
-use self::token::{AuthError, Token};
 use crate::auth_guard::AuthGuard;
 use crate::browser::BrowserPolicy;
 use crate::client::OperatorRules;
 use crate::explain::{ExplainQuery, Explanation};
-use crate::listener::{BoxError, ConnectionContext, Listener, Role, ServeFuture, ServerState};
+use crate::listener::{
+    BoxError, ConnectionContext, Listener, ListenerKind, Role, SecretKind, ServeFuture, ServerState,
+};
 use crate::listeners::http::connection::{
     self, OVER_LIMIT_RESPONSE, json, method_not_allowed, page_path, problem, read_body,
 };
@@ -67,6 +67,7 @@ use crate::metrics::{HTTP_ERRORS, ListenerStats, Metrics, MetricsFormat, Rejecti
 use crate::openapi;
 use crate::readiness::Readiness;
 use crate::reload::{ReloadError, ReloadErrorBody, ReloadedBody, Reloader};
+use crate::secret::{self, AuthError, ListenerSecret, SecretForm};
 use crate::stream::ClientStream;
 
 /// The longest time that a client has to send a complete request header, even if `Bounds::http_idle` is longer.
@@ -78,13 +79,6 @@ pub(crate) const TOKEN_WRONG: &str = "the token in the header Authorization is w
 pub(crate) const TOO_MANY_ATTEMPTS: &str = "too many failed attempts from this address; try again later";
 /// The most bytes of a body: enough for all headers of a request to explain.
 const BODY_BYTES_MAX: usize = 256 * 1024;
-
-/// Returns whether `address` is a loopback address (127.0.0.0/8, `::1`), also if it is mapped from IPv4 to IPv6.
-///
-/// Only this machine can reach such an address.
-pub fn is_loopback(address: IpAddr) -> bool {
-    address.to_canonical().is_loopback()
-}
 
 /// That the process is alive.
 #[derive(Serialize)]
@@ -104,11 +98,29 @@ struct NotReloadedBody {
     failure: ReloadErrorBody,
 }
 
+/// The admin listener.
+pub static ADMIN: ListenerKind = ListenerKind {
+    name: "admin",
+    help: "the admin listener (metrics, health, keys, rules, reload)",
+    default_address: "127.0.0.1:9180",
+    address_setting: None,
+    role: Role::Operator,
+    decides_for_others: false,
+    secret: Some(SecretKind {
+        form: SecretForm::Token,
+        help: "requests to the admin API must send",
+        variable: "TIDEGATE_ADMIN_TOKEN",
+        option: "admin-token-file",
+    }),
+    example: "curl {auth}{url}/v1/rules",
+    build: |state| Arc::new(AdminListener::build(state)),
+};
+
 /// The admin listener: serves health, readiness, metrics, and the API for operators.
 pub(crate) struct AdminListener {
     engine: Engine,
     /// `None` rejects every request that needs a token.
-    token: Option<Token>,
+    token: Option<ListenerSecret>,
     readiness: Readiness,
     reloader: Reloader,
     metrics: Arc<Metrics>,
@@ -128,10 +140,6 @@ impl Listener for AdminListener {
         OVER_LIMIT_RESPONSE
     }
 
-    fn role(&self) -> Role {
-        Role::Operator
-    }
-
     fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
         Box::pin(async move {
             let handler = |request| self.answer(request, peer.ip());
@@ -146,12 +154,12 @@ impl AdminListener {
         let options = &shared.options;
         AdminListener {
             engine: options.engine.clone(),
-            token: options.token.clone(),
+            token: options.secret_of(&ADMIN),
             readiness: shared.readiness.clone(),
             reloader: options.reloader.clone(),
             metrics: shared.metrics.clone(),
             clock: SystemClock::new(),
-            stats: ListenerStats::new("admin", HTTP_ERRORS, &[Rejection::Origin, Rejection::Host], true),
+            stats: ListenerStats::new(ADMIN.name, HTTP_ERRORS, &[Rejection::Origin, Rejection::Host], true),
             browsers: options.browsers.clone(),
             auth_guard: shared.auth_guard.clone(),
             idle: options.bounds.http_idle.min(IDLE_MAX),
@@ -267,12 +275,12 @@ impl AdminListener {
         }
     }
 
-    /// Checks the bearer token of a request; see [`token::authenticate`].
+    /// Checks the bearer token of a request; see [`secret::authenticate`].
     ///
     /// `Err` is the response: 401 if the token is missing or wrong or the server has none, 429 if 16 attempts of `peer`
     /// are waiting already.
     async fn authenticate(&self, headers: &HeaderMap, peer: IpAddr) -> Result<(), Response<Bytes>> {
-        let checked = token::authenticate(self.token.as_ref(), headers, peer, &self.auth_guard, &self.stats).await;
+        let checked = secret::authenticate(self.token.as_ref(), headers, peer, &self.auth_guard, &self.stats).await;
         checked.map_err(|error| match error {
             AuthError::Missing => unauthorized(TOKEN_MISSING, "admin"),
             AuthError::Wrong => unauthorized(TOKEN_WRONG, "admin"),

@@ -73,14 +73,29 @@ pub(crate) use self::upstream::Upstreams;
 pub use self::upstream::{UpstreamError, check_upstream};
 use self::validate::Invalid;
 use crate::decider::Decider;
-use crate::listener::{ConnectionContext, Listener, PeerPolicy, ServeFuture, ServerState};
+use crate::listener::{
+    AddressSetting, ConnectionContext, Listener, ListenerKind, PeerPolicy, Role, ServeFuture, ServerState,
+};
 use crate::listeners::http::connection::OVER_LIMIT_RESPONSE;
 use crate::metrics::ListenerStats;
 use crate::stream::ClientStream;
 use crate::tls::Alpn;
 
-/// The name of the listener in logs, metrics and `/readyz`.
-const NAME: &str = "gateway";
+/// The gateway's listener.
+pub static GATEWAY: ListenerKind = ListenerKind {
+    name: "gateway",
+    help: "the gateway, which forwards admitted requests to `[[upstreams]]` in the configuration file",
+    default_address: "off",
+    address_setting: Some(AddressSetting {
+        help: "`listen` of `[gateway]`",
+        read: |settings| settings.listen.as_deref(),
+    }),
+    role: Role::Service,
+    decides_for_others: false,
+    secret: None,
+    example: "curl -i {url}/",
+    build: |state| Arc::new(GatewayListener::build(state)),
+};
 
 /// The statuses that the gateway counts by name: those that it sends itself, and those of its upstreams.
 const ERRORS: &[&str] = &[
@@ -88,8 +103,9 @@ const ERRORS: &[&str] = &[
     "503", "504",
 ];
 
-/// The upstreams of a gateway, and the limits of its listener. Passed to [`Listeners::gateway`](crate::Listeners).
-#[derive(Clone, Debug)]
+/// The upstreams of a gateway, and the limits of its listener. Passed to
+/// [`ServerOptions::gateway`](crate::ServerOptions::gateway). By default, there are no upstreams.
+#[derive(Clone, Debug, Default)]
 pub struct Gateway {
     bounds: GatewayBounds,
     proxy_protocol: bool,
@@ -125,11 +141,11 @@ pub(crate) struct GatewayListener {
 }
 
 impl GatewayListener {
-    /// Creates the listener with the rules of `shared`. Without rules, all requests are admitted.
+    /// Creates the listener with the rules and the upstreams of `shared`. Without rules, all requests are admitted.
     ///
     /// Must be called in a tokio runtime with timers.
-    pub(crate) fn build(shared: &ServerState, gateway: Gateway) -> GatewayListener {
-        let engine = shared.decider.engine().clone();
+    pub(crate) fn build(shared: &ServerState) -> GatewayListener {
+        let (gateway, engine) = (shared.options.gateway.clone(), shared.decider.engine().clone());
         engine.set_companion(gateway.upstreams);
         let of_metrics = engine.clone();
         let stats = move || Upstreams::of(&of_metrics).map(|upstreams| upstreams.stats()).unwrap_or_default();
@@ -144,7 +160,7 @@ impl GatewayListener {
             proxy_protocol: gateway.proxy_protocol,
             idle: shared.options.bounds.http_idle,
             deadlines,
-            stats: ListenerStats::new(NAME, ERRORS, &[], false),
+            stats: ListenerStats::new(GATEWAY.name, ERRORS, &[], false),
             log,
         }
     }

@@ -48,17 +48,37 @@ use self::response::{decision_body, refusal_body};
 use crate::auth_guard::AuthGuard;
 use crate::browser::BrowserPolicy;
 use crate::decider::Decider;
-use crate::listener::{BoxError, ConnectionContext, Listener, ServeFuture, ServerState};
-use crate::listeners::admin::token::{AuthError, Token, authenticate};
+use crate::listener::{
+    BoxError, ConnectionContext, Listener, ListenerKind, Role, SecretKind, ServeFuture, ServerState,
+};
 use crate::listeners::admin::{TOKEN_MISSING, TOKEN_WRONG, TOO_MANY_ATTEMPTS, unauthorized};
 use crate::log_limit::LogLimit;
 use crate::metrics::{HTTP_ERRORS, ListenerStats, Rejection};
 use crate::openapi;
 use crate::receipts::IssuedReceipt;
+use crate::secret::{AuthError, ListenerSecret, SecretForm, authenticate};
 use crate::stream::ClientStream;
 
 /// The most bytes of a body: a key of 64 KiB in which every byte is escaped, and the rest.
 const BODY_BYTES_MAX: usize = 512 * 1024;
+
+/// The HTTP listener.
+pub static HTTP: ListenerKind = ListenerKind {
+    name: "http",
+    help: "the HTTP listener (/v1/check, /v1/refund, /v1/forward-auth)",
+    default_address: "127.0.0.1:8080",
+    address_setting: None,
+    role: Role::Service,
+    decides_for_others: true,
+    secret: Some(SecretKind {
+        form: SecretForm::Token,
+        help: "HTTP clients must send as `Authorization: Bearer`",
+        variable: "TIDEGATE_HTTP_TOKEN",
+        option: "http-token-file",
+    }),
+    example: r#"curl {auth}-d '{"key":"user:42","limit":"10/min"}' {url}/v1/check"#,
+    build: |state| Arc::new(HttpListener::build(state)),
+};
 
 /// The HTTP listener: answers `POST /v1/check`, `POST /v1/refund`, `/v1/forward-auth`, `/openapi.json` and `/docs`.
 #[derive(Clone, Debug)]
@@ -68,7 +88,7 @@ pub(crate) struct HttpListener {
     browsers: BrowserPolicy,
     idle: Duration,
     /// The token that checks must have, and the guard against guesses. `None` accepts checks without a token.
-    auth: Option<(Token, Arc<AuthGuard>)>,
+    auth: Option<(ListenerSecret, Arc<AuthGuard>)>,
     /// Limits the warnings about forward-auth requests that the proxy's configuration makes invalid.
     forward_auth_log: Arc<LogLimit>,
 }
@@ -98,7 +118,7 @@ impl HttpListener {
     fn of(decider: Decider, idle: Duration) -> HttpListener {
         HttpListener {
             decider,
-            stats: ListenerStats::new("http", HTTP_ERRORS, &[Rejection::Origin], false),
+            stats: ListenerStats::new(HTTP.name, HTTP_ERRORS, &[Rejection::Origin], false),
             browsers: BrowserPolicy::default(),
             idle,
             auth: None,
@@ -108,11 +128,11 @@ impl HttpListener {
 
     /// Creates the HTTP listener of a server from the state that its listeners share.
     pub(crate) fn build(shared: &ServerState) -> HttpListener {
-        let options = &shared.options;
+        let (options, token) = (&shared.options, shared.options.secret_of(&HTTP));
         HttpListener {
             browsers: options.browsers.clone(),
-            stats: ListenerStats::new("http", HTTP_ERRORS, &[Rejection::Origin], options.http_token.is_some()),
-            auth: options.http_token.clone().map(|token| (token, shared.auth_guard.clone())),
+            stats: ListenerStats::new(HTTP.name, HTTP_ERRORS, &[Rejection::Origin], token.is_some()),
+            auth: token.map(|token| (token, shared.auth_guard.clone())),
             ..HttpListener::of(shared.decider.clone(), options.bounds.http_idle)
         }
     }
@@ -305,7 +325,7 @@ impl HttpListener {
     }
 
     /// Sets the token that checks must have.
-    pub(crate) fn with_token(self, token: Token) -> HttpListener {
+    pub(crate) fn with_token(self, token: ListenerSecret) -> HttpListener {
         HttpListener { auth: Some((token, Arc::default())), ..self }
     }
 

@@ -39,7 +39,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
-use subtle::ConstantTimeEq;
 use tidegate::{Check, Decision, Demand, Redeemed, Unavailable};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
@@ -51,9 +50,10 @@ use self::reply::{Replies, RespVersion};
 use super::io::{IdleTimeout, ReadOutcome, close, read_waiting, send, send_last, shrink};
 use crate::auth_guard::{Attempt, AuthGuard};
 use crate::decider::Decider;
-use crate::listener::{ConnectionContext, Listener, ServeFuture, ServerState};
+use crate::listener::{ConnectionContext, Listener, ListenerKind, Role, SecretKind, ServeFuture, ServerState};
 use crate::metrics::{ListenerStats, RESP_ERRORS, Rejection};
 use crate::receipts::RefundError;
+use crate::secret::{ListenerSecret, SecretForm};
 use crate::stream::{ClientStream, Cork};
 
 /// The maximum number of commands that are answered together. Larger pipelines are answered in several writes.
@@ -74,27 +74,32 @@ const EVICTED: &str = "ERR too many bytes of incomplete or waiting commands are 
 const NOAUTH: &str = "NOAUTH Authentication required";
 const OVER_LIMIT_REPLY: &[u8] = b"-ERR max number of clients reached\r\n";
 
+/// The RESP listener.
+pub static RESP: ListenerKind = ListenerKind {
+    name: "resp",
+    help: "the RESP listener, for Redis clients",
+    default_address: "127.0.0.1:6380",
+    address_setting: None,
+    role: Role::Service,
+    decides_for_others: true,
+    secret: Some(SecretKind {
+        form: SecretForm::Password,
+        help: "Redis clients must send",
+        variable: "TIDEGATE_RESP_PASSWORD",
+        option: "resp-password-file",
+    }),
+    example: "redis-cli -h {ip} -p {port}{tls} TIDEGATE.CHECK user:42 10/min",
+    build: |state| Arc::new(RespListener::build(state)),
+};
+
 /// Options of the RESP listener.
-#[derive(Clone)]
-pub struct RespOptions {
-    /// The password that clients must give with `AUTH` or `HELLO`, within 10 s. Any user name is accepted. Defaults to
-    /// none.
-    pub password: Option<String>,
-    /// The time after which a silent connection is closed, or one that does not accept its replies. Defaults to 300 s.
-    pub idle: Duration,
-}
-
-impl Default for RespOptions {
-    fn default() -> Self {
-        RespOptions { password: None, idle: Duration::from_secs(300) }
-    }
-}
-
-impl std::fmt::Debug for RespOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let password = self.password.as_ref().map(|_| "set");
-        f.debug_struct("RespOptions").field("password", &password).field("idle", &self.idle).finish()
-    }
+#[derive(Clone, Debug)]
+pub(crate) struct RespOptions {
+    /// The password that clients must give with `AUTH` or `HELLO`, within 10 s. Any user name is accepted. `None` if
+    /// they need none.
+    pub(crate) password: Option<ListenerSecret>,
+    /// The time after which a silent connection is closed, or one that does not accept its replies.
+    pub(crate) idle: Duration,
 }
 
 /// The RESP listener: answers the commands of Redis clients.
@@ -121,12 +126,14 @@ impl Listener for RespListener {
 
 impl RespListener {
     fn new(decider: Decider, options: RespOptions) -> RespListener {
-        let stats = ListenerStats::new("resp", RESP_ERRORS, &[Rejection::Http], true);
+        let stats = ListenerStats::new(RESP.name, RESP_ERRORS, &[Rejection::Http], true);
         RespListener { decider, options, stats, auth_guard: Arc::default() }
     }
 
     /// Creates the RESP listener of a server from the state that its listeners share.
-    pub(crate) fn build(shared: &ServerState, options: RespOptions) -> RespListener {
+    pub(crate) fn build(shared: &ServerState) -> RespListener {
+        let (password, idle) = (shared.options.secret_of(&RESP), shared.options.bounds.resp_idle);
+        let options = RespOptions { password, idle };
         RespListener { auth_guard: shared.auth_guard.clone(), ..RespListener::new(shared.decider.clone(), options) }
     }
 
@@ -539,9 +546,9 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
     async fn authenticate(&mut self, given: &[u8]) -> Result<(), AfterBatch> {
         let RespListener { options, stats, auth_guard, .. } = &*self.listener;
         let Some(password) = &options.password else { return Ok(()) };
-        // Constant time, whatever the position of the first difference.
-        let is_right = || password.as_bytes().ct_eq(given).into();
-        match auth_guard.attempt(stats.name, self.client.address, &stats.auth_failures, is_right).await {
+        let attempt =
+            auth_guard.attempt(stats.name, self.client.address, &stats.auth_failures, || password.matches(given));
+        match attempt.await {
             Attempt::Right => {
                 self.client.is_authenticated = true;
                 Ok(())

@@ -21,12 +21,12 @@ use self::schema::{Fields, validate};
 use super::*;
 use crate::budget::{EvictingBudget, Receiving};
 use crate::listener::ConnectionContext;
-use crate::listeners::admin::token::Token;
 use crate::listeners::http::HttpListener;
 use crate::listeners::http::refund;
 use crate::listeners::http::request::CheckRequest;
 use crate::listeners::http::test_support::{IDLE, PEER, UnreachableStore, clock, described, listener_with_rules};
 use crate::receipt_secret::ReceiptSecret;
+use crate::secret::SecretForm;
 
 /// The document of the HTTP listener.
 static HTTP_DOCUMENT: LazyLock<Value> = LazyLock::new(|| HTTP.parsed());
@@ -129,7 +129,7 @@ async fn all_responses() -> Vec<Received> {
         check["receipt"] = json!(true);
         all.push(send(with_receipts.clone(), ENOUGH, &post("", &check.to_string())).await);
     }
-    let token = Token::given("a-token-for-tests-only").unwrap();
+    let token = SecretForm::Token.parse("a-token-for-tests-only").unwrap();
     let listener = Arc::new(HttpListener::new(Limiter::memory(), IDLE).with_token(token));
     let unauthenticated = send(listener, ENOUGH, &post("", one)).await;
     assert_eq!(unauthenticated.status, "401", "{unauthenticated:?}");
@@ -383,7 +383,7 @@ async fn all_refund_responses() -> Vec<Received> {
     let shielded = receipt(&with_rules, shielded.to_string()).await;
     let unreachable = Limiter::builder().store(Arc::new(UnreachableStore)).build();
     let unreachable = HttpListener::new(unreachable, IDLE).with_receipts(secret());
-    let token = Token::given("a-token-for-tests-only").unwrap();
+    let token = SecretForm::Token.parse("a-token-for-tests-only").unwrap();
     for (status, listener, receipt) in [
         ("409", HttpListener::clone(&listener), shielded),
         ("503", unreachable, second),

@@ -1,7 +1,6 @@
-//! Adds a listener of another protocol, as a gateway or a gRPC listener will be: one type, and one call of
-//! `Listeners::add`.
+//! Adds a listener of another protocol: one type, and its declaration.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use tidegate::Limiter;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -10,10 +9,34 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::listener::{ConnectionContext, Listener, PeerPolicy, ServeFuture};
+use crate::listeners::admin::ADMIN;
 use crate::metrics::ListenerStats;
 use crate::stream::ClientStream;
 
 const DEADLINE: Duration = Duration::from_secs(30);
+
+/// The listener of these tests, without policies.
+static ADDRESS: ListenerKind = ListenerKind {
+    name: "address",
+    help: "the listener of a test",
+    default_address: "off",
+    address_setting: None,
+    role: Role::Service,
+    decides_for_others: false,
+    secret: None,
+    example: "",
+    build: |_| Arc::new(AddressListener::new(Default::default())),
+};
+
+/// The listener with policies for a trusted proxy at 127.0.0.1 and its clients.
+static PROXIED: ListenerKind = ListenerKind {
+    build: |_| {
+        let proxy = PeerPolicy { expects_proxy_header: true, connections_max: None };
+        let client = PeerPolicy { expects_proxy_header: false, connections_max: Some(2) };
+        Arc::new(AddressListener::new([proxy, client]))
+    },
+    ..ADDRESS
+};
 
 /// Sends each client its own address, and ends on shutdown or with the client.
 struct AddressListener {
@@ -32,7 +55,7 @@ impl Listener for AddressListener {
     }
 
     fn peer_policy(&self, peer: IpAddr) -> PeerPolicy {
-        self.policies[usize::from(peer != IpAddr::from([127, 0, 0, 1]))]
+        self.policies[usize::from(peer != Ipv4Addr::LOCALHOST)]
     }
 
     fn serve(self: Arc<Self>, mut stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
@@ -46,8 +69,10 @@ impl Listener for AddressListener {
     }
 }
 
-fn address_listener(_: &ServerState) -> AddressListener {
-    AddressListener { stats: ListenerStats::new("address", &[], &[], false), policies: Default::default() }
+impl AddressListener {
+    fn new(policies: [PeerPolicy; 2]) -> AddressListener {
+        AddressListener { stats: ListenerStats::new(ADDRESS.name, &[], &[], false), policies }
+    }
 }
 
 async fn bind() -> (TcpListener, SocketAddr) {
@@ -69,9 +94,8 @@ async fn another_listener_gets_the_peer_the_limit_metrics_and_the_shutdown() {
     let ((own, own_address), (admin, admin_address)) = (bind().await, bind().await);
     let bounds = Bounds { connections: 1, ..Bounds::default() };
     let (end, ended) = oneshot::channel::<()>();
-    let listeners = Listeners::default().add(own, address_listener).admin(admin);
     let options = ServerOptions::new(Limiter::memory()).bounds(bounds);
-    let running = tokio::spawn(run(listeners, options, async move { drop(ended.await) }));
+    let running = tokio::spawn(run([(&ADDRESS, own), (&ADMIN, admin)], options, async move { drop(ended.await) }));
 
     let mut client = TcpStream::connect(own_address).await.unwrap();
     let expected = format!("{}\n", client.local_addr().unwrap());
@@ -108,7 +132,7 @@ async fn readiness_names_another_listener_that_has_ended() {
     // More connections than a semaphore can hold: the task of the listener panics.
     let bounds = Bounds { connections: usize::MAX, ..Bounds::default() };
     let options = ServerOptions::new(Limiter::memory()).bounds(bounds);
-    tokio::spawn(run(Listeners::default().add(own, address_listener).admin(admin), options, std::future::pending()));
+    tokio::spawn(run([(&ADDRESS, own), (&ADMIN, admin)], options, std::future::pending()));
     let waiting = async {
         loop {
             let response = get(admin_address, "/readyz").await;
@@ -142,11 +166,8 @@ async fn first_line(address: SocketAddr, bytes: &[u8]) -> (TcpStream, String) {
 #[tokio::test]
 async fn client_of_a_trusted_proxy_is_that_of_the_proxy_header_and_has_its_own_bound() {
     let (own, address) = bind().await;
-    let trusted = PeerPolicy { expects_proxy_header: true, connections_max: None };
-    let client = PeerPolicy { expects_proxy_header: false, connections_max: Some(2) };
-    let build = move |state: &ServerState| AddressListener { policies: [trusted, client], ..address_listener(state) };
     let options = ServerOptions::new(Limiter::memory());
-    tokio::spawn(run(Listeners::default().add(own, build), options, std::future::pending()));
+    tokio::spawn(run([(&PROXIED, own)], options, std::future::pending()));
     let header = |client: &str| format!("PROXY TCP4 {client} 198.51.100.7 56324 443\r\n");
 
     let (first, line) = first_line(address, header("203.0.113.9").as_bytes()).await;

@@ -20,8 +20,10 @@ use tidegate::layer::RateLimitLayer;
 use tidegate::{
     Check, Decision, Demand, LimitStatus, Limiter, ManualClock, MemoryStore, Store, StoreFuture, Timestamp,
 };
-use tidegate_server::listeners::resp::RespOptions;
-use tidegate_server::{Gateway, Listeners, ServerOptions, run};
+use tidegate_server::listeners::gateway::GATEWAY;
+use tidegate_server::listeners::http::HTTP;
+use tidegate_server::listeners::resp::RESP;
+use tidegate_server::{Gateway, ServerOptions, run};
 use tidegate_testkit::http::{HttpClient, HttpResponse};
 use tidegate_testkit::server::Connection;
 use tidegate_testkit::unreachable::UnreachableStore;
@@ -140,8 +142,8 @@ impl Deployment {
         tokio::spawn(answer_all(upstream));
         let servers = vec![format!("http://{upstream_at}").parse().unwrap()];
         let forwarding = Gateway::new(&GatewaySettings::default().with_servers(servers)).unwrap();
-        let listeners = Listeners::default().http(http).resp(resp, RespOptions::default()).gateway(gateway, forwarding);
-        let options = ServerOptions::new(engine.clone()).threads(std::num::NonZeroUsize::MIN);
+        let listeners = [(&HTTP, http), (&RESP, resp), (&GATEWAY, gateway)];
+        let options = ServerOptions::new(engine.clone()).gateway(forwarding).threads(std::num::NonZeroUsize::MIN);
         tokio::spawn(run(listeners, options, std::future::pending()));
         drop(context);
         Deployment { engine, http: http_at, resp: resp_at, gateway: gateway_at, clock, runtime }

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use tidegate::{Check, CheckOptions, Cost, Decision, Demand, Key, Limiter, ManualClock, OnFailure, Timestamp};
 use tidegate_redis::RedisStore;
-use tidegate_server::listeners::resp::RespOptions;
-use tidegate_server::{Listeners, ReceiptSecret, ServerOptions, run};
+use tidegate_server::listeners::http::HTTP;
+use tidegate_server::listeners::resp::RESP;
+use tidegate_server::{ReceiptSecret, ServerOptions, run};
 use tidegate_testkit::conformance::{Abilities, Subject};
 use tidegate_testkit::server::{Cluster, Server};
 use tokio::runtime::{Builder, Runtime};
@@ -53,9 +54,8 @@ impl Fixture {
         let (http, resp) = (bind(), bind());
         let addresses = (http.local_addr().unwrap(), resp.local_addr().unwrap());
         let [http, resp] = [http, resp].map(|socket| tokio::net::TcpListener::from_std(socket).unwrap());
-        let listeners = Listeners::default().http(http).resp(resp, RespOptions::default());
         let options = ServerOptions::new(limiter.clone()).receipt_secret(ReceiptSecret::new(b"a secret of the tests"));
-        runtime.spawn(run(listeners, options, std::future::pending()));
+        runtime.spawn(run([(&HTTP, http), (&RESP, resp)], options, std::future::pending()));
         drop(context);
         let (http, resp) = addresses;
         Fixture { limiter, clock, http, resp, runtime, is_in_memory: url.is_none(), _redis: redis }

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate::Limiter;
 use tidegate::config::Loader;
 use tidegate::engine::Engine;
-use tidegate_server::{Bounds, Gateway, Listeners, ServerOptions, run};
+use tidegate_server::listeners::gateway::GATEWAY;
+use tidegate_server::{Bounds, Gateway, ServerOptions, run};
 use tidegate_testkit::http::HttpClient;
 use tidegate_testkit::program::PATIENCE;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -71,8 +72,8 @@ fn requests_are_charged_exactly_whatever_way_they_end() {
     let limiter = Limiter::memory();
     let engine = Engine::new(limiter, loaded.rules.clone());
     let (socket, gateway) = listen();
-    let listeners = Listeners::default().gateway(socket, Gateway::new(&loaded.gateway).unwrap());
-    tokio::spawn(run(listeners, ServerOptions::new(engine), std::future::pending()));
+    let options = ServerOptions::new(engine).gateway(Gateway::new(&loaded.gateway).unwrap());
+    tokio::spawn(run([(&GATEWAY, socket)], options, std::future::pending()));
 
     let failures = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -129,9 +130,9 @@ fn the_bytes_of_incomplete_heads_are_bounded() {
     let servers = vec![format!("http://{upstream_at}").parse().unwrap()];
     let settings = tidegate::gateway::GatewaySettings::default().with_servers(servers);
     let (socket, gateway) = listen();
-    let listeners = Listeners::default().gateway(socket, Gateway::new(&settings).unwrap());
     let bounds = Bounds { receive_bytes: 100_000, ..Bounds::default() };
-    tokio::spawn(run(listeners, ServerOptions::new(Limiter::memory()).bounds(bounds), std::future::pending()));
+    let options = ServerOptions::new(Limiter::memory()).gateway(Gateway::new(&settings).unwrap()).bounds(bounds);
+    tokio::spawn(run([(&GATEWAY, socket)], options, std::future::pending()));
 
     // Complete requests do not count, however many a connection has sent: none of these is dropped.
     let complete = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "x".repeat(4_000));

@@ -9,7 +9,9 @@ use tidegate::Limiter;
 use tidegate::config::Loader;
 use tidegate::engine::{Engine, Outcome, RequestOptions};
 use tidegate::rules::RequestView;
-use tidegate_server::{Gateway, Listeners, ReloadError, Reloader, ServerOptions, Tls, run};
+use tidegate_server::listeners::gateway::GATEWAY;
+use tidegate_server::listeners::http::HTTP;
+use tidegate_server::{Gateway, ReloadError, Reloader, ServerOptions, Tls, run};
 use tidegate_testkit::http::HttpClient;
 use tidegate_testkit::poll::eventually;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -56,8 +58,8 @@ impl Service {
         }
         reloader.follow_upstreams();
         let ((http_socket, http), (gateway_socket, gateway)) = (listen(), listen());
-        let listeners = Listeners::default().http(http_socket).gateway(gateway_socket, upstreams);
-        tokio::spawn(run(listeners, options, std::future::pending()));
+        let listeners = [(&HTTP, http_socket), (&GATEWAY, gateway_socket)];
+        tokio::spawn(run(listeners, options.gateway(upstreams), std::future::pending()));
         drop(context);
         Service { dir, reloader, engine, http, gateway, runtime }
     }

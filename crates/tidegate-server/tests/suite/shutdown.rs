@@ -6,7 +6,8 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use tidegate::Limiter;
-use tidegate_server::{Bounds, Listeners, ServerOptions, run};
+use tidegate_server::listeners::http::HTTP;
+use tidegate_server::{Bounds, ServerOptions, run};
 use tokio::sync::oneshot;
 
 /// Longer than the test takes, so that the listener never closes.
@@ -59,7 +60,7 @@ fn while_draining_every_client_gets_a_last_response_that_says_close() {
     runtime.spawn(async move {
         let http = tokio::net::TcpListener::from_std(listener).unwrap();
         let options = ServerOptions::new(Limiter::memory()).bounds(Bounds { drain: DRAIN, ..Bounds::default() });
-        run(Listeners::default().http(http), options, async move { drop(ended.await) }).await;
+        run([(&HTTP, http)], options, async move { drop(ended.await) }).await;
     });
 
     let all_connected = Barrier::new(CLIENTS + 1);

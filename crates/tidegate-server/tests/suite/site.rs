@@ -7,7 +7,9 @@ use serde_json::Value;
 use tidegate::Limiter;
 use tidegate::config::Loader;
 use tidegate::engine::Engine;
-use tidegate_server::{Bounds, Listeners, Readiness, Reloader, ServerOptions, Token, WebOrigin, run};
+use tidegate_server::listeners::admin::ADMIN;
+use tidegate_server::listeners::http::HTTP;
+use tidegate_server::{Bounds, Readiness, Reloader, SecretForm, ServerOptions, WebOrigin, run};
 use tidegate_testkit::http::{HttpClient, HttpResponse};
 use tidegate_testkit::poll::eventually;
 use tidegate_testkit::program::TOKEN;
@@ -62,11 +64,10 @@ impl Site {
             .allowed_origins(origins)
             .admin_hosts(admin_hosts)
             .readiness(Readiness::new(limiter, None, reloader.clone()))
-            .token(Token::given(TOKEN).unwrap())
+            .secret(&ADMIN, SecretForm::Token.parse(TOKEN).unwrap())
             .reloader(reloader.clone());
         let watching = tokio::spawn(reloader.watch());
-        let listeners = Listeners::default().http(http).admin(admin);
-        tokio::spawn(run(listeners, options, std::future::pending()));
+        tokio::spawn(run([(&HTTP, http), (&ADMIN, admin)], options, std::future::pending()));
         drop(context);
         Site { dir, http: http_at, admin: admin_at, watching, _runtime: runtime }
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::Limiter;
-use tidegate_server::listeners::resp::RespOptions;
-use tidegate_server::{Listeners, ServerOptions, Tls, run};
+use tidegate_server::listeners::resp::RESP;
+use tidegate_server::{Bounds, ServerOptions, Tls, run};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -34,10 +34,11 @@ async fn connect(idle: Duration) -> (TlsStream<TcpStream>, oneshot::Sender<()>) 
 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let options = ServerOptions::new(Limiter::memory()).tls(Tls::read(&certificate_file, &key_file).unwrap());
+    let bounds = Bounds { resp_idle: idle, ..Bounds::default() };
+    let options =
+        ServerOptions::new(Limiter::memory()).bounds(bounds).tls(Tls::read(&certificate_file, &key_file).unwrap());
     let (end, ended) = oneshot::channel();
-    let listeners = Listeners::default().resp(listener, RespOptions { idle, ..RespOptions::default() });
-    tokio::spawn(run(listeners, options, async move { drop(ended.await) }));
+    tokio::spawn(run([(&RESP, listener)], options, async move { drop(ended.await) }));
 
     let stream = TcpStream::connect(address).await.unwrap();
     let connector = TlsConnector::from(Arc::new(config));

@@ -464,7 +464,8 @@ impl Config {
             AnonymizeEntry::Off => None,
         };
         let authorities = self.upstreams.iter().filter_map(|upstream| upstream.ca_file.as_ref());
-        self.keys_file.iter().chain(jwt).chain(secret).chain(authorities).map(|name| name.as_str())
+        let files = self.keys_file.iter().chain(&self.receipt_secret_file).chain(jwt).chain(secret);
+        files.chain(authorities).map(|name| name.as_str())
     }
 
     /// Reads, checks and compiles a configuration file: TOML or YAML, by the extension of its name.

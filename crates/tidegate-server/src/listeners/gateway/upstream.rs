@@ -73,7 +73,7 @@ pub fn check_upstream(settings: &UpstreamSettings) -> Result<(), UpstreamError> 
 ///
 /// They are the [`Companion`](tidegate::engine::Companion) of the rules: a reload replaces both in one step, and a
 /// request is forwarded to the upstreams of the rules that have admitted it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Upstreams {
     routes: Routes,
     upstreams: Vec<Arc<Upstream>>,

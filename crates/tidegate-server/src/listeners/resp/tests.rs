@@ -15,6 +15,12 @@ use crate::shutdown::ShutdownStage;
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
+impl Default for RespOptions {
+    fn default() -> Self {
+        RespOptions { password: None, idle: crate::run::Bounds::default().resp_idle }
+    }
+}
+
 struct Transcript {
     client: tokio::io::DuplexStream,
     clock: Arc<ManualClock>,
@@ -135,7 +141,7 @@ fn numbers(numbers: [i64; 5]) -> String {
 
 #[tokio::test]
 async fn error_replies_are_counted_by_their_code() {
-    let mut connection = open(RespOptions { password: Some("open sesame".to_owned()), ..RespOptions::default() });
+    let mut connection = open(with_password());
     connection.exchange(b"PING\r\n", "-NOAUTH Authentication required\r\n").await;
     connection.exchange(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
     connection.exchange(b"TIDEGATE.CHECK k 1/min\r\n", &numbers([1, 1, 0, 0, 60_000])).await;
@@ -398,7 +404,7 @@ async fn connection_setup_works_in_both_versions_of_the_protocol() {
 
 #[tokio::test]
 async fn without_the_password_only_authentication_is_answered() {
-    let options = RespOptions { password: Some("open sesame".to_owned()), ..RespOptions::default() };
+    let options = with_password();
     assert!(!format!("{options:?}").contains("sesame"));
     let mut connection = open(options);
     connection.exchange(b"TIDEGATE.CHECK k 1/min\r\n", "-NOAUTH Authentication required\r\n").await;
@@ -454,7 +460,7 @@ async fn a_command_that_arrives_too_slowly_ends_the_connection() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_gives_no_password_is_disconnected_whatever_it_sends() {
-    let options = RespOptions { password: Some("open sesame".to_owned()), idle: Duration::from_secs(1) };
+    let options = RespOptions { idle: Duration::from_secs(1), ..with_password() };
     let took = trickle(open(options.clone()), b"PING\r\n".iter().copied().cycle()).await;
     assert!((PASSWORD_TIMEOUT..PASSWORD_TIMEOUT + Duration::from_secs(1)).contains(&took), "{took:?}");
 
@@ -532,7 +538,7 @@ async fn an_unknown_inline_command_ends_the_connection_and_an_unknown_array_does
 }
 
 fn with_password() -> RespOptions {
-    RespOptions { password: Some("open sesame".to_owned()), ..RespOptions::default() }
+    RespOptions { password: SecretForm::Password.parse("open sesame").ok(), ..RespOptions::default() }
 }
 
 /// Opens one connection after the other, each with a pipeline of guesses.

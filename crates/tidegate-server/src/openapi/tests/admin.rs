@@ -15,13 +15,13 @@ use crate::explain::{Explanation, VerdictExplanation};
 use crate::listener::ServerState;
 use crate::listeners::admin::api_keys::KeyReport;
 use crate::listeners::admin::keys::{CounterReport, ResetReport, SkippedRule};
-use crate::listeners::admin::token::Token;
-use crate::listeners::admin::{AdminListener, api_keys};
+use crate::listeners::admin::{ADMIN, AdminListener, api_keys};
 use crate::listeners::http::connection;
 use crate::listeners::http::test_support::{IDLE, PEER, RULES, UnreachableStore, described};
 use crate::readiness::{NodeBody, Readiness};
 use crate::reload::Reloader;
 use crate::run::ServerOptions;
+use crate::secret::SecretForm;
 
 const ENOUGH: usize = 1 << 20;
 const TOKEN: &str = "a-token-for-tests-only";
@@ -77,7 +77,7 @@ impl Instance {
     }
 
     fn start(dir: tempfile::TempDir, options: ServerOptions) -> Instance {
-        let state = options.token(Token::given(TOKEN).unwrap()).into_shared();
+        let state = options.secret(&ADMIN, SecretForm::Token.parse(TOKEN).unwrap()).into_shared();
         let listener = Arc::new(AdminListener::build(&state));
         Instance { dir, state, listener }
     }

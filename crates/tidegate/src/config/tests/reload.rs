@@ -339,6 +339,27 @@ fn a_truncated_secret_is_refused_and_another_one_is_not() {
 }
 
 #[test]
+fn every_file_that_is_read_is_watched_by_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tidegate.toml");
+    let secret = "planted-planted-planted-planted-planted";
+    for (name, text) in [("keys.toml", "keys = []\n"), ("salt", secret), ("receipts", secret), ("jwt", secret)] {
+        std::fs::write(dir.path().join(name), text).unwrap();
+    }
+    let names = "keys_file = 'keys.toml'\nreceipt_secret_file = 'receipts'\nanonymize = { secret_file = 'salt' }\n\
+                 jwt = { algorithm = 'HS256', key_file = 'jwt' }\n";
+    std::fs::write(&file, format!("{names}{RULE}")).unwrap();
+    let loaded = Loader::new().load(&file).unwrap();
+    let mut read: Vec<&PathBuf> = loaded.files[1..].iter().map(|(file, _)| file).collect();
+    let mut named: Vec<&PathBuf> = loaded.referenced_files.iter().collect();
+    assert_eq!(read.len(), 4);
+    read.sort();
+    named.sort();
+    assert_eq!(named, read);
+    assert_eq!(Loader::new().referenced_files(&file), loaded.referenced_files);
+}
+
+#[test]
 fn a_file_that_is_not_regular_is_read_up_to_a_limit_and_not_reloaded() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tidegate.toml");

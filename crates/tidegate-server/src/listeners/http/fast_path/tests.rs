@@ -11,10 +11,10 @@ use tokio::sync::watch;
 use super::*;
 use crate::browser::BrowserPolicy;
 use crate::budget::{EvictingBudget, Receiving};
-use crate::listeners::admin::token::Token;
 use crate::listeners::http::test_support::{
     IDLE, PEER, RULES, UnreachableStore, clock, described, listener_with_config, listener_with_rules,
 };
+use crate::secret::SecretForm;
 use crate::shutdown::{Shutdown, ShutdownStage};
 
 const GOOD: &str = r#"{"key":"user:42","limit":"10/min"}"#;
@@ -332,7 +332,7 @@ async fn a_page_of_a_rebound_name_is_rejected_on_both_paths() {
         let refund = send(listener(), "/v1/refund", "").await;
         assert_eq!(refund.contains("foreign_origin"), !is_accepted, "{case}: {refund}");
         // A page cannot know the token.
-        let token = Token::given("0123456789abcdef0123456789abcdef").unwrap();
+        let token = SecretForm::Token.parse("0123456789abcdef0123456789abcdef").unwrap();
         let authorized = format!("authorization: Bearer {}\r\n", token.reveal());
         let with_token = send(listener().with_token(token), "/v1/check", &authorized).await;
         assert!(with_token.starts_with("HTTP/1.1 200 OK\r\n"), "{case}: {with_token}");

@@ -11,7 +11,6 @@ use super::super::test_support::{IDLE, UnreachableStore, listener_with_config};
 use http::Method;
 
 use super::*;
-use crate::listeners::admin::token::Token;
 
 const PROXY: &str = "10.0.0.1";
 const VISITOR: &str = "203.0.113.9";
@@ -276,7 +275,7 @@ async fn the_method_and_the_query_of_the_asking_request_change_nothing() {
 
 #[tokio::test]
 async fn token_and_origin_are_those_of_the_visitor_and_are_not_checked() {
-    let token = Token::given("planted-token-of-the-listener").unwrap();
+    let token = crate::secret::SecretForm::Token.parse("planted-token-of-the-listener").unwrap();
     let listener = (*listener()).clone().with_token(token);
     let headers = with(with(shorten(), "authorization", "Bearer visitor"), "origin", "https://elsewhere.example");
     let headers = with(headers, "sec-fetch-site", "cross-site");

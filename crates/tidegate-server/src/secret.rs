@@ -1,4 +1,4 @@
-//! The bearer tokens of the admin API and of the HTTP listener.
+//! The secrets that clients of a listener must send: bearer tokens, and the password of Redis clients.
 
 use std::net::IpAddr;
 
@@ -14,58 +14,90 @@ const CHARACTERS_MIN: usize = 16;
 /// The random bytes of a generated token.
 const GENERATED_BYTES: usize = 24;
 
-/// The bearer token that requests to the admin API or to the HTTP listener must have. `Debug` does not show it.
+/// A secret that the clients of a listener must send. `Debug` does not show it.
 #[derive(Clone)]
-pub struct Token(String);
+pub struct ListenerSecret(String);
 
-/// The reason why a token cannot be used.
+/// The form of a [`ListenerSecret`], which decides how a client sends it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SecretForm {
+    /// A bearer token, which HTTP clients send as `Authorization: Bearer`.
+    Token,
+    /// A password, which Redis clients send with `AUTH` or `HELLO`.
+    Password,
+}
+
+/// The reason why a text cannot be the secret of a listener, or none can be generated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum AdminTokenError {
+pub enum SecretError {
     /// The token is too short; the field is its length.
     #[error("a token must be at least {CHARACTERS_MIN} characters long; this one has {0}")]
     Short(usize),
     /// The token contains a character that a bearer token cannot contain.
     #[error("a token must consist of visible ASCII characters, without spaces")]
     Characters,
+    /// The password is empty.
+    #[error("a password must not be empty")]
+    Empty,
     /// No token can be generated, because the system provides no random bytes.
     #[error("cannot generate a token: the system provides no random bytes")]
     Random,
 }
 
-impl Token {
-    /// Creates a token from text that the operator chose.
-    ///
-    /// Surrounding white space is removed, so that a file may end in a newline.
-    ///
-    /// # Errors
-    /// If it has fewer than 16 characters, or characters other than visible ASCII.
-    pub fn given(text: &str) -> Result<Token, AdminTokenError> {
-        let text = text.trim();
-        if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(AdminTokenError::Characters);
+impl SecretForm {
+    /// Returns what a secret of this form is called in messages: `token` or `password`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            SecretForm::Token => "token",
+            SecretForm::Password => "password",
         }
-        if text.len() < CHARACTERS_MIN {
-            return Err(AdminTokenError::Short(text.len()));
-        }
-        Ok(Token(text.to_owned()))
     }
 
+    /// Creates a secret of this form from text that the operator chose.
+    ///
+    /// Line breaks at the end are removed, so that a file may end in a newline. From a token, all surrounding white
+    /// space is removed.
+    ///
+    /// # Errors
+    /// If a token has fewer than 16 characters, or characters other than visible ASCII. If a password is empty.
+    pub fn parse(self, text: &str) -> Result<ListenerSecret, SecretError> {
+        match self {
+            SecretForm::Token => {
+                let token = text.trim();
+                if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+                    return Err(SecretError::Characters);
+                }
+                if token.len() < CHARACTERS_MIN {
+                    return Err(SecretError::Short(token.len()));
+                }
+                Ok(ListenerSecret(token.to_owned()))
+            }
+            // A password was wanted, so an empty one must not turn authentication off.
+            SecretForm::Password => match text.trim_end_matches(['\r', '\n']) {
+                "" => Err(SecretError::Empty),
+                password => Ok(ListenerSecret(password.to_owned())),
+            },
+        }
+    }
+}
+
+impl ListenerSecret {
     /// Generates a random token of 48 hexadecimal digits.
     ///
     /// # Errors
     /// If the system provides no random bytes.
-    pub fn made() -> Result<Token, AdminTokenError> {
+    pub fn generate() -> Result<ListenerSecret, SecretError> {
         let mut bytes = [0; GENERATED_BYTES];
-        getrandom::fill(&mut bytes).map_err(|_| AdminTokenError::Random)?;
-        Ok(Token(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+        getrandom::fill(&mut bytes).map_err(|_| SecretError::Random)?;
+        Ok(ListenerSecret(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 
-    /// Returns the token as text. Must not be logged.
+    /// Returns the secret as text. Must not be logged.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// Returns whether `given` equals this token. Takes the same time for all values of the same length.
+    /// Returns whether `given` equals this secret. Takes the same time for all values of the same length.
     pub(crate) fn matches(&self, given: &[u8]) -> bool {
         self.0.as_bytes().ct_eq(given).into()
     }
@@ -91,7 +123,7 @@ pub(crate) enum AuthError {
 /// Returns [`AuthError::Missing`] if the request has no bearer token, [`AuthError::Wrong`] if it has another one or
 /// `token` is `None`, and [`AuthError::TooManyAttempts`] if too many attempts of `peer` are waiting.
 pub(crate) async fn authenticate(
-    token: Option<&Token>,
+    token: Option<&ListenerSecret>,
     headers: &HeaderMap,
     peer: IpAddr,
     guard: &AuthGuard,
@@ -111,9 +143,9 @@ pub(crate) async fn authenticate(
     }
 }
 
-impl std::fmt::Debug for Token {
+impl std::fmt::Debug for ListenerSecret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Token(***)")
+        f.write_str("ListenerSecret(***)")
     }
 }
 
@@ -123,13 +155,21 @@ mod tests {
 
     #[test]
     fn a_token_has_sixteen_characters_fits_into_a_header_and_is_not_shown_by_debug() {
-        assert_eq!(Token::given("short").unwrap_err(), AdminTokenError::Short(5));
-        assert_eq!(Token::given("has a space in its middle").unwrap_err(), AdminTokenError::Characters);
-        let given = Token::given("sixteen-or-more-characters\n").unwrap();
+        let parse = |text: &str| SecretForm::Token.parse(text);
+        assert_eq!(parse("short").unwrap_err(), SecretError::Short(5));
+        assert_eq!(parse("has a space in its middle").unwrap_err(), SecretError::Characters);
+        let given = parse("sixteen-or-more-characters\n").unwrap();
         assert!(given.matches(b"sixteen-or-more-characters"));
         assert!(!given.matches(b"sixteen-or-more-character") && !given.matches(b"sixteen-or-more-characterz"));
-        assert_eq!(format!("{given:?}"), "Token(***)");
-        let (one, other) = (Token::made().unwrap(), Token::made().unwrap());
+        assert_eq!(format!("{given:?}"), "ListenerSecret(***)");
+        let (one, other) = (ListenerSecret::generate().unwrap(), ListenerSecret::generate().unwrap());
         assert!(one.reveal().len() == 48 && one.reveal() != other.reveal());
+    }
+
+    #[test]
+    fn a_password_has_at_least_one_character_and_keeps_its_spaces() {
+        let parse = |text: &str| SecretForm::Password.parse(text);
+        assert_eq!(parse("\r\n").unwrap_err(), SecretError::Empty);
+        assert_eq!(parse(" open sesame \n").unwrap().reveal(), " open sesame ");
     }
 }
