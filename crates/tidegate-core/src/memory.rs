@@ -342,19 +342,21 @@ impl MemoryStore {
         let now = shards.set_time(read, &self.clock);
 
         let mut places = [Place::Nowhere; N];
-        let (mut added, mut all_fit) = (0, may_charge);
-        for (index, demand) in demands.iter().enumerate() {
-            let Some((place, mut counter)) = shards.of(index).own_counter(names[index]) else {
-                added = self.add_counters(&mut shards, demands, &mut names, &mut places);
-                all_fit = may_charge && shards.all_fit(now, demands, &names, &places);
-                break;
+        let (mut added, mut all_fit, mut full) = (None, may_charge, Packed::default());
+        for (index, Demand { limit, cost, .. }) in demands.iter().enumerate() {
+            let mut counter = match shards.of(index).own_counter(names[index]) {
+                Some((place, counter)) => {
+                    places[index] = place;
+                    counter
+                }
+                None => {
+                    added.get_or_insert_with(|| self.add_counters(&mut shards, demands, &mut names, &mut places));
+                    shards.of(index).counter(places[index], names[index], limit, &mut full)
+                }
             };
-            places[index] = place;
             // The first counter tests itself whether its cost fits.
-            all_fit = all_fit && (index == 0 || counter.fits(now, &demand.limit, demand.cost.units()));
+            all_fit = all_fit && (index == 0 || counter.fits(now, limit, cost.units()));
         }
-
-        let mut full = Packed::default();
         for (index, demand) in demands.iter().enumerate() {
             let (name, place) = (names[index], places[index]);
             let mut counter = shards.of(index).counter(place, name, &demand.limit, &mut full);
@@ -362,7 +364,7 @@ impl MemoryStore {
             all_fit &=
                 counter.decide(now, &demand.limit, demand.cost.units(), all_fit, &may_grow, &mut decision.limits);
         }
-        if added != 0 {
+        if let Some(added) = added {
             remove_unused(&mut shards, added, &names, demands, all_fit);
         }
         // Reclaiming moves slots, so it must wait until every counter is decided.
@@ -487,22 +489,6 @@ impl<const N: usize> Locked<'_, N> {
         let now = times.max().unwrap_or(read);
         self.shards.iter_mut().map_while(Option::as_mut).for_each(|shard| shard.set_time(now));
         now
-    }
-
-    /// Returns whether the costs of all demands but the first fit, each by itself.
-    #[cold]
-    fn all_fit(
-        &mut self,
-        now: Timestamp,
-        demands: &[Demand<'_>],
-        names: &[CounterHash; N],
-        places: &[Place; N],
-    ) -> bool {
-        let mut full = Packed::default();
-        demands.iter().enumerate().skip(1).all(|(index, Demand { limit, cost, .. })| {
-            let mut counter = self.of(index).counter(places[index], names[index], limit, &mut full);
-            counter.fits(now, limit, cost.units())
-        })
     }
 
     #[inline(always)]

@@ -105,14 +105,14 @@ impl Packed {
     /// From then on the state affects no decision of the limits that used it. That may already be so earlier.
     #[inline(always)]
     pub(crate) fn ends_at_us(&self) -> u64 {
-        self.time_us() + Lifetime::from_bits((self.time >> TIME_BITS) as u8).as_micros()
+        self.time_us() + Lifetime((self.time >> TIME_BITS) as u8).as_micros()
     }
 
     /// Sets the lifetime. If it is longer already, it becomes shorter only if `may_shorten`: another limit, which needs it,
     /// may have written the state.
     #[inline(always)]
     pub(crate) fn keep(&mut self, lifetime: Lifetime, may_shorten: bool) {
-        let code = u64::from(lifetime.bits()) << TIME_BITS;
+        let code = u64::from(lifetime.0) << TIME_BITS;
         if may_shorten || self.time & CODE_MASK < code {
             self.time = self.time & !CODE_MASK | code;
         }

@@ -2,7 +2,7 @@
 
 /// How long the state of a counter matters. A small float, (4 + two bits) × 2^(six bits) µs, ordered by length.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) struct Lifetime(u8);
+pub(crate) struct Lifetime(pub(crate) u8);
 
 /// The shortest lifetime: 33 ms, so that a counter in steady use is not dropped and added again between any two checks.
 const US_MIN: u64 = 1 << 15;
@@ -16,17 +16,6 @@ impl Lifetime {
         let exponent = below.ilog2() - 2;
         // Codes are ordered like their numbers, so the successor of the code below `us` is at least `us`.
         Lifetime(((exponent << 2) as u8 | (below >> exponent & 3) as u8) + 1)
-    }
-
-    /// Creates a lifetime from the bits of [`Lifetime::bits`].
-    #[inline(always)]
-    pub(crate) const fn from_bits(bits: u8) -> Lifetime {
-        Lifetime(bits)
-    }
-
-    #[inline(always)]
-    pub(crate) const fn bits(self) -> u8 {
-        self.0
     }
 
     #[inline(always)]
