@@ -39,7 +39,7 @@ use pair::Pair;
 use crate::check::Demand;
 use crate::decision::{Decision, LimitStatus, LimitStatuses, Source};
 use crate::limit::{Limit, Shape};
-use crate::time::Timestamp;
+use crate::time::{Lifetime, Timestamp};
 
 /// Evaluates an expression for the state machine of a limit, which it may name as the type `M`.
 ///
@@ -73,15 +73,11 @@ trait Machine: Copy {
     /// Reads the state, which must be one of this state machine, or [`Packed::default`]: the state of an unused counter.
     fn unpack(packed: &Packed, name: Name, beside: &Beside) -> Self;
 
-    /// Stores the state, except its lifetime, which is left as it was.
+    /// Stores the state, except its lifetime ([`Machine::lifetime`]), which is left as it was.
     fn pack(&self, at: At<'_, Self::Shape>, packed: &mut Packed, name: Name, beside: &mut Beside);
 
-    /// Returns the time until which the state matters under this limit, in microseconds since the epoch. `status` is the
-    /// present one.
-    #[inline(always)]
-    fn ends_at_us(&self, at: At<'_, Self::Shape>, status: &LimitStatus) -> u64 {
-        at.now_us + status.reset_after.as_micros().unwrap_or(0)
-    }
+    /// Returns how long the state matters under this limit after the time in `packed`. `status` is the present one.
+    fn lifetime(at: At<'_, Self::Shape>, status: &LimitStatus, packed: &Packed) -> Lifetime;
 
     /// Returns whether the limit has room for `cost` units now. `false` if the cost can never fit.
     ///
@@ -94,7 +90,7 @@ trait Machine: Copy {
     /// `allowed` tells whether they fit. A cost of 0 is always allowed; its `retry_after` is that of one unit.
     fn look(&self, at: At<'_, Self::Shape>, cost: u32, rings: &Rings) -> LimitStatus;
 
-    /// Decides `cost` units, which must not be 0. Returns the status after the decision, and whether the state has changed.
+    /// Decides `cost` units, which must not be 0. Returns the status after the decision, and what it has changed.
     ///
     /// Charges them if they fit ([`Machine::fits`]) and `others_fit`, the other limits of the check. `allowed` tells
     /// whether they fit, whatever the others say. If they are not admitted but the limit has `count_denied`, charges
@@ -111,7 +107,7 @@ trait Machine: Copy {
         others_fit: bool,
         may_grow: MayGrow<'_>,
         rings: &mut Rings,
-    ) -> (LimitStatus, bool);
+    ) -> (LimitStatus, Change);
 
     /// Returns the bytes that must be reallocated to remember a refund on the counter with this name.
     fn bytes_to_refund(_name: Name, _beside: &Beside) -> usize {
@@ -126,6 +122,24 @@ trait Machine: Copy {
     /// Returns a copy without memory beside it that counts at least as many units under this limit, now and later.
     fn condensed(&self, _at: At<'_, Self::Shape>, _rings: &Rings) -> Self {
         *self
+    }
+}
+
+/// What a decision has changed in a state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Change {
+    /// Nothing.
+    None,
+    /// No units were charged, but times, counts or expired entries were corrected.
+    Corrected,
+    /// Units were charged.
+    Charged,
+}
+
+impl Change {
+    /// Returns the change of a decision that has charged nothing.
+    fn corrected_if(is_corrected: bool) -> Change {
+        if is_corrected { Change::Corrected } else { Change::None }
     }
 }
 
@@ -200,13 +214,21 @@ impl Counter<'_> {
         may_grow: MayGrow<'_>,
         limits: &mut LimitStatuses,
     ) -> bool {
+        if cost == 0 {
+            limits.push(self.peek(now, limit));
+            return true;
+        }
         by_machine!(limit, |shape| {
             let at = At { limit, shape, now_us: now.as_micros() };
-            if cost > 0 {
-                return self.decide_as::<M>(at, cost, others_fit, may_grow, limits);
-            }
-            limits.push(self.unpack::<M>().look(at, 0, &self.beside.rings));
-            true
+            self.decide_as::<M>(at, cost, others_fit, may_grow, limits)
+        })
+    }
+
+    #[cold]
+    fn peek(&mut self, now: Timestamp, limit: &Limit) -> LimitStatus {
+        by_machine!(limit, |shape| {
+            let at = At { limit, shape, now_us: now.as_micros() };
+            self.unpack::<M>().look(at, 0, &self.beside.rings)
         })
     }
 
@@ -221,12 +243,11 @@ impl Counter<'_> {
         limits: &mut LimitStatuses,
     ) -> bool {
         let mut state: M = self.unpack();
-        let (status, is_changed) = state.decide(at, cost, others_fit, may_grow, &mut self.beside.rings);
-        let is_charged = status.allowed && others_fit || at.limit.count_denied();
-        if is_changed {
+        let (status, change) = state.decide(at, cost, others_fit, may_grow, &mut self.beside.rings);
+        if change != Change::None {
             state.pack(at, self.packed, self.name, self.beside);
         }
-        self.packed.keep_until(state.ends_at_us(at, &status), is_charged);
+        self.packed.keep(M::lifetime(at, &status, self.packed), change == Change::Charged);
         limits.push(status);
         status.allowed
     }
@@ -243,7 +264,7 @@ impl Counter<'_> {
                 state.refund(at, receipt, &mut self.beside.rings);
                 state.pack(at, self.packed, self.name, self.beside);
                 let status = state.look(at, 0, &self.beside.rings);
-                self.packed.keep_until(state.ends_at_us(at, &status), false);
+                self.packed.keep(M::lifetime(at, &status, self.packed), false);
             }
         })
     }
@@ -265,7 +286,7 @@ impl Counter<'_> {
             let state: M = self.unpack::<M>().condensed(at, &self.beside.rings);
             let mut packed = Packed::default();
             state.pack(at, &mut packed, name, self.beside);
-            packed.keep_until(state.ends_at_us(at, &state.look(at, 0, &self.beside.rings)), true);
+            packed.keep(M::lifetime(at, &state.look(at, 0, &self.beside.rings), &packed), true);
             packed
         })
     }

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 pub use text::LimitTextError;
 
+use crate::time::Lifetime;
+
 /// The largest quota, burst or queue. 24 bits: multiplied by 2^20 parts of a window it is below 2^53.
 pub const QUOTA_MAX: u32 = 10_000_000;
 /// The largest quota of `sliding-log`, which keeps one entry per admission.
@@ -88,6 +90,8 @@ pub(crate) enum Shape {
 pub(crate) struct LogShape {
     /// The length of a tick in microseconds. Admissions with the same ⌊t / tick⌋ share an entry.
     pub(crate) tick_us: u64,
+    /// How long a log matters after its newest entry: a window.
+    pub(crate) lifetime: Lifetime,
 }
 
 /// The parameters of a limit that keeps two counts: `sliding-counter` or `fixed-window`.
@@ -97,6 +101,9 @@ pub(crate) struct PairShape {
     pub(crate) weighs_previous: bool,
     /// The limit's window and its parts.
     pub(crate) cut: WindowCut,
+    /// How long a pair matters after the start of its current window: two windows, also for `fixed-window`, since a rule may
+    /// change to `sliding-counter`, which needs the previous count.
+    pub(crate) lifetime: Lifetime,
 }
 
 /// A window divided into parts of equal length, of which the last may be shorter.
@@ -373,8 +380,9 @@ impl Limit {
 impl Shape {
     /// Computes the state machine of an algorithm and its parameters. All values must be in range.
     fn new(algorithm: Algorithm, quota: u32, window_us: u64, cost_max: u32) -> Shape {
-        let log = |tick_us| Shape::Log(LogShape { tick_us });
-        let pair = |weighs_previous| Shape::Pair(PairShape { weighs_previous, cut: WindowCut::new(window_us) });
+        let log = |tick_us| Shape::Log(LogShape { tick_us, lifetime: Lifetime::of_us(window_us) });
+        let (cut, lifetime) = (WindowCut::new(window_us), Lifetime::of_us(2 * window_us));
+        let pair = |weighs_previous| Shape::Pair(PairShape { weighs_previous, cut, lifetime });
         let bucket = |capacity, is_leaky| Shape::Bucket(BucketShape::new(quota, capacity, window_us, is_leaky));
         match algorithm {
             Algorithm::Sliding if quota > SLIDING_EXACT_QUOTA_MAX => {

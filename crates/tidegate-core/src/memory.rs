@@ -168,7 +168,7 @@ impl MemoryStore {
             }
             let demands: SmallVec<[Demand<'_>; 4]> = redemption.charged_demands().collect();
             if !demands.is_empty() {
-                self.decide_all(self.clock.now(), &Check::of_distinct(&demands), &mut LimitStatuses::new(), true);
+                self.decide_all(self.clock.now(), &Check::of_distinct(&demands), true);
             }
         })
     }
@@ -203,9 +203,7 @@ impl MemoryStore {
         // A denial would charge a limit with `count_denied`.
         let mut uncharged: SmallVec<[Demand<'_>; 4]> = check.demands().iter().copied().collect();
         uncharged.iter_mut().for_each(|demand| demand.limit = demand.limit.with_count_denied(false));
-        let mut decision = Decision::new(read, Source::Store, LimitStatuses::new());
-        decision.at = self.decide_all(read, &Check::of_distinct(&uncharged), &mut decision.limits, false);
-        decision
+        self.decide_all(read, &Check::of_distinct(&uncharged), false)
     }
 
     /// Bans `subject` for `duration`, or permanently if `None`.
@@ -314,81 +312,65 @@ impl MemoryStore {
         {
             return Decision::banned(read, Source::Store, ban, check);
         }
-        let mut decision = Decision::new(read, Source::Store, LimitStatuses::new());
-        decision.at = self.decide_all(read, check, &mut decision.limits, true);
-        decision
+        self.decide_all(read, check, true)
     }
 
     /// Decides a check. Bans are not considered.
     ///
-    /// Appends one status per demand to `limits`, and returns the time of the decision. `read` is the time that the
-    /// caller read from the clock. If `may_charge` is `false`, the check is denied, and each status tells whether its
-    /// limit alone has room.
+    /// `read` is the time that the caller read from the clock. If `may_charge` is `false`, the check is denied, and each
+    /// status tells whether its limit alone has room.
     #[inline]
-    fn decide_all(
-        &self,
-        read: Timestamp,
-        check: &Check<'_>,
-        limits: &mut LimitStatuses,
-        may_charge: bool,
-    ) -> Timestamp {
+    fn decide_all(&self, read: Timestamp, check: &Check<'_>, may_charge: bool) -> Decision {
         // One function, compiled for several sizes of its arrays.
         let demands = check.demands();
         match demands.len() {
-            1 => self.decide::<1>(read, demands, limits, may_charge),
-            2 => self.decide::<2>(read, demands, limits, may_charge),
-            3 => self.decide::<3>(read, demands, limits, may_charge),
-            4 => self.decide::<4>(read, demands, limits, may_charge),
-            _ => self.decide::<DEMANDS_MAX>(read, demands, limits, may_charge),
+            1 => self.decide::<1>(read, demands, may_charge),
+            2 => self.decide::<2>(read, demands, may_charge),
+            3 => self.decide::<3>(read, demands, may_charge),
+            4 => self.decide::<4>(read, demands, may_charge),
+            _ => self.decide::<DEMANDS_MAX>(read, demands, may_charge),
         }
     }
 
     /// Implements [`MemoryStore::decide_all`] for exactly `N` demands, or at most `N` if that is [`DEMANDS_MAX`].
     #[inline(never)]
-    fn decide<const N: usize>(
-        &self,
-        read: Timestamp,
-        demands: &[Demand<'_>],
-        limits: &mut LimitStatuses,
-        may_charge: bool,
-    ) -> Timestamp {
+    fn decide<const N: usize>(&self, read: Timestamp, demands: &[Demand<'_>], may_charge: bool) -> Decision {
         let demands = if N < DEMANDS_MAX { &demands[..N] } else { demands };
+        let mut decision = Decision::new(read, Source::Store, LimitStatuses::with_capacity(demands.len()));
         let mut names: [CounterHash; N] = self.hasher.names(demands);
         let mut shards = self.lock(&names, demands.len());
         let now = shards.set_time(read, &self.clock);
 
         let mut places = [Place::Nowhere; N];
-        let mut added = 0;
-        for index in 0..demands.len() {
-            match shards.of(index).find(names[index]) {
-                Some(place) => places[index] = Place::Own(place),
-                None => {
-                    added = self.add_counters(&mut shards, demands, &mut names, &mut places);
-                    break;
+        let (mut added, mut all_fit, mut full) = (None, may_charge, Packed::default());
+        for (index, Demand { limit, cost, .. }) in demands.iter().enumerate() {
+            let mut counter = match shards.of(index).own_counter(names[index]) {
+                Some((place, counter)) => {
+                    places[index] = place;
+                    counter
                 }
-            }
+                None => {
+                    added.get_or_insert_with(|| self.add_counters(&mut shards, demands, &mut names, &mut places));
+                    shards.of(index).counter(places[index], names[index], limit, &mut full)
+                }
+            };
+            // The first counter tests itself whether its cost fits.
+            all_fit = all_fit && (index == 0 || counter.fits(now, limit, cost.units()));
         }
-
-        let mut full = Packed::default();
-        // The first counter tests itself whether its cost fits.
-        let mut all_fit = may_charge
-            && (1..demands.len()).all(|index| {
-                let (demand, name, place) = (&demands[index], names[index], places[index]);
-                let mut counter = shards.of(index).counter(place, name, &demand.limit, &mut full);
-                counter.fits(now, &demand.limit, demand.cost.units())
-            });
-        for index in 0..demands.len() {
-            let (demand, name, place) = (&demands[index], names[index], places[index]);
+        for (index, demand) in demands.iter().enumerate() {
+            let (name, place) = (names[index], places[index]);
             let mut counter = shards.of(index).counter(place, name, &demand.limit, &mut full);
             let may_grow = |bytes| self.budget.allows_growth(bytes);
-            all_fit &= counter.decide(now, &demand.limit, demand.cost.units(), all_fit, &may_grow, limits);
+            all_fit &=
+                counter.decide(now, &demand.limit, demand.cost.units(), all_fit, &may_grow, &mut decision.limits);
         }
-        if added != 0 {
+        if let Some(added) = added {
             remove_unused(&mut shards, added, &names, demands, all_fit);
         }
         // Reclaiming moves slots, so it must wait until every counter is decided.
         shards.finish(&self.budget);
-        now
+        decision.at = now;
+        decision
     }
 
     /// Adds the counters of a check that have no slot of their own, and finds the places of all.

@@ -7,10 +7,14 @@
 //! Only [`SystemClock`] reads a clock. All other code takes the time as an argument, so a test can run a year of
 //! traffic in a millisecond.
 
+mod lifetime;
+
 use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+pub(crate) use self::lifetime::Lifetime;
 
 /// A point in time: microseconds since the Unix epoch, below 2^52 (the year 2112).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

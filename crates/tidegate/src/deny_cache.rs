@@ -161,21 +161,7 @@ impl DenyCache {
     /// the check. Nothing is cached if the decision neither denies nor exhausts a limit, or if it is a ban and the
     /// demands have different subjects.
     pub(crate) fn learn(&self, check: &Check<'_>, decision: &Decision, call: CallSpan) {
-        if let Some(ban) = decision.ban {
-            return self.learn_ban(check, ban, call);
-        }
-        let (demands, statuses) = (check.demands(), &decision.limits);
-        let allowed = decision.allowed();
-        if !statuses.iter().any(|status| denied_by(status, allowed).is_some()) {
-            return;
-        }
-        for (demand, status) in demands.iter().zip(statuses) {
-            let id = self.id(demand);
-            if let Some(status) = denied_by(status, allowed) {
-                self.denials.update(id, call.sent, |denials| denials.add(CachedStatus { status, call }));
-            }
-            self.statuses.put(id, CachedStatus { status: *status, call }, call.sent);
-        }
+        self.learn_if(check, decision, |_| true, call);
     }
 
     /// Caches the denials of a check that several servers decided during `call`, as far as they are certain enough.
@@ -184,14 +170,21 @@ impl DenyCache {
     /// [identifies the caller](LimitOptions::identifies_caller) and denied the check, or that its admission left without
     /// units. The statuses of limits that allow the check are cached beside a denial.
     pub(crate) fn learn_own(&self, check: &Check<'_>, decision: &Decision, each: &[LimitOptions], call: CallSpan) {
+        self.learn_if(check, decision, |index| each.get(index).is_some_and(|limit| limit.identifies_caller), call);
+    }
+
+    /// Implements [`DenyCache::learn`] for the limits whose denial holds, by their index in the check.
+    fn learn_if(&self, check: &Check<'_>, decision: &Decision, holds: impl Fn(usize) -> bool, call: CallSpan) {
+        if let Some(ban) = decision.ban {
+            return self.learn_ban(check, ban, call);
+        }
         let allowed = decision.allowed();
-        let mut statuses = check.demands().iter().zip(&decision.limits).enumerate();
-        let is_own = |index: usize| each.get(index).is_some_and(|limit| limit.identifies_caller);
-        let denied = |index, status| denied_by(status, allowed).filter(|_| is_own(index));
-        if decision.ban.is_some() || !statuses.clone().any(|(index, (_, status))| denied(index, status).is_some()) {
+        let denied = |index, status| denied_by(status, allowed).filter(|_| holds(index));
+        let mut statuses = decision.limits.iter().enumerate();
+        if !statuses.any(|(index, status)| denied(index, status).is_some()) {
             return;
         }
-        statuses.by_ref().for_each(|(index, (demand, status))| {
+        for (index, (demand, status)) in check.demands().iter().zip(&decision.limits).enumerate() {
             let (id, denied) = (self.id(demand), denied(index, status));
             if let Some(status) = denied {
                 self.denials.update(id, call.sent, |denials| denials.add(CachedStatus { status, call }));
@@ -199,7 +192,7 @@ impl DenyCache {
             if denied.is_some() || status.allowed {
                 self.statuses.put(id, CachedStatus { status: *status, call }, call.sent);
             }
-        });
+        }
     }
 
     /// Removes the cached denials and the cached status of a demand's counter under exactly this limit.

@@ -103,7 +103,10 @@ pub enum CheckKeyError {
 ///
 /// Quota, burst and queue are divided by `instances` and rounded up; the window stays. Zero instances count as one.
 pub(crate) fn local_share(limit: &Limit, instances: u32) -> Limit {
-    let share = |units: u32| u64::from(units.div_ceil(instances.max(1)));
+    if instances <= 1 {
+        return *limit;
+    }
+    let share = |units: u32| u64::from(units.div_ceil(instances));
     let mut local = limit.with_quota(share(limit.quota())).unwrap_or(*limit);
     if let Some(burst) = limit.burst() {
         local = local.with_burst(share(burst)).unwrap_or(local);

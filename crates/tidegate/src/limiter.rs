@@ -19,10 +19,14 @@
 //! call outside a tokio runtime: without a timer there is no deadline, so the store is not called.
 
 mod announcing;
+mod ask;
+mod bans;
 mod denied_parts;
 mod fair_queue;
 mod health;
 mod late_calls;
+mod ledger;
+mod local_share;
 mod parts;
 mod probing;
 mod ready;
@@ -30,15 +34,18 @@ mod receipt_ids;
 mod settle;
 mod shared;
 mod stats;
+mod store_calls;
 
 use std::borrow::Cow;
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tidegate_core::{
-    Atomicity, BanListing, Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Shard, ShardId, Store,
-    StoreError, StoreErrorKind, SystemClock, Timestamp, Wait,
+    Atomicity, Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Shard, ShardId, Store, StoreError,
+    StoreErrorKind, SystemClock, Timestamp,
 };
 
 use self::fair_queue::FairQueues;
@@ -47,11 +54,11 @@ pub(crate) use self::parts::refund_status;
 pub use self::ready::NotReady;
 use self::receipt_ids::ReceiptIds;
 pub(crate) use self::settle::redeem_in_memory;
-use self::shared::{Deadlines, Shared, SharedParts};
+use self::shared::{Deadlines, Shared};
 use self::stats::Counters;
 pub use self::stats::LimiterStats;
 use crate::failure::{CheckKeyError, OnFailure, Unavailable};
-use crate::observe::{Observer, Observers};
+use crate::observe::{Observer, Observers, StoreCallKind as Call};
 
 /// The default deadline for an answer from the shared store.
 const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
@@ -331,41 +338,32 @@ impl LimiterBuilder {
     ///
     /// With a shared store, spawns the task that [announces](Self::announce) this instance, if there is a tokio runtime;
     /// otherwise the first check in one does.
-    pub fn build(self) -> Limiter {
-        let LimiterBuilder { clock, deadline, instances, announces, on_failure, .. } = self;
-        let deadlines = Deadlines { check: deadline, ready: self.ready_deadline.unwrap_or(deadline) };
-        let local = self.memory.unwrap_or_else(|| MemoryStore::builder().clock(clock.clone()).build());
-        let observers = Observers::new(self.observers);
-        let backend = match self.store {
-            None => Backend::Memory(local),
+    pub fn build(mut self) -> Limiter {
+        let memory = || MemoryStore::builder().clock(self.clock.clone()).build();
+        let memory = self.memory.take().unwrap_or_else(memory);
+        let observers = Observers::new(std::mem::take(&mut self.observers));
+        let backend = match self.store.take() {
+            None => Backend::Memory(memory),
             Some(store) => {
-                let (clock, observers, has_deny_cache) = (clock.clone(), observers.clone(), self.deny_cache);
-                let shared = Arc::new(Shared::new(SharedParts {
-                    store,
-                    local,
-                    clock,
-                    observers,
-                    deadlines,
-                    instances,
-                    announces,
-                    has_deny_cache,
-                }));
+                let shared = Arc::new(Shared::new(store, memory, observers.clone(), &self));
                 announcing::start(&shared);
                 Backend::Shared(shared)
             }
         };
-        let (counters, queues) = (Arc::<Counters>::default(), FairQueues::default());
-        let inner = Inner {
+        Limiter(Arc::new(Inner {
             backend,
-            clock,
-            counters,
+            deadlines: self.deadlines(),
+            clock: self.clock,
+            counters: Arc::default(),
             observers,
-            deadlines,
-            queues,
+            queues: FairQueues::default(),
             receipt_ids: ReceiptIds::default(),
-            on_failure,
-        };
-        Limiter(Arc::new(inner))
+            on_failure: self.on_failure,
+        }))
+    }
+
+    fn deadlines(&self) -> Deadlines {
+        Deadlines { check: self.deadline, ready: self.ready_deadline.unwrap_or(self.deadline) }
     }
 }
 
@@ -503,10 +501,7 @@ impl Limiter {
     pub async fn refund(&self, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
         let Some(demands) = decided_demands(check, decision) else { return Ok(()) };
         let check = Check::of_distinct(&demands);
-        match &self.0.backend {
-            Backend::Memory(store) => catch_panic(|| store.refund(&check, decision)).ok_or_else(panicked),
-            Backend::Shared(shared) => Box::pin(shared.refund(&check, decision)).await,
-        }
+        self.ledger(decision.source).refund(&check, decision).await
     }
 
     /// Deletes the counter of `demand`, as if its key had never been used. The cost is ignored.
@@ -518,9 +513,14 @@ impl Limiter {
     /// Returns an error if the store does not answer within the deadline. The store is called even while the circuit
     /// breaker is open.
     pub async fn reset(&self, demand: &Demand<'_>) -> Result<(), StoreError> {
+        let reset = self.call(Call::Reset, 0, async { self.store().reset(demand).await });
         match &self.0.backend {
-            Backend::Memory(store) => catch_panic(|| store.reset(demand)).ok_or_else(panicked),
-            Backend::Shared(shared) => shared.reset(demand).await,
+            Backend::Memory(_) => reset.await,
+            Backend::Shared(shared) => {
+                let check = Check::one(demand);
+                catch_panic(|| shared.local.reset(&shared.local_share().demands(&check)[0]));
+                shared.forgetting(&check, reset).await
+            }
         }
     }
 
@@ -531,10 +531,7 @@ impl Limiter {
     /// Returns an error if the store does not answer within the deadline. The store is called even while the circuit
     /// breaker is open, and the local share is not consulted.
     pub async fn inspect(&self, demand: &Demand<'_>) -> Result<LimitStatus, StoreError> {
-        match &self.0.backend {
-            Backend::Memory(store) => catch_panic(|| store.inspect(demand)).ok_or_else(panicked),
-            Backend::Shared(shared) => shared.inspect(demand).await,
-        }
+        self.call(Call::Inspect, 1, async { self.store().inspect(demand).await }).await
     }
 
     /// Returns the decision that a check would get from the store at the moment, and charges nothing. See
@@ -553,89 +550,31 @@ impl Limiter {
         }
     }
 
-    /// Bans `subject` for `duration`, or permanently if `None`. A new ban replaces an earlier one of the subject.
-    ///
-    /// Until the ban ends, every check that counts the subject and takes units is refused with [`Decision::ban`] set,
-    /// and nothing is charged. With a shared store, the ban applies on all instances that read bans, within a
-    /// second. While the store does not answer, its bans do not apply.
+    /// Awaits a call to the [store](Limiter::store). If it is shared, the call has a deadline and is reported to the
+    /// observers; the circuit breaker is neither consulted nor changed.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer, does not support bans, or has no room for another one. The store
-    /// is called even while the circuit breaker is open.
-    pub async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
+    /// Returns the error of the call, or an error if the store panics, or does not answer within the deadline.
+    async fn call<T>(
+        &self,
+        kind: Call,
+        checks: usize,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
         match &self.0.backend {
-            Backend::Memory(store) => catch_panic(|| store.ban(subject, duration)).ok_or_else(panicked)?,
-            Backend::Shared(shared) => shared.ban(subject, duration).await,
-        }
-    }
-
-    /// Lifts the ban on `subject`. Returns whether it was banned. Other instances apply this within a second.
-    ///
-    /// # Errors
-    /// Returns an error if the store does not answer or does not support bans. The store is called even while the
-    /// circuit breaker is open.
-    pub async fn unban(&self, subject: &[u8]) -> Result<bool, StoreError> {
-        match &self.0.backend {
-            Backend::Memory(store) => catch_panic(|| store.unban(subject)).ok_or_else(panicked),
-            Backend::Shared(shared) => shared.unban(subject).await,
-        }
-    }
-
-    /// Returns the time until the ban on `subject` ends, [`Wait::NEVER`] if it is permanent, or `None` if there is
-    /// none.
-    ///
-    /// Asks the store: cached bans are not used. Bans in a configuration are not considered.
-    ///
-    /// # Errors
-    /// Returns an error if the store does not answer or does not support bans. The store is called even while the
-    /// circuit breaker is open.
-    pub async fn ban_of(&self, subject: &[u8]) -> Result<Option<Wait>, StoreError> {
-        match &self.0.backend {
-            Backend::Memory(store) => catch_panic(|| store.ban_of(subject)).ok_or_else(panicked),
-            Backend::Shared(shared) => shared.ban_of(subject).await,
-        }
-    }
-
-    /// Adds an entry to the ban list of the store for `duration`, or permanently if `None`. Replaces an earlier entry
-    /// with this text.
-    ///
-    /// The engines on this store refuse the requests of the clients that the list names: within a second with a shared
-    /// store, from the next request on with counters in memory. `rules::ClientBans` documents the entries. Returns
-    /// `false`, and changes nothing, if the list already has 10,000 other entries.
-    ///
-    /// # Errors
-    /// Returns an error if the entry is longer than 256 bytes, or if the store does not answer or does not support
-    /// bans. The store is called even while the circuit breaker is open.
-    pub async fn list_ban(&self, entry: &str, duration: Option<Duration>) -> Result<bool, StoreError> {
-        match &self.0.backend {
-            Backend::Memory(store) => catch_panic(|| store.list_ban(entry, duration)).ok_or_else(panicked)?,
-            Backend::Shared(shared) => shared.list_ban(entry, duration).await,
-        }
-    }
-
-    /// Removes an entry from the ban list of the store. Returns whether the list had it and it had not ended.
-    ///
-    /// # Errors
-    /// Returns an error if the store does not answer or does not support bans. The store is called even while the
-    /// circuit breaker is open.
-    pub async fn unlist_ban(&self, entry: &str) -> Result<bool, StoreError> {
-        match &self.0.backend {
-            Backend::Memory(store) => catch_panic(|| store.unlist_ban(entry)).ok_or_else(panicked),
-            Backend::Shared(shared) => shared.unlist_ban(entry).await,
-        }
-    }
-
-    /// Returns the ban list of the store.
-    ///
-    /// # Errors
-    /// Returns an error if the store does not answer or does not support bans. The store is called even while the
-    /// circuit breaker is open.
-    pub async fn listed_bans(&self) -> Result<BanListing, StoreError> {
-        match &self.0.backend {
-            Backend::Memory(store) => {
-                catch_panic(|| store.listed_bans(None)).ok_or_else(panicked).map(Option::unwrap_or_default)
+            Backend::Memory(_) => {
+                let result = AssertUnwindSafe(call).catch_unwind().await;
+                unless_panicked(result).unwrap_or_else(|| Err(panicked()))
             }
-            Backend::Shared(shared) => shared.listed_bans().await,
+            Backend::Shared(shared) => shared.call(kind, checks, call).await,
+        }
+    }
+
+    /// Returns the store that holds the counters.
+    fn store(&self) -> &dyn Store {
+        match &self.0.backend {
+            Backend::Memory(memory) => memory,
+            Backend::Shared(shared) => &*shared.store,
         }
     }
 
@@ -643,7 +582,7 @@ impl Limiter {
     pub fn stats(&self) -> LimiterStats {
         match &self.0.backend {
             Backend::Memory(store) => self.0.counters.stats(store, None),
-            Backend::Shared(shared) => self.0.counters.stats(shared.local(), Some(shared)),
+            Backend::Shared(shared) => self.0.counters.stats(&shared.local, Some(shared)),
         }
     }
 
@@ -656,7 +595,7 @@ impl Limiter {
     /// Does nothing without a shared store.
     pub async fn withdraw(&self) {
         if let Backend::Shared(shared) = &self.0.backend {
-            shared.announcing.withdraw(shared.store()).await;
+            shared.announcing.withdraw(&shared.store).await;
         }
     }
 
@@ -669,11 +608,11 @@ impl Limiter {
             Backend::Memory(_) => Vec::new(),
             Backend::Shared(shared) => {
                 let server = |Shard { id, address, .. }| {
-                    let health = shared.health().of(id, &**shared.store());
+                    let health = shared.health.of(id, &*shared.store);
                     let (breaker_open, reachable) = (health.breaker.is_open(), health.is_reachable());
                     StoreServer { id, address, breaker_open, reachable }
                 };
-                shared.store().shards().into_iter().map(server).collect()
+                shared.store.shards().into_iter().map(server).collect()
             }
         }
     }
@@ -699,7 +638,7 @@ impl Limiter {
     /// Does no I/O. The node is not known before the first call to the store.
     pub fn locate(&self, subject: &[u8]) -> Option<ClusterLocation> {
         let Backend::Shared(shared) = &self.0.backend else { return None };
-        let store = shared.store();
+        let store = &shared.store;
         let location = store.locate(subject);
         let servers = store.shards();
         // The only server of a store has the id 0.
@@ -718,11 +657,15 @@ impl Limiter {
 
 /// Returns the result of `call`, a call to the in-process store. Returns `None`, and logs an error, if it panicked.
 pub(crate) fn catch_panic<T>(call: impl FnOnce() -> T) -> Option<T> {
-    let result = catch_unwind(AssertUnwindSafe(call)).ok();
-    if result.is_none() {
+    unless_panicked(catch_unwind(AssertUnwindSafe(call)))
+}
+
+/// Returns the result of a call to the in-process store. Returns `None`, and logs an error, if it panicked.
+fn unless_panicked<T>(result: std::thread::Result<T>) -> Option<T> {
+    if result.is_err() {
         tracing::error!("the in-process store panicked; the failure policy applies");
     }
-    result
+    result.ok()
 }
 
 /// Creates the error of a panic in the in-process store.
@@ -752,31 +695,6 @@ impl Limiter {
     /// Returns the deadline of a check.
     pub(crate) fn deadline(&self) -> Duration {
         self.0.deadlines.check
-    }
-
-    /// Returns the ban list if its version is not `known`, for a task that follows the list.
-    ///
-    /// With a shared store, the call has the deadline of a probe, and is not reported to the observers. With counters
-    /// in memory, the result is ready at the first poll.
-    ///
-    /// # Errors
-    /// Returns an error if the store does not answer.
-    pub(crate) async fn changed_bans(&self, known: Option<u64>) -> Result<Option<BanListing>, StoreError> {
-        match &self.0.backend {
-            Backend::Memory(_) => Ok(self.changed_bans_in_memory(known)),
-            Backend::Shared(shared) => shared.changed_bans(known).await,
-        }
-    }
-
-    /// Returns the ban list if it is in memory and its version is not `known`. Takes no lock if it is.
-    #[inline]
-    pub(crate) fn changed_bans_in_memory(&self, known: Option<u64>) -> Option<BanListing> {
-        match &self.0.backend {
-            Backend::Memory(store) if known != Some(store.ban_list_version()) => {
-                catch_panic(|| store.listed_bans(known)).flatten()
-            }
-            Backend::Memory(_) | Backend::Shared(_) => None,
-        }
     }
 
     /// Returns the observers.

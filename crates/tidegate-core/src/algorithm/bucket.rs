@@ -62,10 +62,10 @@ use std::ops::RangeInclusive;
 
 use super::log::Rings;
 use super::packed::{Beside, Name, Packed, SMALL_BITS, tag};
-use super::{At, Machine, MayGrow, Receipt};
+use super::{At, Change, Machine, MayGrow, Receipt};
 use crate::decision::{LimitStatus, Wait};
 use crate::limit::BucketShape;
-use crate::time::Timestamp;
+use crate::time::{Lifetime, Timestamp};
 
 /// The longest wait that is reported: 142 years, the latest [`Timestamp`]. Longer waits (10^7 units at one in 400 days)
 /// are cut to it.
@@ -116,6 +116,12 @@ impl Machine for Bucket {
     }
 
     #[inline(always)]
+    fn lifetime(at: BucketAt<'_>, status: &LimitStatus, packed: &Packed) -> Lifetime {
+        let empty_at_us = at.now_us + status.reset_after.as_micros().unwrap_or(0);
+        Lifetime::of_us(empty_at_us.saturating_sub(packed.time_us()))
+    }
+
+    #[inline(always)]
     fn fits(&self, at: BucketAt<'_>, cost: u32, _: &Rings) -> bool {
         View::new(self, at).fits(cost)
     }
@@ -133,7 +139,7 @@ impl Machine for Bucket {
         others_fit: bool,
         _: MayGrow<'_>,
         _: &mut Rings,
-    ) -> (LimitStatus, bool) {
+    ) -> (LimitStatus, Change) {
         let mut view = View::new(self, at);
         let (fits, ahead) = (view.fits(cost), view.ahead());
         let is_admitted = fits && others_fit;
@@ -143,12 +149,12 @@ impl Machine for Bucket {
             let units = u64::from(cost).min(u64::from(at.limit.cost_max()) + 1);
             view.level = (view.level + at.shape.parts(units)).min(at.shape.full);
         }
-        let is_changed = is_charged || self.time_us > at.now_us;
-        if is_changed {
+        let change = if is_charged { Change::Charged } else { Change::corrected_if(self.time_us > at.now_us) };
+        if change != Change::None {
             *self = view.bucket();
         }
         let (retry, refunded_before) = if is_admitted { (ahead, view.refunded) } else { (view.retry(cost), 0) };
-        (view.status(cost, fits, retry, refunded_before), is_changed)
+        (view.status(cost, fits, retry, refunded_before), change)
     }
 
     fn bytes_to_refund(name: Name, beside: &Beside) -> usize {

@@ -44,9 +44,10 @@ pub(crate) use entries::Log;
 pub(crate) use rings::Rings;
 
 use super::packed::{Beside, Name, Packed, tag};
-use super::{At, Machine, MayGrow, Receipt};
+use super::{At, Change, Machine, MayGrow, Receipt};
 use crate::decision::{LimitStatus, Wait};
 use crate::limit::{LogShape, SLIDING_EXACT_QUOTA_MAX};
+use crate::time::Lifetime;
 
 type LogAt<'a> = At<'a, LogShape>;
 
@@ -63,6 +64,11 @@ impl Machine for Log {
     #[inline(always)]
     fn pack(&self, _: LogAt<'_>, packed: &mut Packed, _: Name, _: &mut Beside) {
         self.packed_into(packed);
+    }
+
+    #[inline(always)]
+    fn lifetime(at: LogAt<'_>, _: &LimitStatus, _: &Packed) -> Lifetime {
+        at.shape.lifetime
     }
 
     #[inline(always)]
@@ -89,7 +95,7 @@ impl Machine for Log {
         others_fit: bool,
         may_grow: MayGrow<'_>,
         rings: &mut Rings,
-    ) -> (LimitStatus, bool) {
+    ) -> (LimitStatus, Change) {
         let (before, newest_us) = (self.len(), self.newest_us());
         let oldest_us = self.settle(at, may_grow, rings);
         let quota = at.limit.quota();
@@ -100,22 +106,27 @@ impl Machine for Log {
             let next_after = expires_after(if self.len() == 1 { at.now_us } else { oldest_us }, at);
             let (remaining, reset_after) = (quota - total as u32, Wait::from_micros(at.limit.window_us()));
             let waits = [Wait::ZERO, next_after, reset_after];
-            return (LimitStatus::new(quota, cost, true, remaining, waits), true);
+            return (LimitStatus::new(quota, cost, true, remaining, waits), Change::Charged);
         }
-        if at.limit.count_denied() {
+        let change = if at.limit.count_denied() {
             self.append(at, cost.min(quota), may_grow, rings);
             *self = self.without_oldest_units(self.total().saturating_sub(quota.into()), rings);
-        }
-        let is_changed = self.len() != before || self.newest_us() != newest_us || at.limit.count_denied();
+            Change::Charged
+        } else if self.len() == 0 {
+            *self = Log::empty_since(at.now_us);
+            Change::Corrected
+        } else {
+            Change::corrected_if(self.len() != before || self.newest_us() != newest_us)
+        };
         let retry_after = self.wait(at, Oldest::NONE, cost, rings);
-        (self.status(at, Oldest::NONE, cost, fits, retry_after, rings), is_changed)
+        (self.status(at, Oldest::NONE, cost, fits, retry_after, rings), change)
     }
 
     fn refund(&mut self, at: LogAt<'_>, receipt: Receipt, rings: &mut Rings) {
         self.settle(at, &|_| true, rings);
         let charged_tick = at.shape.tick(receipt.at.as_micros());
-        let tick_ends_us = (charged_tick + 1).saturating_mul(at.shape.tick_us) - 1;
-        if let Some(index) = self.count_until(tick_ends_us, rings).entries.checked_sub(1) {
+        let next_tick_us = (charged_tick + 1).saturating_mul(at.shape.tick_us);
+        if let Some(index) = self.count_before(next_tick_us, rings).entries.checked_sub(1) {
             let entry = self.get(index, rings);
             if at.shape.tick(entry.time_us) == charged_tick {
                 *self = self.with_units(index, entry.units - entry.units.min(receipt.units), rings);
@@ -128,7 +139,7 @@ impl Machine for Log {
         let units = (self.total() - self.expired(at, rings).units) as u32;
         match self.newest_us() {
             Some(time_us) if units > 0 => Log::one(Entry { time_us, units }),
-            _ => Log::default(),
+            _ => Log::empty_since(at.now_us),
         }
     }
 }
@@ -141,7 +152,7 @@ impl Log {
     #[cold]
     fn look_before_newest(self, at: LogAt<'_>, cost: u32, rings: &Rings) -> LimitStatus {
         let (now_us, quota) = (at.now_us, u64::from(at.limit.quota()));
-        let (expired, past) = (self.expired(at, rings), self.count_until(now_us, rings));
+        let (expired, past) = (self.expired(at, rings), self.count_before(now_us + 1, rings));
         let newest_past_us = (past.entries > expired.entries).then(|| self.get(past.entries - 1, rings).time_us);
         let is_moved = |time_us: &u64| at.shape.is_same_tick(*time_us, now_us);
         let moved_from_us = newest_past_us.filter(is_moved).unwrap_or(now_us + 1);
@@ -161,18 +172,16 @@ impl Log {
     }
 
     /// Drops expired entries, and joins the entries later than now into one entry at the present. Returns the time of the
-    /// oldest entry; 0 if none is left.
+    /// oldest entry, which is meaningless if none is left.
     ///
     /// The newest entry before them joins as well if it is in the same tick, or if the log has no room for another
     /// entry and `may_grow` forbids it to grow.
     #[inline(always)]
     fn settle(&mut self, at: LogAt<'_>, may_grow: MayGrow<'_>, rings: &mut Rings) -> u64 {
-        let oldest_us = match at.now_us.checked_sub(at.limit.window_us()) {
-            Some(expired_until_us) => self.drop_until(expired_until_us, rings),
-            None => self.oldest_us(rings),
-        };
+        let oldest_us = self.drop_before(at.begin_us(), rings);
         if self.newest_us().is_some_and(|newest_us| newest_us > at.now_us) {
-            *self = self.moved_back(at, may_grow, rings);
+            // A copy of `at`, because the address of the copy is passed on, which would keep `at` out of the registers.
+            *self = self.moved_back(At { ..at }, may_grow, rings);
             return self.oldest_us(rings);
         }
         oldest_us
@@ -207,10 +216,7 @@ impl Log {
     /// Counts the entries that have expired now, and their units.
     #[inline(always)]
     fn expired(&self, at: LogAt<'_>, rings: &Rings) -> Oldest {
-        match at.now_us.checked_sub(at.limit.window_us()) {
-            Some(expired_until_us) => self.count_until(expired_until_us, rings),
-            None => Oldest::NONE,
-        }
+        self.count_before(at.begin_us(), rings)
     }
 
     /// Returns the wait until `cost` units fit if no others are charged: `ZERO` if now, `NEVER` above the quota.
@@ -251,6 +257,14 @@ impl Log {
             _ => Wait::ZERO,
         };
         LimitStatus::new(quota, cost, allowed, remaining, [retry_after, next_after, reset_after])
+    }
+}
+
+impl LogAt<'_> {
+    /// Returns the beginning of the window that ends now. Entries earlier than that have expired.
+    #[inline(always)]
+    fn begin_us(self) -> u64 {
+        (self.now_us + 1).saturating_sub(self.limit.window_us())
     }
 }
 

@@ -16,15 +16,15 @@
 //! The **tag** says which state machine the state belongs to, and in which form. The tags from 12 on are those of the
 //! one state machine whose small number needs 53 bits.
 //!
-//! The **lifetime** is how long the state matters after its time. It is a small float, (4 + two bits) × 2^(six bits),
-//! rounded up by at most a quarter. It lets a sweep drop expired states without knowing their limits, and never early.
-//! It is at least 33 ms, so that a counter in steady use is not dropped and added again between any two checks.
+//! The **lifetime** ([`Lifetime`]) is how long the state matters after its time. It lets a sweep drop expired states without
+//! knowing their limits, and never early.
 //!
 //! What does not fit is [`Beside`] the states: the entries of longer logs, and the refunded units of buckets.
 
 use super::Machine;
 use super::bucket::RefundedUnits;
 use super::log::{Log, Rings};
+use crate::time::Lifetime;
 
 /// The packed state of a counter. The default is that of an unused counter, for every state machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -67,9 +67,6 @@ const TIME_BITS: u32 = 52;
 const TAG_SHIFT: u32 = 60;
 const CODE_MASK: u64 = 0xff << TIME_BITS;
 
-/// The shortest lifetime, in microseconds.
-const LIFETIME_US_MIN: u64 = 1 << 15;
-
 impl Packed {
     /// Returns the tag: one of [`tag`], or 0 if the state is unused.
     #[inline(always)]
@@ -108,16 +105,16 @@ impl Packed {
     /// From then on the state affects no decision of the limits that used it. That may already be so earlier.
     #[inline(always)]
     pub(crate) fn ends_at_us(&self) -> u64 {
-        self.time_us() + decode((self.time >> TIME_BITS) as u8)
+        self.time_us() + Lifetime((self.time >> TIME_BITS) as u8).as_micros()
     }
 
-    /// Sets the lifetime so that it ends at `ends_at_us` or later, by at most a quarter of it, or is 33 ms. If it is
-    /// longer already, it becomes shorter only if `may_shorten`: another limit, which needs it, may have written the state.
+    /// Sets the lifetime. If it is longer already, it becomes shorter only if `may_shorten`: another limit, which needs it,
+    /// may have written the state.
     #[inline(always)]
-    pub(crate) fn keep_until(&mut self, ends_at_us: u64, may_shorten: bool) {
-        if may_shorten || self.ends_at_us() < ends_at_us {
-            let code = code_up(ends_at_us.saturating_sub(self.time_us()));
-            self.time = self.time & !CODE_MASK | u64::from(code) << TIME_BITS;
+    pub(crate) fn keep(&mut self, lifetime: Lifetime, may_shorten: bool) {
+        let code = u64::from(lifetime.0) << TIME_BITS;
+        if may_shorten || self.time & CODE_MASK < code {
+            self.time = self.time & !CODE_MASK | code;
         }
     }
 }
@@ -144,23 +141,6 @@ impl Beside {
     }
 }
 
-/// Returns the eight-bit code of the smallest codable number that is at least `value`, and at least [`LIFETIME_US_MIN`].
-///
-/// It is at most a quarter more than the larger of the two. `value` must be below 2^63.
-#[inline(always)]
-fn code_up(value: u64) -> u8 {
-    let below = value.max(LIFETIME_US_MIN) - 1;
-    let exponent = below.ilog2() - 2;
-    // Codes are ordered like their numbers, so the successor of the code below `value` is at least `value`.
-    ((exponent << 2) as u8 | (below >> exponent & 3) as u8) + 1
-}
-
-/// Returns the number that an eight-bit code stands for.
-#[inline(always)]
-fn decode(code: u8) -> u64 {
-    (4 + u64::from(code & 3)) << (code >> 2)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,9 +157,9 @@ mod tests {
         for tag in 0..=tag::LAST {
             for (time_us, wide, small) in [(time, wide, small), (0, 0, 0), (5, 1 << 44, 1 << 50), (5, 1, 1)] {
                 let mut packed = Packed::default();
-                packed.keep_until(WINDOW_US_MAX, true);
+                packed.keep(Lifetime::of_us(WINDOW_US_MAX), true);
                 packed.set(tag, time_us, wide, small);
-                packed.keep_until(time_us + 1, false);
+                packed.keep(Lifetime::of_us(1), false);
                 assert_eq!(
                     (packed.tag(), packed.time_us(), packed.wide(), packed.small()),
                     (tag, time_us, wide, small)
@@ -187,18 +167,6 @@ mod tests {
                 let lifetime_us = packed.ends_at_us() - time_us;
                 assert!((WINDOW_US_MAX..=WINDOW_US_MAX / 4 * 5).contains(&lifetime_us), "{lifetime_us}");
             }
-        }
-    }
-
-    #[test]
-    fn coded_lifetime_is_never_shorter_and_at_most_a_quarter_longer() {
-        let mut us = 1_u64;
-        while us < 1 << 54 {
-            for us in [us, us + 1, us * 5 / 4, us * 3 / 2, us * 7 / 4 + 1] {
-                let (up, whole) = (decode(code_up(us)), us.max(LIFETIME_US_MIN));
-                assert!(up >= whole && up <= whole + whole / 4, "{us} became {up}");
-            }
-            us *= 2;
         }
     }
 }

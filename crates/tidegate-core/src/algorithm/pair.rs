@@ -44,9 +44,10 @@ use std::ops::RangeInclusive;
 
 use super::log::Rings;
 use super::packed::{Beside, Name, Packed, tag};
-use super::{At, Machine, MayGrow, Receipt};
+use super::{At, Change, Machine, MayGrow, Receipt};
 use crate::decision::{LimitStatus, Wait};
 use crate::limit::{PairShape, WindowCut};
+use crate::time::Lifetime;
 
 /// The state of a counter pair: the count of the window in which it was last written, and of the window before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -90,8 +91,8 @@ impl Machine for Pair {
 
     /// Two windows also for `fixed-window`: a rule may change to `sliding-counter`, which needs the previous count.
     #[inline(always)]
-    fn ends_at_us(&self, at: PairAt<'_>, _: &LimitStatus) -> u64 {
-        self.start_us + 2 * at.limit.window_us()
+    fn lifetime(at: PairAt<'_>, _: &LimitStatus, _: &Packed) -> Lifetime {
+        at.shape.lifetime
     }
 
     #[inline(always)]
@@ -112,7 +113,7 @@ impl Machine for Pair {
         others_fit: bool,
         _: MayGrow<'_>,
         _: &mut Rings,
-    ) -> (LimitStatus, bool) {
+    ) -> (LimitStatus, Change) {
         let mut view = View::new(self, at);
         let fits = view.fits(cost);
         let is_admitted = fits && others_fit;
@@ -124,11 +125,11 @@ impl Machine for Pair {
         let went_back = self.start_us > at.now_us;
         // A reported wait must not grow on the next attempt, so counts of another window are converted for good.
         let is_window_changed = self.window_us != at.limit.window_us() && self.window_us != 0;
-        let is_changed = is_charged || went_back || is_window_changed;
-        if is_changed {
+        let change = if is_charged { Change::Charged } else { Change::corrected_if(went_back || is_window_changed) };
+        if change != Change::None {
             *self = view.pair;
         }
-        (view.status(cost, fits, if is_admitted { Wait::ZERO } else { view.wait(cost) }), is_changed)
+        (view.status(cost, fits, if is_admitted { Wait::ZERO } else { view.wait(cost) }), change)
     }
 
     /// Gives back the units of a charge that was made in the current or the previous window.

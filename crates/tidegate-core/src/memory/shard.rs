@@ -95,6 +95,15 @@ impl Shard {
         self.table.find(name)
     }
 
+    /// Returns the counter with this name in a slot of its own, and its place, or `None` if it has none. The counter may
+    /// have expired.
+    #[inline(always)]
+    pub(super) fn own_counter(&mut self, name: CounterHash) -> Option<(Place, Counter<'_>)> {
+        let place = self.table.find(name)?;
+        let packed = &mut self.table.slot_mut(place).state;
+        Some((Place::Own(place), Counter { packed, name: name.in_table(), beside: &mut self.beside }))
+    }
+
     /// Returns the place of the counter with this name, which may be that of an overflow counter, or `None`.
     pub(super) fn find_anywhere(&self, name: CounterHash) -> Option<Place> {
         self.table.find(name).map(Place::Own).or_else(|| self.overflow.find(name).map(Place::Overflow))

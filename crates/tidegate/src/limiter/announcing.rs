@@ -211,7 +211,7 @@ async fn announce_repeatedly(task: RunningTask) {
 async fn announce(shared: &Shared) {
     let announcing = &shared.announcing;
     let begun = shared.observers.begin(&*shared.clock);
-    let call = async { shared.store().announce(announcing.id, LIFETIME).await };
+    let call = async { shared.store.announce(announcing.id, LIFETIME).await };
     let Some(call) = shared.within(DEADLINE, ShardId::default(), call) else { return };
     let announced = call.await;
     if let Ok(None) = announced {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock};
 use tidegate_core::{ShardId, Store, StoreError, StoreErrorKind};
 
-use super::shared::NOT_ASKED;
+use super::store_calls::NOT_ASKED;
 use crate::breaker::Breaker;
 use crate::failure::Unavailable;
 

@@ -25,14 +25,18 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, Demand, Key, Limit, RuleScopeBuf, Scope, ScopeName};
+use tidegate_core::{Check, Cost, Decision, Demand, Key, Limit, RuleScopeBuf, Scope, ScopeName, ShardId, StoreError};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::denied_parts::PartTurn;
+use super::shared::Shared;
 #[cfg(feature = "rules")]
 use super::{Backend, Limiter};
+use crate::observe::StoreCallKind as Call;
 
 /// The maximum number of checks in calls that are waited for after their deadline: some ten megabytes.
 const LATE_CHECKS_MAX: u32 = 4_096;
@@ -89,6 +93,54 @@ impl LateCalls {
     #[cfg(feature = "rules")]
     pub(super) async fn wait(&self) {
         let _ = self.room.acquire_many(LATE_CHECKS_MAX).await;
+    }
+}
+
+impl Shared {
+    /// Refunds charges for checks that were decided otherwise. A refund that fails is not repeated.
+    pub(super) async fn refund_charges<'a>(&self, charges: impl Iterator<Item = (&'a OwnedCheck, &'a Decision)>) {
+        let refund = |(check, decision): (&'a OwnedCheck, &'a Decision)| async move {
+            let demands = check.demands();
+            let check = Check::of_distinct(&demands);
+            let refund = async { self.store.refund(&check, decision).await };
+            if let Some(call) = self.begin(Call::Refund, 1, (LATE_MAX, ShardId::default()), refund) {
+                let _ = call.await;
+            }
+            // A denial that was cached in the meantime may be due to the refunded units.
+            self.forget(&check);
+        };
+        join_all(charges.map(refund)).await;
+    }
+
+    /// Awaits the reply to a call that has missed its deadline, and refunds what it has charged, because its checks were
+    /// decided by the failure policy. If the call fails, does nothing: it is unknown whether it was executed.
+    pub(super) async fn refund_late(
+        self: Arc<Self>,
+        call: impl Future<Output = Result<Vec<Result<Decision, StoreError>>, StoreError>>,
+        checks: Arc<[OwnedCheck]>,
+        turns: SmallVec<[Option<PartTurn>; 1]>,
+    ) {
+        let Ok(answers) = call.await else { return };
+        let now = self.clock.now();
+        for (turn, answer) in turns.iter().zip(&answers) {
+            if let (Some(turn), Ok(decision)) = (turn, answer)
+                && !decision.allowed()
+            {
+                turn.turn.learn(turn.part, decision, now);
+            }
+        }
+        let decided = checks.iter().zip(&answers).filter_map(|(check, answer)| Some((check, answer.as_ref().ok()?)));
+        self.refund_charges(decided.filter(|(check, decision)| decision.allowed() && check.charges())).await;
+    }
+
+    /// Decides checks by a call that does not borrow from its caller. See [`Shared::decide`].
+    pub(super) async fn decide_owned(
+        self: Arc<Self>,
+        checks: Arc<[OwnedCheck]>,
+    ) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
+        let demands: SmallVec<[_; 1]> = checks.iter().map(OwnedCheck::demands).collect();
+        let checks: SmallVec<[Check<'_>; 1]> = demands.iter().map(|demands| Check::of_distinct(demands)).collect();
+        self.decide(&checks).await
     }
 }
 

@@ -22,8 +22,9 @@ use tokio::runtime::Handle;
 use tokio::time::sleep;
 
 use super::health::ShardHealth;
-use super::shared::{Shared, is_of_its_counters};
+use super::shared::Shared;
 use super::stats::Counters;
+use super::store_calls::is_of_its_counters;
 use crate::breaker::{Phase, probe_after};
 use crate::deadline::answer_by;
 use crate::observe::StoreCallKind as Call;
@@ -66,7 +67,7 @@ impl Drop for Probing {
             && self.shard.breaker.close_without_probe(self.phase)
         {
             tracing::warn!("the task that probes the store has ended; the next checks call the store");
-            shared.observers.breaker_changed(shared.health().is_any_open());
+            shared.observers.breaker_changed(shared.health.is_any_open());
         }
     }
 }
@@ -110,12 +111,12 @@ pub(super) async fn watch(shared: &Shared, counters: &Counters) {
             if has_answered {
                 shard.probed(&Ok(()));
             } else if !shard.breaker.is_open()
-                && let Some(call) = shared.within(WATCH_DEADLINE, shard.id, shared.store().probe(shard.id))
+                && let Some(call) = shared.within(WATCH_DEADLINE, shard.id, shared.store.probe(shard.id))
             {
                 record(shard, call.await);
             }
         };
-        let shards = shared.health().of_all(&**shared.store());
+        let shards = shared.health.of_all(&*shared.store);
         join_all(shards.iter().map(|shard| look(shard))).await;
         sleep(WATCH_INTERVAL).await;
     }
@@ -155,9 +156,9 @@ async fn has_recovered(shared: &Shared, shard: &ShardHealth) -> bool {
 ///
 /// The call is reported to the observers.
 async fn probe(shared: &Shared, shard: &ShardHealth) -> Probed {
-    let mut call = pin!(shared.call(Call::Probe, 1, shared.store().probe(shard.id)));
+    let mut call = pin!(shared.call(Call::Probe, 1, shared.store.probe(shard.id)));
     // As for a decision, an answer that has arrived when the deadline is noticed is in time.
-    let (answered, probed) = match answer_by(sleep(shared.deadlines.check), &**shared.store(), call.as_mut()).await {
+    let (answered, probed) = match answer_by(sleep(shared.deadlines.check), &*shared.store, call.as_mut()).await {
         Some(answered) => (answered, Probed::InTime),
         None => (call.await, Probed::Late),
     };

@@ -29,7 +29,7 @@ use tidegate_core::{
     StoreError, Timestamp,
 };
 
-use super::{Backend, DecidedDemands, Limiter, catch_panic, decided_demands, panicked};
+use super::{DecidedDemands, Limiter, catch_panic, decided_demands, panicked};
 
 /// The time for which a receipt can be redeemed after the longest `reset_after` of its decision: 10 minutes.
 const REDEEM_GRACE_US: u64 = 10 * 60 * 1_000_000;
@@ -91,10 +91,9 @@ impl Limiter {
             Ok(unused) => self.refund(&unused, &difference.refund).await,
             Err(_nothing) => Ok(()),
         };
-        let charged = match (Check::new(&difference.overrun), &self.0.backend) {
-            (Ok(overrun), Backend::Memory(store)) => catch_panic(|| drop(store.check(&overrun))).ok_or_else(panicked),
-            (Ok(overrun), Backend::Shared(shared)) => shared.charge(&overrun, decision.source).await,
-            (Err(_nothing), _) => Ok(()),
+        let charged = match Check::new(&difference.overrun) {
+            Ok(overrun) => self.ledger(decision.source).charge(&overrun).await,
+            Err(_nothing) => Ok(()),
         };
         if difference.unused.is_empty() || difference.overrun.is_empty() {
             refunded.and(charged)
@@ -151,10 +150,7 @@ impl Limiter {
     ) -> Result<Redeemed, StoreError> {
         let Some((demands, actual)) = charged(check, decision, actual) else { return Ok(Redeemed::Done) };
         let check = Check::of_distinct(&demands);
-        match &self.0.backend {
-            Backend::Memory(store) => redeem_in_memory(store, id, &check, decision, &actual),
-            Backend::Shared(shared) => Box::pin(shared.redeem(id, &check, decision, &actual)).await,
-        }
+        self.ledger(decision.source).redeem(id, &check, decision, &actual).await
     }
 
     /// Returns a new id for the charge of this check, to be used with [`redeem`](Limiter::redeem). Allocates 512 KiB at the

@@ -88,7 +88,7 @@ impl Counters {
 
     /// Reads the counters, the size of `memory`, and the state of the breakers of a shared store.
     pub(super) fn stats(&self, memory: &MemoryStore, shared: Option<&Shared>) -> LimiterStats {
-        let health = shared.map(Shared::health);
+        let health = shared.map(|shared| &shared.health);
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (allowed, unavailable) = (get(&self.allowed), get(&self.unavailable));
         LimiterStats {

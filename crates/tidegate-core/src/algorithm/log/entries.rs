@@ -67,6 +67,14 @@ impl Log {
         log
     }
 
+    /// Creates a log without entries. Its packed state is kept for a lifetime after `time_us`, so that the counter of a
+    /// client that is denied by other limits is not dropped and added again between any two checks.
+    pub(super) fn empty_since(time_us: u64) -> Log {
+        let mut log = Log::default();
+        log.ring.newest_us = time_us;
+        log
+    }
+
     fn of_ring(ring: Ring) -> Log {
         Log { form: Form::Ring, ring, older: Entry::default() }
     }
@@ -239,7 +247,7 @@ impl Log {
         Log::one(Entry { time_us, units: self.ring.total + units })
     }
 
-    /// Returns the time of the oldest entry; 0 if there are no entries.
+    /// Returns the time of the oldest entry, which is meaningless if there are no entries.
     #[inline(always)]
     pub(super) fn oldest_us(&self, rings: &Rings) -> u64 {
         match self.form {
@@ -254,19 +262,19 @@ impl Log {
         }
     }
 
-    /// Removes the entries that are not later than `time_us`. Returns the time of the oldest entry; 0 if none is left.
+    /// Removes the entries earlier than `begin_us`. Returns the time of the oldest entry, which is meaningless if none is left.
     #[inline(always)]
-    pub(super) fn drop_until(&mut self, time_us: u64, rings: &mut Rings) -> u64 {
-        if self.ring.newest_us <= time_us || self.form == Form::Long {
-            *self = self.without_oldest(self.count_until(time_us, rings).entries, rings);
+    pub(super) fn drop_before(&mut self, begin_us: u64, rings: &mut Rings) -> u64 {
+        if self.ring.newest_us < begin_us || self.form == Form::Long {
+            *self = self.without_oldest(self.count_before(begin_us, rings).entries, rings);
         } else if self.form == Form::Ring {
             let before = self.ring.len;
-            let oldest_us = self.ring.drop_until(time_us, rings);
+            let oldest_us = self.ring.drop_before(begin_us, rings);
             if self.ring.len == 1 && before > 1 {
                 *self = self.without_oldest(0, rings);
             }
             return oldest_us;
-        } else if self.older.time_us <= time_us {
+        } else if self.ring.len == 2 && self.older.time_us < begin_us {
             self.ring.len = 1;
             self.ring.total -= self.older.units;
             self.older = Entry::default();
@@ -301,7 +309,7 @@ impl Log {
             return if units == 0 { self } else { self.without_oldest(usize::MAX, rings) };
         }
         let cut = self.entry_of_unit(units, rings);
-        let kept = self.count_until(cut.time_us, rings);
+        let kept = self.count_before(cut.time_us + 1, rings);
         // A part of the last of these entries may be left.
         let left = (kept.units - units) as u32;
         let log = self.without_oldest(if left > 0 { kept.entries - 1 } else { kept.entries }, rings);
@@ -327,17 +335,17 @@ impl Log {
         (log.shortened(rings), self.ring.total - log.ring.total)
     }
 
-    /// Counts the entries that are not later than `time_us`, and their units.
+    /// Counts the entries earlier than `end_us`, and their units.
     #[inline(always)]
-    pub(super) fn count_until(&self, time_us: u64, rings: &Rings) -> Oldest {
-        if self.ring.newest_us <= time_us {
+    pub(super) fn count_before(&self, end_us: u64, rings: &Rings) -> Oldest {
+        if self.ring.newest_us < end_us {
             return Oldest { entries: self.len(), units: self.total() };
         }
         match self.form {
-            Form::Few if self.ring.len == 2 && self.older.time_us <= time_us => Oldest::NONE.with(self.older),
+            Form::Few if self.ring.len == 2 && self.older.time_us < end_us => Oldest::NONE.with(self.older),
             Form::Few => Oldest::NONE,
-            Form::Ring => self.ring.count_until(time_us, rings),
-            Form::Long => rings.long(self.ring.number).count_until(time_us, rings),
+            Form::Ring => self.ring.count_before(end_us, rings),
+            Form::Long => rings.long(self.ring.number).count_before(end_us, rings),
         }
     }
 

@@ -91,12 +91,12 @@ impl Long {
         }
     }
 
-    /// Counts the entries that are not later than `time_us`, and their units.
-    pub(super) fn count_until(&self, time_us: u64, rings: &Rings) -> Oldest {
+    /// Counts the entries earlier than `end_us`, and their units.
+    pub(super) fn count_before(&self, end_us: u64, rings: &Rings) -> Oldest {
         let mut counted = Oldest::NONE;
         for segment in &self.segments {
-            if segment.newest_us > time_us {
-                let within = segment.count_until(time_us, rings);
+            if segment.newest_us >= end_us {
+                let within = segment.count_before(end_us, rings);
                 return Oldest { entries: counted.entries + within.entries, units: counted.units + within.units };
             }
             counted =
@@ -283,7 +283,7 @@ mod tests {
                         let time_us = list[below(list.len())].time_us + below(2) as u64;
                         let entries = list.iter().take_while(|entry| entry.time_us <= time_us).count();
                         let units: u32 = list[..entries].iter().map(|entry| entry.units).sum();
-                        let counted = long.count_until(time_us, &rings);
+                        let counted = long.count_before(time_us + 1, &rings);
                         assert_eq!((counted.entries, counted.units), (entries, u64::from(units)));
                         let holder = list[entries - 1];
                         assert_eq!(long.entry_of_unit(counted.units, &rings), holder);

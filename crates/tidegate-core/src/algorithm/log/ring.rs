@@ -131,16 +131,16 @@ impl Ring {
         self.write(index, entry, rings.words_mut(self.number));
     }
 
-    /// Removes the entries that are not later than `time_us`. There must be a later one. Returns the time of the oldest
-    /// one left. Shrinks the ring if it is mostly unused.
+    /// Removes the entries earlier than `begin_us`. There must be a later one. Returns the time of the oldest one left.
+    /// Shrinks the ring if it is mostly unused.
     #[inline(always)]
-    pub(super) fn drop_until(&mut self, time_us: u64, rings: &mut Rings) -> u64 {
+    pub(super) fn drop_before(&mut self, begin_us: u64, rings: &mut Rings) -> u64 {
         let words = rings.words(self.number);
         let mut oldest = self.entry(0, words);
-        if oldest.time_us > time_us {
+        if oldest.time_us >= begin_us {
             return oldest.time_us;
         }
-        while oldest.time_us <= time_us {
+        while oldest.time_us < begin_us {
             self.total -= oldest.units;
             self.first = self.position(1, words) as u32;
             self.len -= 1;
@@ -190,17 +190,17 @@ impl Ring {
         self.len -= 1;
     }
 
-    /// Counts the entries that are not later than `time_us`, and their units.
+    /// Counts the entries earlier than `end_us`, and their units.
     #[inline(always)]
-    pub(super) fn count_until(&self, time_us: u64, rings: &Rings) -> Oldest {
+    pub(super) fn count_before(&self, end_us: u64, rings: &Rings) -> Oldest {
         let words = rings.words(self.number);
-        if self.entry(0, words).time_us > time_us { Oldest::NONE } else { self.count_from_oldest(time_us, words) }
+        if self.entry(0, words).time_us >= end_us { Oldest::NONE } else { self.count_from_oldest(end_us, words) }
     }
 
     #[inline(never)]
-    fn count_from_oldest(self, time_us: u64, words: &[u64]) -> Oldest {
+    fn count_from_oldest(self, end_us: u64, words: &[u64]) -> Oldest {
         let entries = (0..self.len()).map(|index| self.entry(index, words));
-        entries.take_while(|entry| entry.time_us <= time_us).fold(Oldest::NONE, Oldest::with)
+        entries.take_while(|entry| entry.time_us < end_us).fold(Oldest::NONE, Oldest::with)
     }
 
     /// Returns the entry of the unit with this number, counted from 1 for the oldest unit. There must be an entry.
@@ -226,7 +226,7 @@ impl Ring {
 
     /// Removes the entries later than `time_us`, and returns their units.
     pub(super) fn remove_later_than(&mut self, time_us: u64, rings: &Rings) -> u32 {
-        let (before, kept) = (self.total, self.count_until(time_us, rings));
+        let (before, kept) = (self.total, self.count_before(time_us + 1, rings));
         // Times are relative to the newest, so they are read before it changes.
         let newest_us = kept.entries.checked_sub(1).map_or(0, |newest| self.get(newest, rings).time_us);
         (self.newest_us, self.len, self.total) = (newest_us, kept.entries as u32, kept.units as u32);
