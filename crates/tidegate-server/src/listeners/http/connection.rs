@@ -1,6 +1,7 @@
 //! One HTTP/1.1 connection with its bounds, for every listener that speaks HTTP.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves one HTTP/1.1 connection until it ends. `handler` answers requests; its response bodies may be streams.
 ///
-/// If `fast_path` is given, it answers [plain checks](super::fast_path) instead.
+/// If `fast_path` is given, the listener answers [plain checks](super::fast_path) of the client at this address instead.
 ///
 /// The connection ends when:
 /// - the client ends it, is silent for `idle`, or takes longer than `idle` for a request header or 10 s for a body;
@@ -44,7 +45,7 @@ pub(crate) async fn serve<S, H, F>(
     mut stream: S,
     idle: Duration,
     mut context: ConnectionContext,
-    fast_path: Option<&HttpListener>,
+    fast_path: Option<(&HttpListener, IpAddr)>,
     handler: H,
 ) -> Result<(), BoxError>
 where

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! **Plain** is a request that needs no interpretation: HTTP/1.1, exactly this method and path, one plain
-//! `content-length`, and no header about the connection except to keep it open. All others are not rejected here but
+//! `content-length`, and no header about the connection except to keep it open. If the listener has a token, also one
+//! `authorization` with the token, of an address that has not guessed wrongly too often. All others are not rejected here but
 //! left to [hyper](super::general), unchanged: other paths and versions, chunked bodies, malformed requests. So one
 //! place implements HTTP, and this is not it; the fast path only recognises a single form, and finds the end of
 //! requests whose framing is simple.
@@ -29,6 +30,7 @@
 //! `tests.rs` compares the responses of both paths byte by byte, with and without rules.
 
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::ops::Range;
 use std::pin::pin;
 use std::task::Poll;
@@ -55,7 +57,8 @@ const RESPONSE_BYTES_MAX: usize = 64 * 1024;
 
 /// Serves a connection as long as the ends of its requests can be found.
 ///
-/// Plain checks are answered by `listener`, if there is one, and all other requests by `handler` through hyper.
+/// Plain checks of the client at the given address are answered by `listener`, if there is one, and all other requests
+/// by `handler` through hyper.
 ///
 /// `idle` is the longest time without bytes from the client, from the first byte of a request to the end of its head,
 /// and for the client to accept what is written. A body has 10 s from the end of its head.
@@ -74,7 +77,7 @@ const RESPONSE_BYTES_MAX: usize = 64 * 1024;
 /// # Errors
 /// If the connection breaks, or the client accepts no response for as long as `idle`.
 pub(super) async fn serve<S, H, F>(
-    listener: Option<&HttpListener>,
+    listener: Option<(&HttpListener, IpAddr)>,
     handler: &H,
     stream: &mut S,
     idle: Duration,
@@ -129,9 +132,15 @@ where
         }
         let bytes_before = buffer.len();
         while outcome == ReadOutcome::Bytes && !buffer.is_empty() {
-            let request = match next_request(&buffer, partial.take(), idle) {
-                NextRequest::Plain(body) => body,
-                NextRequest::Complete(end) => 0..end,
+            let (request, plain) = match next_request(&buffer, partial.take(), idle) {
+                NextRequest::Plain { body, authorization } => {
+                    let authorization = authorization.map(|value| &buffer[value]);
+                    match listener.filter(|(listener, peer)| listener.accepts_at_once(authorization, *peer)) {
+                        Some((listener, _)) => (body, Some(listener)),
+                        None => (0..body.end, None),
+                    }
+                }
+                NextRequest::Complete(end) => (0..end, None),
                 NextRequest::Partial(now) => {
                     partial = Some(now);
                     break;
@@ -141,7 +150,7 @@ where
                     break;
                 }
             };
-            if let Some(listener) = listener.filter(|_| request.start > 0) {
+            if let Some(listener) = plain {
                 let response = match listener.check_at_once(&buffer[request.clone()]).await {
                     Some(response) => {
                         buffer.advance(request.end);
@@ -264,8 +273,9 @@ impl RequestPart {
 /// The result of [`next_request`]: the request at the beginning of a buffer.
 #[derive(Debug)]
 enum NextRequest {
-    /// A complete plain check, with the range of its body in the buffer. The request ends where its body ends.
-    Plain(Range<usize>),
+    /// A complete plain check, with the ranges of its body and of the value of `authorization` in the buffer. The
+    /// request ends where its body ends.
+    Plain { body: Range<usize>, authorization: Option<Range<usize>> },
     /// Another complete request, with its length in bytes.
     Complete(usize),
     /// The beginning of a request that is not complete.
@@ -322,7 +332,10 @@ fn next_request(buffer: &[u8], before: Option<PartialRequest>, idle: Duration) -
         BodyLength::Bytes(length) if length > BODY_BYTES_MAX => NextRequest::Unknown,
         BodyLength::Bytes(length) => match (head.body_at + length, head.is_plain) {
             (end, _) if end > buffer.len() => partial(RequestPart::Body, Some(head), end, 0),
-            (end, true) => NextRequest::Plain(head.body_at..end),
+            (end, true) => {
+                let authorization = head.authorization.map(|(start, end)| start..end);
+                NextRequest::Plain { body: head.body_at..end, authorization }
+            }
             (end, false) => NextRequest::Complete(end),
         },
         BodyLength::Chunked => {
@@ -361,6 +374,8 @@ struct RequestHead {
     length: BodyLength,
     /// Whether this is a plain check.
     is_plain: bool,
+    /// The start and the end of the value of `authorization`, if there is one.
+    authorization: Option<(usize, usize)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -388,7 +403,7 @@ impl RequestHead {
         };
         let is_latest = request.version == Some(1);
         let mut is_plain = is_latest && (request.method, request.path) == (Some("POST"), Some("/v1/check"));
-        let (mut length, mut is_chunked) = (None, false);
+        let (mut length, mut is_chunked, mut authorization) = (None, false, None);
         for header in request.headers {
             let is = |name: &str| header.name.eq_ignore_ascii_case(name);
             if is("content-length") {
@@ -403,6 +418,9 @@ impl RequestHead {
                 is_chunked = true;
             } else if is("expect") {
                 return ParsedHead::Unknown;
+            } else if is("authorization") {
+                let start = header.value.as_ptr().addr() - buffer.as_ptr().addr();
+                is_plain &= authorization.replace((start, start + header.value.len())).is_none();
             } else if is("origin") || is("sec-fetch-site") {
                 // Whether a web page may send this request is decided on the general path.
                 is_plain = false;
@@ -416,7 +434,7 @@ impl RequestHead {
             (None, true) => BodyLength::Chunked,
             (length, false) => BodyLength::Bytes(length.unwrap_or(0)),
         };
-        ParsedHead::Complete(RequestHead { body_at, length, is_plain })
+        ParsedHead::Complete(RequestHead { body_at, length, is_plain, authorization })
     }
 }
 
@@ -427,7 +445,7 @@ impl RequestHead {
 /// The body need not be complete, so the range may end beyond the buffer. The request ends where its body ends.
 pub(super) fn plain_check(buffer: &[u8]) -> Option<Range<usize>> {
     match RequestHead::parse(buffer) {
-        ParsedHead::Complete(RequestHead { body_at, length: BodyLength::Bytes(length), is_plain: true }) => {
+        ParsedHead::Complete(RequestHead { body_at, length: BodyLength::Bytes(length), is_plain: true, .. }) => {
             Some(body_at..body_at + length)
         }
         ParsedHead::Complete(_) | ParsedHead::Partial | ParsedHead::Unknown => None,

@@ -332,11 +332,90 @@ async fn a_page_of_a_rebound_name_is_rejected_on_both_paths() {
         let refund = send(listener(), "/v1/refund", "").await;
         assert_eq!(refund.contains("foreign_origin"), !is_accepted, "{case}: {refund}");
         // A page cannot know the token.
-        let token = Token::given("0123456789abcdef0123456789abcdef").unwrap();
+        let token = Token::given(TOKEN).unwrap();
         let authorized = format!("authorization: Bearer {}\r\n", token.reveal());
         let with_token = send(listener().with_token(token), "/v1/check", &authorized).await;
         assert!(with_token.starts_with("HTTP/1.1 200 OK\r\n"), "{case}: {with_token}");
     }
+}
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+/// Returns a listener with [`TOKEN`] whose clock stands still.
+fn listener_with_token() -> Arc<HttpListener> {
+    let listener = HttpListener::new(Limiter::builder().clock(clock()).build(), IDLE);
+    Arc::new(listener.with_token(Token::given(TOKEN).unwrap()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn both_paths_require_the_token() {
+    let bearer = |token: &str| format!("authorization: Bearer {token}\r\n");
+    for (headers, status) in [
+        (bearer(TOKEN), 200),
+        (format!("AUTHORIZATION:bEARER {TOKEN}\r\n"), 200),
+        (bearer(TOKEN) + &bearer("wrong"), 200),
+        (bearer("wrong") + &bearer(TOKEN), 401),
+        (String::new(), 401),
+        (bearer(""), 401),
+        (bearer(&TOKEN[1..]), 401),
+        (bearer(&format!(" {TOKEN}")), 401),
+        (format!("authorization: Basic {TOKEN}\r\n"), 401),
+        ("authorization: Bearer\r\n".to_owned(), 401),
+        ("authorization:\r\n".to_owned(), 401),
+        (format!("x-authorization: Bearer {TOKEN}\r\n"), 401),
+    ] {
+        let fast = responses_of(listener_with_token(), &[&post(&headers, GOOD)]).await;
+        assert!(fast.starts_with(&format!("HTTP/1.1 {status} ")), "{headers}: {fast}");
+        let by_hyper = responses_of(listener_with_token(), &[&post(&format!("{headers}{BY_HYPER}"), GOOD)]).await;
+        assert_eq!(fast, by_hyper, "{headers}");
+    }
+}
+
+/// The correct token has to wait, too, on a connection on which it was accepted at once before.
+#[tokio::test(start_paused = true)]
+async fn a_correct_token_is_delayed_after_failures_of_its_address_on_both_paths() {
+    for by_hyper in ["", BY_HYPER] {
+        let listener = listener_with_token();
+        let request = |token: &str| post(&format!("authorization: Bearer {token}\r\n{by_hyper}"), GOOD);
+        let began = Instant::now();
+        for _ in 0..5 {
+            assert!(responses_of(listener.clone(), &[&request("wrong")]).await.starts_with("HTTP/1.1 401 "));
+            assert!(responses_of(listener.clone(), &[&request(TOKEN)]).await.starts_with("HTTP/1.1 200 "));
+        }
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        let (mut client, _stage) = connect_to(listener.clone());
+        for (token, delay_ms) in [("wrong", 10..=11), (TOKEN, 10..=11), ("wrong", 20..=21), (TOKEN, 20..=21)] {
+            let began = Instant::now();
+            client.write_all(request(token).as_bytes()).await.unwrap();
+            let mut status = [0; 12];
+            client.read_exact(&mut status).await.unwrap();
+            assert_eq!(status.ends_with(b"200"), token == TOKEN);
+            assert!(delay_ms.contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
+            // The rest of the response.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let _ = client.read(&mut [0; 4096]).await.unwrap();
+            if token != TOKEN {
+                // The body of a rejected request was not read.
+                (client, _) = connect_to(listener.clone());
+            }
+        }
+        assert_eq!(listener.stats.auth_failures.read(), [7, 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_plain_check_with_the_token_is_not_left_to_hyper() {
+    let listener = listener_with_token();
+    let (mut client, mut server) = tokio::io::duplex(1 << 20);
+    let (_stage, mut context) = ConnectionContext::unshared();
+    client.write_all(post(&format!("authorization: Bearer {TOKEN}\r\n"), GOOD).repeat(2).as_bytes()).await.unwrap();
+    client.shutdown().await.unwrap();
+    let by_hyper = |_: Request<RequestBody>| async { panic!("a check was left to hyper") };
+    assert_eq!(serve(Some((&listener, PEER)), &by_hyper, &mut server, IDLE, &mut context).await.unwrap(), None);
+    drop(server);
+    let mut received = String::new();
+    client.read_to_string(&mut received).await.unwrap();
+    assert_eq!(received.matches("HTTP/1.1 200 OK").count(), 2, "{received}");
 }
 
 #[tokio::test]
@@ -446,7 +525,7 @@ async fn serve_fast_path(
     server: &mut DuplexStream,
     context: &mut ConnectionContext,
 ) -> std::io::Result<Option<BytesMut>> {
-    serve(Some(listener), &|request| listener.answer(request), server, IDLE, context).await
+    serve(Some((listener, PEER)), &|request| listener.answer(request), server, IDLE, context).await
 }
 
 /// hyper would hold its buffers for as long as the check waits.
@@ -459,7 +538,7 @@ async fn a_plain_check_that_waits_is_not_left_to_hyper() {
     client.write_all((waiting.repeat(2) + &post("", GOOD)).as_bytes()).await.unwrap();
     client.shutdown().await.unwrap();
     let by_hyper = |_: Request<RequestBody>| async { panic!("a check was left to hyper") };
-    assert_eq!(serve(Some(&listener), &by_hyper, &mut server, IDLE, &mut context).await.unwrap(), None);
+    assert_eq!(serve(Some((&listener, PEER)), &by_hyper, &mut server, IDLE, &mut context).await.unwrap(), None);
     drop(server);
     let mut received = String::new();
     client.read_to_string(&mut received).await.unwrap();
