@@ -39,6 +39,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use self::connection::{OVER_LIMIT_RESPONSE, method_not_allowed, page_path, problem, read_body};
+use self::fast_path::PlainChecks;
 use self::forward_auth::ForwardAuth;
 use self::general::{ResponseBody, full_body};
 use self::relayed::RelayedResponse;
@@ -129,7 +130,7 @@ impl HttpListener {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let handler = |request| self.answer_authenticated(request, peer);
-        connection::serve(stream, self.idle, context, Some((self, peer)), handler).await
+        connection::serve(stream, self.idle, context, Some(PlainChecks { listener: self, peer }), handler).await
     }
 
     /// Returns whether a check of the client at `peer` with this `Authorization` header needs no rejection and no delay.
