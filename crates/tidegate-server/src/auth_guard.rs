@@ -129,6 +129,15 @@ impl AuthGuard {
         if is_right { Attempt::Right } else { Attempt::Wrong }
     }
 
+    /// Returns whether an [`attempt`](Self::attempt) with the correct secret would be answered at once.
+    ///
+    /// That is so for up to five failures of `address`, and fewer than 16 attempts that wait. Also false if the failures
+    /// are older than 60 s and no attempt was made since.
+    pub(crate) fn is_immediate(&self, address: IpAddr) -> bool {
+        let slot = self.slots.lock()[self.slot_of(address.to_canonical())];
+        slot.failures <= FREE_FAILURES && slot.waiting < WAITING_MAX
+    }
+
     fn slot_of(&self, address: IpAddr) -> usize {
         let network = match address {
             IpAddr::V4(address) => u64::from(address.to_bits()),

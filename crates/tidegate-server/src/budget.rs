@@ -11,13 +11,13 @@
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::BytesMut;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 use crate::listeners::io::READ_BYTES;
 
@@ -51,7 +51,8 @@ struct EvictingBudgetState {
 struct Holder {
     amount: usize,
     status: HolderStatus,
-    notice: Arc<Notify>,
+    /// The task to wake when the reservation is evicted.
+    waker: Option<Waker>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,10 +92,8 @@ impl EvictingBudget {
 
     /// Adds a reservation of amount zero, which is the youngest.
     fn enter(self: &Arc<EvictingBudget>) -> Reservation {
-        let notice = Arc::<Notify>::default();
-        let holder = Holder { amount: 0, status: HolderStatus::Evictable, notice: notice.clone() };
-        let id = self.state.lock().add(holder);
-        Reservation { budget: self.clone(), id: AtomicU64::new(id), notice }
+        let id = self.state.lock().add(Holder { amount: 0, status: HolderStatus::Evictable, waker: None });
+        Reservation { budget: self.clone(), id: AtomicU64::new(id) }
     }
 
     /// Evicts the oldest reservations until `more` fits as soon as their holders have dropped them.
@@ -121,7 +120,7 @@ impl EvictingBudget {
             return false;
         };
         holder.status = HolderStatus::Evicted;
-        holder.notice.notify_one();
+        holder.waker.take().into_iter().for_each(Waker::wake);
         state.evicted += holder.amount;
         // The evicted reservation may be waiting itself.
         state.wake();
@@ -178,7 +177,6 @@ impl EvictingBudgetState {
 pub(crate) struct Reservation {
     budget: Arc<EvictingBudget>,
     id: AtomicU64,
-    notice: Arc<Notify>,
 }
 
 impl Reservation {
@@ -233,10 +231,20 @@ impl Reservation {
 
     /// Completes when this reservation is evicted, at once if it is evicted already.
     ///
-    /// Only one call completes: a later one, or a second one that waits at the same time, never does. Cancel safe: if
-    /// the future is dropped before it completes, another call does.
+    /// Only one task may wait for it.
     pub(crate) async fn evicted(&self) {
-        self.notice.notified().await;
+        poll_fn(|cx| self.poll_evicted(cx)).await;
+    }
+
+    /// Ready when this reservation is evicted. Otherwise, the task that called this last is woken by the eviction.
+    fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match self.budget.state.lock().holders.get_mut(&self.id()) {
+            Some(Holder { status: HolderStatus::Evictable | HolderStatus::Protected, waker, .. }) => {
+                *waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            Some(Holder { status: HolderStatus::Evicted, .. }) | None => Poll::Ready(()),
+        }
     }
 
     /// Returns whether this reservation is evicted, so that its holder should drop it.
@@ -330,6 +338,25 @@ impl Receiving {
         self.reservation.get_or_insert_with(|| self.budget.enter()).poll_resize(cx, bytes)
     }
 
+    /// Calls `read`, which polls a stream for more of the request, once there is room for the `bytes` received so far.
+    ///
+    /// Ready with `QuotaExceeded` if there is no room, or the reservation is evicted while `read` is pending.
+    pub(crate) fn poll_receive<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        bytes: usize,
+        read: impl FnOnce(&mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        let evicted = || Poll::Ready(Err(io::ErrorKind::QuotaExceeded.into()));
+        if !ready!(self.poll_hold(cx, bytes)) {
+            return evicted();
+        }
+        match read(cx) {
+            Poll::Pending if self.poll_evicted(cx).is_ready() => evicted(),
+            read => read,
+        }
+    }
+
     /// Sets the account to zero, and gives the reservation back to the budget.
     pub(crate) fn release(&mut self) {
         self.reservation = None;
@@ -337,22 +364,17 @@ impl Receiving {
 
     /// Completes when the reservation is evicted. Never completes if there is none, because 4 KiB or less are held.
     pub(crate) async fn evicted(&self) {
-        match &self.reservation {
-            Some(reservation) => reservation.evicted().await,
-            None => std::future::pending().await,
-        }
+        poll_fn(|cx| self.poll_evicted(cx)).await;
+    }
+
+    /// Ready when the reservation is evicted. Never ready if there is none.
+    fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.reservation.as_ref().map_or(Poll::Pending, |reservation| reservation.poll_evicted(cx))
     }
 
     /// Returns whether the reservation is evicted, so that the caller must drop the request. False if there is none.
     pub(crate) fn is_evicted(&self) -> bool {
         self.reservation.as_ref().is_some_and(Reservation::is_evicted)
-    }
-
-    /// Returns the [`Notify`] that is notified once when the reservation is evicted, or `None` without a reservation.
-    ///
-    /// It belongs to the present reservation. One that is made later, after a release, has another.
-    pub(crate) fn notice(&self) -> Option<Arc<Notify>> {
-        self.reservation.as_ref().map(|reservation| reservation.notice.clone())
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
+use http::HeaderMap;
 use http::header::AUTHORIZATION;
-use http::{HeaderMap, HeaderValue};
 use subtle::ConstantTimeEq;
 
 use crate::auth_guard::{Attempt, AuthGuard};
@@ -129,18 +129,33 @@ pub(crate) async fn authenticate(
     guard: &AuthGuard,
     stats: &ListenerStats,
 ) -> Result<(), AuthError> {
-    let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
-    let bearer = authorization
-        .and_then(|value| value.split_at_checked(7))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
+    let given = headers.get(AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
     // A request without a token is not a guess.
-    let Some((_, given)) = bearer else { return Err(AuthError::Missing) };
+    let Some(given) = given else { return Err(AuthError::Missing) };
     let Some(token) = token else { return Err(AuthError::Wrong) };
     match guard.attempt(stats.name, peer, &stats.auth_failures, || token.matches(given)).await {
         Attempt::Right => Ok(()),
         Attempt::Wrong => Err(AuthError::Wrong),
         Attempt::Refused => Err(AuthError::TooManyAttempts),
     }
+}
+
+/// Returns whether [`authenticate`] would accept this value of `Authorization` at once, without a delay.
+///
+/// Neither counts nor logs anything. If it returns false, the request must still be authenticated.
+pub(crate) fn is_accepted_at_once(
+    secret: &ListenerSecret,
+    authorization: &[u8],
+    peer: IpAddr,
+    guard: &AuthGuard,
+) -> bool {
+    bearer(authorization).is_some_and(|given| secret.matches(given)) && guard.is_immediate(peer)
+}
+
+/// Returns the bearer token in a value of `Authorization`, or `None` if it has another scheme.
+fn bearer(authorization: &[u8]) -> Option<&[u8]> {
+    let (scheme, given) = authorization.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then_some(given)
 }
 
 impl std::fmt::Debug for ListenerSecret {

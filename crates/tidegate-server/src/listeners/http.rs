@@ -6,8 +6,7 @@
 //! body that the layer sends. If rules decide, the body also has the whole response to relay (`relayed.rs`).
 //!
 //! If the listener has a token, a check needs it as `Authorization: Bearer`. Without it, the response is 401, also for
-//! a client that has guessed too often: 429 always means that a limit denies. Such a listener does not use the fast
-//! path (`fast_path.rs`), which reads no headers.
+//! a client that has guessed too often: 429 always means that a limit denies.
 //!
 //! `/v1/refund` (`refund.rs`) corrects the charge of a check. `/v1/forward-auth` (`forward_auth.rs`) decides requests
 //! for a reverse proxy, by rules. It requires a trusted proxy instead of the token.
@@ -40,6 +39,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use self::connection::{OVER_LIMIT_RESPONSE, method_not_allowed, page_path, problem, read_body};
+use self::fast_path::PlainChecks;
 use self::forward_auth::ForwardAuth;
 use self::general::{ResponseBody, full_body};
 use self::relayed::RelayedResponse;
@@ -56,7 +56,7 @@ use crate::log_limit::LogLimit;
 use crate::metrics::{HTTP_ERRORS, ListenerStats, Rejection};
 use crate::openapi;
 use crate::receipts::IssuedReceipt;
-use crate::secret::{AuthError, ListenerSecret, SecretForm, authenticate};
+use crate::secret::{AuthError, ListenerSecret, SecretForm, authenticate, is_accepted_at_once};
 use crate::stream::ClientStream;
 
 /// The most bytes of a body: a key of 64 KiB in which every byte is escaped, and the rest.
@@ -139,7 +139,7 @@ impl HttpListener {
 
     /// Serves one connection until it ends; see [`connection::serve`].
     ///
-    /// Plain checks take the fast path, unless the listener has a token, which the fast path does not read.
+    /// Plain checks take the fast path.
     pub(crate) async fn serve_stream<S>(
         &self,
         stream: S,
@@ -149,9 +149,17 @@ impl HttpListener {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let fast_path = self.auth.is_none().then_some(self);
         let handler = |request| self.answer_authenticated(request, peer);
-        connection::serve(stream, self.idle, context, fast_path, handler).await
+        connection::serve(stream, self.idle, context, Some(PlainChecks { listener: self, peer }), handler).await
+    }
+
+    /// Returns whether a check of the client at `peer` with this `Authorization` header needs no rejection and no delay.
+    ///
+    /// Without a token, that is so for every check.
+    fn accepts_at_once(&self, authorization: Option<&[u8]>, peer: IpAddr) -> bool {
+        self.auth.as_ref().is_none_or(|(token, guard)| {
+            authorization.is_some_and(|given| is_accepted_at_once(token, given, peer, guard))
+        })
     }
 
     /// Answers one request as [`answer`](Self::answer) does, but a check or a refund only with the token.

@@ -19,7 +19,7 @@ pub(crate) const READ_BYTES: usize = 16 * 1024;
 /// The capacity that a connection keeps of a buffer between requests.
 pub(crate) const KEPT_BYTES_MAX: usize = 4 * 1024;
 /// How long a connection that we have ended waits for the client's end.
-const LINGER: Duration = Duration::from_secs(1);
+pub(crate) const LINGER: Duration = Duration::from_secs(1);
 
 /// Returns the output of the future, or an error if it takes longer than `limit`; the future is then dropped.
 ///
@@ -115,7 +115,11 @@ async fn linger<S: AsyncRead + Unpin>(stream: &mut S) {
 /// Ready with their number, which is 0 at the end of the stream.
 ///
 /// The buffer is on the stack, so an idle connection holds no memory for bytes that may arrive.
-fn poll_read<S>(stream: &mut S, cx: &mut Context<'_>, take: &mut impl FnMut(&[u8])) -> Poll<io::Result<usize>>
+pub(crate) fn poll_read<S>(
+    stream: &mut S,
+    cx: &mut Context<'_>,
+    take: &mut impl FnMut(&[u8]),
+) -> Poll<io::Result<usize>>
 where
     S: AsyncRead + Unpin,
 {

@@ -42,16 +42,13 @@ use super::tunnel::Tunnel;
 use super::{GatewayListener, RequestFuture};
 use crate::budget::Receiving;
 use crate::listener::{BoxError, ConnectionContext};
-use crate::metrics::ListenerStats;
+use crate::listeners::http::general::count_malformed;
+use crate::listeners::io::{LINGER, poll_read};
 use crate::shutdown::Shutdown;
 use crate::stream::{ClientStream, WriteTimeout};
 
-/// How long a connection whose write side is closed waits for the client to close it too.
-const LINGER: Duration = Duration::from_secs(1);
 /// How long a request continues without a byte of its response after the client has closed its write side.
 const HALF_CLOSED_MAX: Duration = Duration::from_secs(1);
-/// The maximum number of bytes that are read and discarded at a time during [`LINGER`].
-const DISCARD_BYTES: usize = 16 * 1024;
 /// The maximum number of streams of an HTTP/2 connection that were reset by the client before they were accepted. With
 /// more, the connection is closed, so that a client cannot overload the server with resets.
 const PENDING_RESETS_MAX: usize = 20;
@@ -258,7 +255,7 @@ pub(super) async fn serve(
                 biased;
                 served = connection.as_mut() => {
                     if let Err(error) = served {
-                        count_malformed(&stats, &*error);
+                        error.downcast_ref().into_iter().for_each(|error| count_malformed(&stats, error));
                         return Err(error);
                     }
                     break;
@@ -325,13 +322,6 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Counts the response that hyper itself sends to a malformed request.
-fn count_malformed(stats: &ListenerStats, error: &(dyn std::error::Error + 'static)) {
-    if let Some(error) = error.downcast_ref::<hyper::Error>().filter(|error| error.is_parse()) {
-        stats.errors.count(if error.is_parse_too_large() { "431" } else { "400" });
-    }
-}
-
 tokio::task_local! {
     /// The task of the HTTP/2 stream whose request is being handled.
     static STREAM: Arc<OnceLock<AbortHandle>>;
@@ -387,19 +377,13 @@ struct HeadBudget {
 }
 
 impl HeadBudget {
-    /// Reserves room for the bytes that were received so far. Ready with `false` if there is none.
-    fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+    /// Returns the number of bytes to reserve.
+    fn bytes(&mut self) -> usize {
         let requests = self.client.requests.load(Ordering::Relaxed);
         if requests != self.requests || self.client.in_flight.load(Ordering::Relaxed) > 0 {
             (self.requests, self.bytes) = (requests, 0);
         }
-        self.receiving.poll_hold(cx, self.bytes.min(self.bytes_max))
-    }
-
-    /// Returns a future that completes when the reservation is evicted, or `None` if there is none.
-    fn evicted(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
-        let notice = self.receiving.notice()?;
-        Some(Box::pin(async move { notice.notified().await }))
+        self.bytes.min(self.bytes_max)
     }
 }
 
@@ -446,7 +430,6 @@ impl HalfClose {
 struct ClientIo<S> {
     stream: WriteTimeout<S>,
     head: HeadBudget,
-    evicted: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     half_close: HalfClose,
     linger: Option<Pin<Box<Sleep>>>,
 }
@@ -454,7 +437,7 @@ struct ClientIo<S> {
 impl<S> ClientIo<S> {
     fn new(stream: S, write_timeout: Duration, head: HeadBudget) -> ClientIo<S> {
         let stream = WriteTimeout::new(stream, write_timeout);
-        ClientIo { stream, head, evicted: None, half_close: HalfClose::default(), linger: None }
+        ClientIo { stream, head, half_close: HalfClose::default(), linger: None }
     }
 }
 
@@ -467,31 +450,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientIo<S> {
         if this.half_close.timer.is_some() {
             return this.poll_end(cx);
         }
-        let evicted = || Poll::Ready(Err(io::ErrorKind::QuotaExceeded.into()));
-        if !ready!(this.head.poll_hold(cx)) {
-            return evicted();
+        let (before, bytes, stream) = (buf.filled().len(), this.head.bytes(), &mut this.stream);
+        ready!(this.head.receiving.poll_receive(cx, bytes, |cx| Pin::new(stream).poll_read(cx, buf)))?;
+        if buf.filled().len() == before && buf.remaining() > 0 {
+            this.half_close.begin();
+            return this.poll_end(cx);
         }
-        let before = buf.filled().len();
-        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
-        match read {
-            Poll::Ready(Ok(())) if buf.filled().len() == before && buf.remaining() > 0 => {
-                this.half_close.begin();
-                return this.poll_end(cx);
-            }
-            Poll::Ready(_) => {
-                this.head.bytes = this.head.bytes.saturating_add(buf.filled().len() - before);
-                this.evicted = None;
-            }
-            Poll::Pending => {
-                if this.evicted.is_none() {
-                    this.evicted = this.head.evicted();
-                }
-                if this.evicted.as_mut().is_some_and(|notice| notice.as_mut().poll(cx).is_ready()) {
-                    return evicted();
-                }
-            }
-        }
-        read
+        this.head.bytes = this.head.bytes.saturating_add(buf.filled().len() - before);
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -552,15 +518,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientIo<S> {
         if linger.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Ok(()));
         }
-        let mut scratch = [0; DISCARD_BYTES];
-        let mut buf = ReadBuf::new(&mut scratch);
-        match ready!(Pin::new(&mut this.stream).poll_read(cx, &mut buf)) {
-            Ok(()) if !buf.filled().is_empty() => {
+        match ready!(poll_read(&mut this.stream, cx, &mut |_| {})) {
+            Ok(1..) => {
                 // Yields, so that other connections of this thread are polled before the next bytes are read.
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }
-            Ok(()) | Err(_) => Poll::Ready(Ok(())),
+            Ok(0) | Err(_) => Poll::Ready(Ok(())),
         }
     }
 }

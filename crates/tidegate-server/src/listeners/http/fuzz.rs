@@ -3,13 +3,13 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{Method, Request, Response};
 use tidegate::Limiter;
 
 use super::connection::read_body;
-use super::fast_path::plain_check;
-use super::general::{AfterExchange, RequestBody, exchange, full_body};
+use super::fast_path::{ParsedHead, RequestHead};
+use super::general::{AfterExchange, RequestBody, Supply, exchange, full_body};
 use super::{BODY_BYTES_MAX, HttpListener};
 use crate::listener::ConnectionContext;
 
@@ -24,12 +24,16 @@ const IDLE: Duration = Duration::from_secs(60);
 /// If the fast path takes the bytes for a plain check and hyper reads them differently, or if a check is not answered
 /// with JSON of bounded length.
 pub fn any_bytes(bytes: &[u8]) {
-    let Some(body) = plain_check(bytes) else { return };
+    let ParsedHead::Complete(head) = RequestHead::parse(bytes) else { return };
+    let body = head.body_at..head.end;
+    if !head.is_plain {
+        return;
+    }
     assert!(body.start <= bytes.len(), "a body from {} of {} bytes on", body.start, bytes.len());
     // A request whose body is incomplete is covered by the same request with the whole body.
     let Some(check) = bytes.get(body.clone()) else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-    let requests = runtime.block_on(read_by_hyper(&bytes[..body.end]));
+    let requests = runtime.block_on(read_by_hyper(&bytes[..body.end], body.start));
     let is_same = matches!(&requests[..], [(Method::POST, path, body)] if path == "/v1/check" && body == check);
     assert!(is_same, "hyper reads {requests:?}");
 
@@ -40,8 +44,8 @@ pub fn any_bytes(bytes: &[u8]) {
     assert!(serde_json::from_slice::<serde_json::Value>(response.body()).is_ok(), "{response:?}");
 }
 
-/// Returns the requests in these bytes, as the general path reads them.
-async fn read_by_hyper(bytes: &[u8]) -> Vec<(Method, String, Bytes)> {
+/// Returns the requests in these bytes, as the general path reads them. The body of the first begins at `body_at`.
+async fn read_by_hyper(bytes: &[u8], body_at: usize) -> Vec<(Method, String, Bytes)> {
     let requests = RefCell::new(Vec::new());
     let handler = async |request: Request<RequestBody>| {
         let (head, body) = request.into_parts();
@@ -50,10 +54,11 @@ async fn read_by_hyper(bytes: &[u8]) -> Vec<(Method, String, Bytes)> {
         }
         Response::new(full_body(Bytes::new()))
     };
-    let (_stage, context) = ConnectionContext::unshared();
+    let (_stage, mut context) = ConnectionContext::unshared();
     let (_client, mut server) = tokio::io::duplex(RESPONSE_BYTES_MAX);
-    let (request, mut rest) = (Bytes::copy_from_slice(bytes), BytesMut::new());
-    let after = exchange(request, &mut server, &mut rest, false, IDLE, &context, &handler).await;
+    let mut buffer = bytes.into();
+    let after = exchange(Supply::Head(body_at), &mut server, &mut buffer, IDLE, &mut context, &handler).await;
+    assert!(buffer.is_empty(), "hyper leaves {buffer:?}");
     assert!(matches!(after, Ok(AfterExchange::KeepAlive)), "a plain check is never the last request: {after:?}");
     requests.take()
 }

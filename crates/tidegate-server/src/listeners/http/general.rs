@@ -1,12 +1,16 @@
-//! The general path: hyper answers a request.
+//! hyper answers one request of a connection.
 //!
-//! hyper takes some 16 KiB for a connection, whether a request is under way or not. So it does not get the connection
-//! but one complete request, and is dropped when that is answered: ten thousand silent connections cost ten thousand
-//! small buffers. A request whose end cannot be found without interpreting it (`expect`, unusual framing, malformed
-//! input) gets hyper on the connection itself, and is the last request on it.
+//! hyper takes some 16 KiB for a connection, whether a request is under way or not. So it gets the connection when the
+//! head of a request is complete, and is dropped when that request is answered: ten thousand silent connections cost ten
+//! thousand small buffers.
 //!
-//! Whether the connection continues after a request is hyper's decision in both cases: it does if hyper would read
-//! another request.
+//! **The end of a request.** hyper reads from its connection as much as there is, also of the next request, and does not
+//! give that back. So it gets the bytes of one request only ([`Supply`]): the head, which has been found already, and
+//! of the body as many bytes as hyper itself says that the body has. A chunked body is passed on line by line: hyper
+//! reads more only when it has consumed a line, and the body ends with one. So no second parser decides where a body
+//! ends.
+//!
+//! Whether the connection continues after a request is hyper's decision: it does if hyper would read another request.
 //!
 //! Response bodies are streams. hyper writes to the connection directly, so a body is sent as it is produced, and a
 //! client that reads slowly slows down its producer. A connection whose slot is needed by another can be evicted once
@@ -22,25 +26,24 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::CONNECTION;
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::Notify;
 
 use super::connection::HEADER_BYTES_MAX;
 use crate::budget::{Receiving, Reservation};
 use crate::listener::{BoxError, ConnectionContext};
-use crate::listeners::io::{close, poll_end};
+use crate::listeners::io::{poll_end, poll_read, read_waiting};
 use crate::metrics::ListenerStats;
 use crate::stream::WriteTimeout;
 
 /// What hyper holds for a connection besides what it has read: two buffers of 8 KiB, and the state of a request.
-pub(super) const GENERAL_BYTES: usize = 32 * 1024;
+const GENERAL_BYTES: usize = 32 * 1024;
 
 /// The body of a response: complete, or a stream of frames.
 pub(crate) type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
@@ -50,10 +53,17 @@ pub(crate) fn full_body(bytes: Bytes) -> ResponseBody {
     Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// The body of a request that hyper receives. Records whether the handler has read it to its end.
+/// Counts the response that hyper itself sends to a malformed request. Does nothing for any other error.
+pub(crate) fn count_malformed(stats: &ListenerStats, error: &hyper::Error) {
+    if error.is_parse() && !error.is_parse_version_h2() {
+        stats.errors.count(if error.is_parse_too_large() { "431" } else { "400" });
+    }
+}
+
+/// The body of a request that hyper receives. Records when the handler has read it to its end.
 pub(crate) struct RequestBody {
     body: Incoming,
-    has_ended: Arc<AtomicBool>,
+    is_received: Arc<AtomicBool>,
 }
 
 impl Body for RequestBody {
@@ -63,7 +73,7 @@ impl Body for RequestBody {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         if frame.is_none() || self.body.is_end_stream() {
-            self.has_ended.store(true, Ordering::Relaxed);
+            self.is_received.store(true, Ordering::Relaxed);
         }
         Poll::Ready(frame)
     }
@@ -74,6 +84,42 @@ impl Body for RequestBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+/// The bytes that belong to a request, of those that follow on its connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Supply {
+    /// The rest of the head, which has this length.
+    Head(usize),
+    /// The rest of a body, which has this length.
+    Body(usize),
+    /// A chunked body. Ends at the end of a line.
+    ChunkedBody,
+    /// All bytes, of a request that is malformed or whose head is too long.
+    All,
+}
+
+impl Supply {
+    fn of(body: &Incoming) -> Supply {
+        body.size_hint().exact().map_or(Supply::ChunkedBody, |length| {
+            // A longer body is rejected before it is read.
+            Supply::Body(usize::try_from(length).unwrap_or(usize::MAX))
+        })
+    }
+
+    /// Returns how many of `bytes` to pass on next, at most `max`, and subtracts them.
+    fn take(&mut self, bytes: &[u8], max: usize) -> usize {
+        let max = max.min(bytes.len());
+        match self {
+            Supply::Head(rest) | Supply::Body(rest) => {
+                let count = max.min(*rest);
+                *rest -= count;
+                count
+            }
+            Supply::ChunkedBody => memchr::memchr(b'\n', &bytes[..max]).map_or(max, |end| end + 1),
+            Supply::All => max,
+        }
     }
 }
 
@@ -89,29 +135,32 @@ pub(super) enum AfterExchange {
     Abandoned,
 }
 
-/// Answers one complete request by calling `handler`, and writes the response to `stream`.
+/// Answers one request by calling `handler`, and writes the response to `stream`.
 ///
-/// `request` must be one whole request, with its body. hyper answers a malformed one itself, with 4xx.
+/// `buffer` begins with the request. If `supply` is [`Supply::Head`], it must contain the whole head. The rest of the
+/// request is read from `stream`; while it is incomplete, its bytes are reserved in the receive budget. hyper answers a
+/// malformed request itself, with 4xx.
 ///
 /// Returns one of three states of the connection:
 /// - [`KeepAlive`](AfterExchange::KeepAlive): another request may follow.
-/// - [`Close`](AfterExchange::Close): the response was the last one, because of `closes`, of the request (HTTP/1.0,
-///   `connection: close`, malformed) or of the response, or because the handler did not read the body to its end.
+/// - [`Close`](AfterExchange::Close): the response was the last one, because of the request (HTTP/1.0,
+///   `connection: close`, malformed) or of the response, because the handler did not read the body to its end, or because
+///   the instance drains and no further request has arrived.
 /// - [`Abandoned`](AfterExchange::Abandoned): the response was not sent, or not completely. The client ended the
-///   connection before the response began, which cancels the handler; the connection broke; or its slot was evicted
-///   after the response had begun. While the handler runs, the slot is protected.
+///   connection between its request and the response, which cancels the handler; the connection broke; or its slot was
+///   evicted. The slot is protected from the end of the request until the response begins.
 ///
-/// Bytes that the client sends meanwhile are appended to `buffer`, up to about 32 KiB.
+/// If the bytes of the request are evicted, reading its body fails with `QuotaExceeded`. Afterwards, `buffer` contains
+/// bytes that follow the request, up to about 32 KiB.
 ///
 /// # Errors
 /// If the response cannot be written, or the client accepts no bytes of it for `idle`.
 pub(super) async fn exchange<S, H, F>(
-    request: Bytes,
+    supply: Supply,
     stream: &mut S,
     buffer: &mut BytesMut,
-    closes: bool,
     idle: Duration,
-    context: &ConnectionContext,
+    context: &mut ConnectionContext,
     handler: &H,
 ) -> io::Result<AfterExchange>
 where
@@ -119,9 +168,16 @@ where
     H: Fn(Request<RequestBody>) -> F,
     F: Future<Output = Response<ResponseBody>>,
 {
+    let ConnectionContext { shutdown, receiving, slot, stats } = context;
+    let (shutdown, slot, stats) = (&*shutdown, slot.as_ref(), &**stats);
+    // Whether the handler has the whole request.
+    let is_received = Arc::new(AtomicBool::new(false));
     let state = Mutex::new(ExchangeState {
-        request,
-        stream: WriteTimeout::new(CountedResponse::new(stream, &context.stats), idle),
+        supply,
+        buffer,
+        receiving,
+        held: GENERAL_BYTES,
+        stream: WriteTimeout::new(stream, idle),
         is_answered: false,
         is_last: false,
         has_written: false,
@@ -130,34 +186,56 @@ where
         error: None,
     });
     let service = hyper::service::service_fn(|request: Request<Incoming>| {
-        let (request, has_ended) = with_request_body(request);
-        let (response, state) = (handler(request), &state);
+        is_received.store(request.body().is_end_stream(), Ordering::Relaxed);
+        state.lock().supply = Supply::of(request.body());
+        let response = handler(request.map(|body| RequestBody { body, is_received: is_received.clone() }));
+        let (state, is_received) = (&state, &is_received);
         async move {
-            let _protected = Protected::new(context.slot.as_ref());
             let mut response = response.await;
+            stats.errors.count_http(response.status());
             // The rest of an unread body would be taken for a request.
-            let is_last = closes || !has_ended.load(Ordering::Relaxed);
+            let is_last = !is_received.load(Ordering::Relaxed)
+                || shutdown.is_draining() && poll_fn(|cx| state.lock().poll_is_last(cx)).await;
             if is_last {
-                set_connection_close(&mut response);
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             let mut state = state.lock();
             (state.is_answered, state.is_last) = (true, is_last);
             Ok::<_, std::convert::Infallible>(response)
         }
     });
-    let io = TokioIo::new(ExchangeIo(&state));
-    let mut serving = pin!(builder(idle).serve_connection(io, service));
-    let mut evicted = pin!(slot_evicted(context.slot.as_ref()));
-    let mut watches_client = true;
+    let mut builder = http1::Builder::new();
+    builder
+        // The head is complete.
+        .header_read_timeout(None)
+        .max_buf_size(HEADER_BYTES_MAX)
+        // A client that ends its direction behind its request still gets the response.
+        .half_close(true)
+        // Bodies are short: copied behind their headers they cost less to write than a list of two slices.
+        .writev(false);
+    let io = ExchangeIo { state: &state, is_received: &is_received };
+    let mut serving = pin!(builder.serve_connection(TokioIo::new(io), service));
+    let mut evicted = pin!(slot_evicted(slot));
+    let (mut protected, mut watches_client) = (None, true);
     let served = poll_fn(|cx| {
         if let Poll::Ready(served) = serving.as_mut().poll(cx) {
             return Poll::Ready(Some(served));
         }
-        let state = &mut *state.lock();
-        if state.has_written && evicted.as_mut().poll(cx).is_ready() {
+        let (is_received, state) = (is_received.load(Ordering::Relaxed), &mut *state.lock());
+        let is_handled = is_received && !state.is_answered;
+        if is_handled != protected.is_some() {
+            protected = is_handled.then(|| Protected::new(slot));
+        }
+        if (state.has_written || !is_received) && evicted.as_mut().poll(cx).is_ready() {
             return Poll::Ready(None);
         }
-        if watches_client && let Poll::Ready(end) = poll_end(&mut *state.stream.get_mut().stream, cx, buffer) {
+        if is_received {
+            state.receiving.release();
+        }
+        if is_received
+            && watches_client
+            && let Poll::Ready(end) = poll_end(&mut **state.stream.get_mut(), cx, state.buffer)
+        {
             watches_client = false;
             // A client that only ended its own direction still reads a response that has begun.
             if end.is_err() || !state.has_written {
@@ -166,7 +244,13 @@ where
         }
         Poll::Pending
     });
-    let Some(served) = served.await else { return Ok(AfterExchange::Abandoned) };
+    let served = served.await;
+    // The slot becomes the youngest, even if the response was ready at once.
+    drop(protected.unwrap_or_else(|| Protected::new(slot)));
+    let Some(served) = served else { return Ok(AfterExchange::Abandoned) };
+    if let Err(error) = &served {
+        count_malformed(stats, error);
+    }
     let state = state.lock();
     match state.error {
         Some(kind) => Err(kind.into()),
@@ -175,94 +259,12 @@ where
     }
 }
 
-/// Lets hyper read one more request from the connection, answers it by calling `handler`, and ends the connection.
-///
-/// `begin` is the part of the request that was read already. Its head must be complete `idle` after this call.
-///
-/// hyper answers a malformed request itself, with 4xx. If the connection's slot or the bytes of the request are
-/// evicted, ends the connection at once, even within a response; the slot is protected while the handler runs. A client
-/// that disconnects does not cancel the handler, unlike in [`exchange`].
-///
-/// # Errors
-/// If the request is malformed or late, the receive budget has no room for it, the connection breaks, or the client
-/// accepts no bytes of the response for `idle`. The connection has ended in these cases, too.
-pub(super) async fn serve_last<S, H, F>(
-    stream: &mut S,
-    begin: BytesMut,
-    idle: Duration,
-    context: ConnectionContext,
-    handler: &H,
-) -> Result<(), hyper::Error>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-    H: Fn(Request<RequestBody>) -> F,
-    F: Future<Output = Response<ResponseBody>>,
-{
-    let ConnectionContext { receiving, slot, stats, .. } = context;
-    let evicted = receiving.notice();
-    let service = hyper::service::service_fn(|request: Request<Incoming>| {
-        let response = handler(with_request_body(request).0);
-        async {
-            let _protected = Protected::new(slot.as_ref());
-            let mut response = response.await;
-            set_connection_close(&mut response);
-            Ok::<_, std::convert::Infallible>(response)
-        }
-    });
-    let served = {
-        let bytes = GENERAL_BYTES + begin.len();
-        let counted = CountedResponse::new(&mut *stream, &stats);
-        let io = Rewind { begin, stream: WriteTimeout::new(counted, idle), bytes, receiving };
-        let mut serving = pin!(builder(idle).serve_connection(TokioIo::new(io), service));
-        tokio::select! {
-            biased;
-            served = &mut serving => served,
-            () = notified(evicted) => Ok(()),
-            () = slot_evicted(slot.as_ref()) => Ok(()),
-        }
-    };
-    // Unread bytes would reset the connection and destroy the response.
-    let _ = close(stream, idle).await;
-    served
-}
-
 /// Completes when the connection's slot is evicted. Never completes if `slot` is `None`.
 pub(super) async fn slot_evicted(slot: Option<&Reservation>) {
     match slot {
         Some(slot) => slot.evicted().await,
         None => std::future::pending().await,
     }
-}
-
-async fn notified(notice: Option<Arc<Notify>>) {
-    match notice {
-        Some(notice) => notice.notified().await,
-        None => std::future::pending().await,
-    }
-}
-
-fn builder(idle: Duration) -> http1::Builder {
-    let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(idle)
-        .max_buf_size(HEADER_BYTES_MAX)
-        // A client that ends its direction behind its request still gets the response.
-        .half_close(true)
-        // Bodies are short: copied behind their headers they cost less to write than a list of two slices.
-        .writev(false);
-    builder
-}
-
-fn with_request_body(request: Request<Incoming>) -> (Request<RequestBody>, Arc<AtomicBool>) {
-    let (head, body) = request.into_parts();
-    let has_ended = Arc::new(AtomicBool::new(body.is_end_stream()));
-    (Request::from_parts(head, RequestBody { body, has_ended: has_ended.clone() }), has_ended)
-}
-
-/// Adds `connection: close` to a response, which makes it the last one of its connection; hyper obeys it too.
-fn set_connection_close<B>(response: &mut Response<B>) {
-    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
 }
 
 /// A guard that protects a connection's slot from eviction until it is dropped, and then makes it the youngest.
@@ -283,66 +285,15 @@ impl Drop for Protected<'_> {
     }
 }
 
-/// A connection on which hyper writes one response, which is counted for the listener if its status is an error.
-///
-/// The status is read from the bytes that are written, because hyper answers malformed requests itself.
-struct CountedResponse<'s, S> {
-    stream: &'s mut S,
-    stats: &'s ListenerStats,
-    /// Whether the status line of the final response was written.
-    is_counted: bool,
-}
-
-impl<'s, S> CountedResponse<'s, S> {
-    fn new(stream: &'s mut S, stats: &'s ListenerStats) -> CountedResponse<'s, S> {
-        CountedResponse { stream, stats, is_counted: false }
-    }
-
-    /// Counts the response whose status line is in the bytes that were written, if it is there.
-    ///
-    /// An interim response (1xx), which has only a head, is skipped. hyper may write it together with the response.
-    fn count(&mut self, mut written: &[u8]) {
-        while let Some(status) = written.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5)) {
-            let Ok(status) = StatusCode::from_bytes(status) else { return };
-            if !status.is_informational() {
-                self.is_counted = true;
-                return self.stats.errors.count_http(status);
-            }
-            let Some(end) = memchr::memmem::find(written, b"\r\n\r\n") else { return };
-            written = &written[end + 4..];
-        }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for CountedResponse<'_, S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.stream).poll_read(cx, buf)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for CountedResponse<'_, S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut *self.stream).poll_write(cx, buf));
-        if !self.is_counted && written.is_ok() {
-            self.count(buf);
-        }
-        Poll::Ready(written)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.stream).poll_shutdown(cx)
-    }
-}
-
 /// The state of one [`exchange`], shared with the stream that hyper reads and writes.
 struct ExchangeState<'s, S> {
-    /// The part of the request that hyper has not read yet.
-    request: Bytes,
-    stream: WriteTimeout<CountedResponse<'s, S>>,
+    supply: Supply,
+    /// The bytes that were received and not passed to hyper.
+    buffer: &'s mut BytesMut,
+    receiving: &'s mut Receiving,
+    /// The bytes to reserve before more are read: those passed to hyper, and what it holds itself.
+    held: usize,
+    stream: WriteTimeout<&'s mut S>,
     /// Whether the handler has returned a response.
     is_answered: bool,
     /// Whether the response says that it is the last one.
@@ -357,17 +308,22 @@ struct ExchangeState<'s, S> {
     error: Option<io::ErrorKind>,
 }
 
-impl<S> ExchangeState<'_, S> {
-    /// Records the result of a write, and returns it. A success wakes the task that wants to read beyond the request.
-    fn record_write<T>(&mut self, written: io::Result<T>) -> io::Result<T> {
-        match &written {
-            Ok(_) => {
-                self.has_written = true;
-                self.reader.take().into_iter().for_each(Waker::wake);
-            }
-            Err(error) => self.error = Some(error.kind()),
+impl<S: AsyncRead + Unpin> ExchangeState<'_, S> {
+    /// Reads more of the request into the buffer. Ready with the number of bytes, which is 0 at the end of the stream, and
+    /// with `QuotaExceeded` if the request is evicted.
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let ExchangeState { stream, buffer, .. } = self;
+        let mut take = |bytes: &[u8]| buffer.extend_from_slice(bytes);
+        self.receiving.poll_receive(cx, self.held, |cx| poll_read(&mut **stream.get_mut(), cx, &mut take))
+    }
+
+    /// Returns whether no byte of a further request has arrived. Always ready.
+    fn poll_is_last(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        if self.buffer.is_empty() {
+            let reading = pin!(read_waiting(&mut **self.stream.get_mut(), self.buffer));
+            let _ = ready!(reading.poll(cx));
         }
-        written
+        Poll::Ready(self.buffer.is_empty())
     }
 }
 
@@ -375,20 +331,25 @@ impl<S> ExchangeState<'_, S> {
 ///
 /// It reads the request, and then, once the response has begun to be written, the end of the stream. It writes to the
 /// connection.
-struct ExchangeIo<'e, 's, S>(&'e Mutex<ExchangeState<'s, S>>);
+struct ExchangeIo<'e, 's, S> {
+    state: &'e Mutex<ExchangeState<'s, S>>,
+    is_received: &'e AtomicBool,
+}
 
-impl<S> AsyncRead for ExchangeIo<'_, '_, S> {
+impl<S: AsyncRead + Unpin> AsyncRead for ExchangeIo<'_, '_, S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let state = &mut *self.0.lock();
-        let count = state.request.len().min(buf.remaining());
-        if count > 0 {
-            buf.put_slice(&state.request[..count]);
-            state.request.advance(count);
-        } else if state.is_answered && state.has_written {
+        let state = &mut *self.state.lock();
+        if self.is_received.load(Ordering::Relaxed) {
+            if !(state.is_answered && state.has_written) {
+                state.reader = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
             state.reads_next = true;
-        } else {
-            state.reader = Some(cx.waker().clone());
-            return Poll::Pending;
+        } else if !state.buffer.is_empty() || ready!(state.poll_receive(cx))? > 0 {
+            let count = state.supply.take(state.buffer, buf.remaining());
+            buf.put_slice(&state.buffer[..count]);
+            state.buffer.advance(count);
+            state.held += count;
         }
         Poll::Ready(Ok(()))
     }
@@ -396,13 +357,22 @@ impl<S> AsyncRead for ExchangeIo<'_, '_, S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for ExchangeIo<'_, '_, S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let state = &mut *self.0.lock();
+        let state = &mut *self.state.lock();
         let written = ready!(Pin::new(&mut state.stream).poll_write(cx, buf));
-        Poll::Ready(state.record_write(written))
+        match &written {
+            // An interim response (100) is not the response.
+            Ok(_) if state.is_answered => {
+                state.has_written = true;
+                state.reader.take().into_iter().for_each(Waker::wake);
+            }
+            Ok(_) => {}
+            Err(error) => state.error = Some(error.kind()),
+        }
+        Poll::Ready(written)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let state = &mut *self.0.lock();
+        let state = &mut *self.state.lock();
         let flushed = ready!(Pin::new(&mut state.stream).poll_flush(cx));
         flushed.inspect_err(|error| state.error = Some(error.kind())).into()
     }
@@ -410,50 +380,5 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ExchangeIo<'_, '_, S> {
     /// Does nothing, because another request may follow on the connection.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
-    }
-}
-
-/// A connection that first reads `begin`, which was received already, and then from `stream`.
-///
-/// All bytes received so far are reserved in the receive budget before more are read. If there is no room for them,
-/// reading fails with `QuotaExceeded`.
-struct Rewind<S> {
-    begin: BytesMut,
-    stream: S,
-    /// The bytes to reserve: those received so far, and what hyper holds itself.
-    bytes: usize,
-    receiving: Receiving,
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Rewind<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        if !this.begin.is_empty() {
-            let count = this.begin.len().min(buf.remaining());
-            buf.put_slice(&this.begin[..count]);
-            this.begin.advance(count);
-            return Poll::Ready(Ok(()));
-        }
-        if !ready!(this.receiving.poll_hold(cx, this.bytes)) {
-            return Poll::Ready(Err(io::ErrorKind::QuotaExceeded.into()));
-        }
-        let before = buf.filled().len();
-        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
-        this.bytes += buf.filled().len() - before;
-        read
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Rewind<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

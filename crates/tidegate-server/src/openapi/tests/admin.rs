@@ -104,6 +104,12 @@ fn ask(operation: &str, body: &str) -> String {
     request(operation, &format!("host: x\r\nauthorization: Bearer {TOKEN}\r\n"), body)
 }
 
+/// Returns the request with its length given twice. hyper reads such a request even before it is complete.
+fn with_two_lengths(request: &str) -> String {
+    let length = request.lines().find(|line| line.starts_with("content-length")).unwrap();
+    request.replacen("host: x", length, 1)
+}
+
 /// Returns a request. `operation` is the method and the target.
 fn request(operation: &str, headers: &str, body: &str) -> String {
     let length = body.len();
@@ -284,10 +290,9 @@ fn responses_about_api_keys_match_the_document() {
             if !body.is_empty() {
                 let instance = Instance::new(None);
                 let incomplete = ask(operation, body).trim_end_matches('}').to_owned();
-                // Such a request is left to hyper even before it is complete.
-                let with_many_headers = incomplete.replacen("host: x", &["a: b"; 70].join("\r\n"), 1);
+                let read_by_hyper = with_two_lengths(&incomplete);
                 let too_long = ask(operation, &" ".repeat(20_000));
-                for (request, status) in [(incomplete, "408"), (with_many_headers, "408"), (too_long, "413")] {
+                for (request, status) in [(incomplete, "408"), (read_by_hyper, "408"), (too_long, "413")] {
                     let response = instance.send(&request).await;
                     assert_eq!(response.status, status, "{operation}: {response:?}");
                     own.push(response);
@@ -342,8 +347,6 @@ async fn explanations_match_the_document() {
     let (instance, visitor) = (Instance::new(None), "203.0.113.9");
     let explain = |query: &str, body: &str| ask(&format!("POST /v1/explain{query}"), body);
     let body = described("/json", visitor, "{}");
-    // Such a request is left to hyper even before it is complete.
-    let with_many_headers = |request: &str| request.replacen("host: x", &["a: b"; 70].join("\r\n"), 1);
     let mut own = Vec::new();
     for (status, request) in [
         ("200", explain("?reveal=true", &body)),
@@ -354,7 +357,7 @@ async fn explanations_match_the_document() {
         ("400", explain("?reveal=maybe", &body)),
         ("400", explain("", "{}")),
         ("408", explain("", &body).trim_end_matches('}').to_owned()),
-        ("408", with_many_headers(&explain("", &body)).trim_end_matches('}').to_owned()),
+        ("408", with_two_lengths(&explain("", &body)).trim_end_matches('}').to_owned()),
         ("413", explain("", &" ".repeat(300_000))),
     ] {
         let response = instance.send(&request).await;

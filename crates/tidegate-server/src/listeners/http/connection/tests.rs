@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::budget::EvictingBudget;
+use crate::listeners::http::HttpListener;
 use crate::listeners::http::general::full_body;
 use crate::listeners::http::test_support::{IDLE, PEER};
 
