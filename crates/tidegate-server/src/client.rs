@@ -25,8 +25,8 @@ use tidegate::identity::{
     API_KEY_BYTES_MAX, AddressPrefixes, ApiKeys, Identifier, KeyDigest, KeyTable, KnownKey, Networks, Origin, Subject,
     Subjects, User,
 };
-use tidegate::rules::{ClientBans, CompiledRule, Facts, Lookups, RuleSet};
-use tidegate::{MemoryStore, Timestamp};
+use tidegate::rules::{ClientBans, CompiledRule, Facts, Lookups, MatchedBan, RuleSet};
+use tidegate::{Limiter, MemoryStore, StoreError, Timestamp};
 
 use crate::explain::{groups_text, is_masked_subject, subject_parts};
 
@@ -106,15 +106,42 @@ impl Client {
         bans: Option<Arc<ClientBans>>,
         now: Timestamp,
     ) -> Option<Facts<'r>> {
-        let facts = |address| Facts::of_client(rules, address, bans, now);
-        // The address of a key or a user is unknown. Nothing that is derived from their identities depends on it.
-        let elsewhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
+        let is_identified = !matches!(self, Client::Network(_) | Client::Subject(_));
+        is_identified.then(|| self.identify(Facts::of_client(rules, self.address(), bans, now)))
+    }
+
+    /// Returns the address of this client, or 0.0.0.0 if it is unknown. Nothing that is derived from the identity of an
+    /// API key or a user depends on the address.
+    pub(crate) fn address(&self) -> IpAddr {
+        if let Client::Address(address) = self { *address } else { Ipv4Addr::UNSPECIFIED.into() }
+    }
+
+    /// Sets the API key or the user of this client in `facts`, which must be those of its [address](Client::address).
+    pub(crate) fn identify<'r>(&self, facts: Facts<'r>) -> Facts<'r> {
         match self {
-            Client::Address(address) => Some(facts(*address)),
-            Client::Key(digest, known) => Some(facts(elsewhere).with_api_key(*digest, known.clone())),
-            Client::User(id) => Some(facts(elsewhere).with_user(user(id))),
-            Client::Network(_) | Client::Subject(_) => None,
+            Client::Key(digest, known) => facts.with_api_key(*digest, known.clone()),
+            Client::User(id) => facts.with_user(user(id)),
+            Client::Address(_) | Client::Network(_) | Client::Subject(_) => facts,
         }
+    }
+
+    /// Returns `text` of the ban that refuses this client: one in the configuration, else one at run time in the store of
+    /// `limiter`, which is read only if necessary. `None` if there is none, or if only a subject or a network is known.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub(crate) async fn ban(
+        &self,
+        rules: &RuleSet,
+        limiter: &Limiter,
+        now: Timestamp,
+        text: impl Fn(MatchedBan<'_>) -> String,
+    ) -> Result<Option<String>, StoreError> {
+        let ban = |bans| self.facts(rules, bans, now)?.ban().map(&text);
+        if let Some(configured) = ban(None) {
+            return Ok(Some(configured));
+        }
+        Ok(ban(Some(Arc::new(ClientBans::new(&limiter.listed_bans().await?, now)))))
     }
 
     /// Returns the limits of `rule` for this client that a lookup assigns to its API key. Empty without such limits.
@@ -150,15 +177,15 @@ impl Client {
         }
     }
 
-    /// Returns the part of a subject that names this client, such as `ip:203.0.113.9`, before it is anonymized.
-    ///
-    /// `None` for a network and for a subject.
+    /// Returns the part of a subject that names this client, such as `ip:203.0.113.9`, before it is anonymized; or the
+    /// whole subject. `None` for a network.
     pub(crate) fn part(&self, prefixes: AddressPrefixes) -> Option<String> {
         match self {
             Client::Address(address) => Some(format!("ip:{}", prefixes.key(*address))),
             Client::Key(digest, _) => Some(key_part(digest)),
             Client::User(id) => Some(user_part(id)),
-            Client::Network(_) | Client::Subject(_) => None,
+            Client::Subject(text) => Some(text.clone()),
+            Client::Network(_) => None,
         }
     }
 

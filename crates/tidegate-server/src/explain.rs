@@ -3,30 +3,30 @@
 //! Nothing is charged. An explanation reads the [`Facts`] that the engine decides by (identity, bans, exemptions, rules,
 //! plan), and writes each of them. Counters are only read.
 //!
-//! **The status of a limit for the whole cost.** A peek reports the wait for one unit, and the wait for five may be
-//! longer. So the whole cost is checked, together with a demand that is always denied: two units of a quota of one. A
-//! check passes all its limits or is charged by none. So each limit reports its status for this cost, and none is
-//! charged.
+//! **The status of a limit** is that of the whole cost, from a preview, which charges nothing. A peek would report the wait
+//! for one unit, and the wait for five may be longer.
 //!
-//! **Why a rule does not match** is found by compiling one rule per condition, with that condition alone, and matching
-//! each. So there is one matcher, and no second one here that could disagree with it.
+//! **Why a rule does not match** is found by matching each of its conditions alone, with the matcher of the rules. So there
+//! is no second matcher here that could disagree with it.
 //!
 //! The values of subjects are masked (`ip:***`) by default.
 
 use std::borrow::Cow;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::HeaderMap;
 use serde::Serialize;
 use tidegate::answer::{Policies, Policy};
 use tidegate::config::Loaded;
-use tidegate::identity::{Caller, Identifier, Identity, KeyDigest, KnownKey, User};
+use tidegate::identity::{Caller, Identifier, Identity};
 use tidegate::rules::{
     CallerPlan, ClientBans, CompiledRule, Exemption, Facts, LimitSet, Lookups, MatchedBan, Mode, PlanSource,
-    RequestView, RuleSet,
+    RequestView,
 };
-use tidegate::{Check, CheckError, Decision, Demand, Key, LimitStatus, Limiter, MemoryStore, Scope, Timestamp, Wait};
+use tidegate::{
+    Check, CheckError, Decision, Demand, Key, KeyError, LimitStatus, Limiter, MemoryStore, Scope, Timestamp, Wait,
+};
 
 use crate::client::Client;
 use crate::wait_text::format_wait;
@@ -200,45 +200,37 @@ impl Explanation {
             Some(text) => Some(Client::parse(&loaded.rules, lookups, text.as_bytes()).await?),
             None => None,
         };
-        let peer = match &client {
-            Some(Client::Address(address)) => *address,
-            Some(_) => Ipv4Addr::UNSPECIFIED.into(),
-            None => peer,
-        };
+        let peer = client.as_ref().map_or(peer, Client::address);
         let mut facts = Facts::of_request(&loaded.rules, request, peer, Some(bans), now);
-        let key = match client {
-            Some(Client::Address(_)) => KeyAnswer::NotNeeded,
-            Some(Client::Key(digest, known)) => KeyAnswer::Given(digest, known),
-            Some(Client::User(id)) => {
-                facts = facts.with_user(User { subject: id.into(), plan: None });
-                KeyAnswer::NotNeeded
-            }
+        let mut key_lookup = None;
+        match client {
             Some(Client::Network(_)) => return Err("a network is not one client; specify an address in it".to_owned()),
             Some(Client::Subject(_)) => {
                 let message = "a subject is not a whole request; specify its address (--peer) and its headers (-H)";
                 return Err(message.to_owned());
             }
-            None => match facts.identity().unknown_api_key() {
-                Some(digest) if lookups.has_keys() => match lookups.find_key(&digest).await {
-                    Some(known) => KeyAnswer::Known(digest, known),
-                    None => KeyAnswer::Unknown,
-                },
-                Some(_) => KeyAnswer::NotAsked,
-                None => KeyAnswer::NotNeeded,
-            },
-        };
-        if let KeyAnswer::Known(digest, known) | KeyAnswer::Given(digest, known) = &key {
-            facts = facts.with_api_key(*digest, known.clone());
+            Some(client) => facts = client.identify(facts),
+            None => {
+                if let Some(digest) = facts.identity().unknown_api_key() {
+                    let known = if lookups.has_keys() { Some(lookups.find_key(&digest).await) } else { None };
+                    key_lookup = describe_lookup(known.as_ref().map(Option::is_some), loaded);
+                    facts = match known.flatten() {
+                        Some(known) => facts.with_api_key(digest, known),
+                        None => facts,
+                    };
+                }
+            }
         }
         let plan = facts.plan(lookups).await;
-        Ok(Explanation::of_facts(loaded, &facts, &key, &plan, peer, is_revealing))
+        Ok(Explanation::of_facts(loaded, &facts, key_lookup, &plan, peer, is_revealing))
     }
 
-    /// Explains a request from `peer`. `key` is the result of the key lookups, and `plan` that of the plan lookups.
+    /// Explains a request from `peer`. `key_lookup` describes the result of the key lookups, and `plan` is that of the
+    /// plan lookups.
     fn of_facts(
         loaded: &Loaded,
         facts: &Facts<'_>,
-        key: &KeyAnswer,
+        key_lookup: Option<String>,
         plan: &CallerPlan,
         peer: IpAddr,
         is_revealing: bool,
@@ -251,6 +243,7 @@ impl Explanation {
             Exemption::Address => "address",
         });
         let matched = facts.match_rules().of_caller(identity);
+        let known_key = identity.api_key().map(|(_, known)| known);
         let mut explained = Vec::with_capacity(rules.rules().len());
         for (index, rule) in rules.rules().iter().enumerate() {
             let is_matched = matched.indices().binary_search(&(index as u32)).is_ok();
@@ -273,10 +266,10 @@ impl Explanation {
                 Caller::User(_) => "user",
                 _ => "ip",
             },
-            key_name: identity.api_key().and_then(|(_, known)| Some(known.name.as_ref()?.to_string())),
+            key_name: known_key.and_then(|known| Some(known.name.as_ref()?.to_string())),
             groups: identity.groups().iter().map(ToString::to_string).collect(),
-            key_lookup: key.describe(loaded.settings.key_hash.as_deref()),
-            key_problem: key.problem(rules),
+            key_lookup,
+            key_problem: known_key.and_then(|known| rules.key_problem(known)).map(|problem| problem.to_string()),
             token_refused: identity.token().and_then(Result::err).map(|error| error.to_string()),
             kill_switch: rules.is_off(),
             banned: refused(facts, is_revealing),
@@ -389,56 +382,25 @@ impl Explanation {
     }
 }
 
-/// The result of the key lookups for the API key of a request.
-enum KeyAnswer {
-    /// There is no key, or the configuration lists it.
-    NotNeeded,
-    /// The configuration does not list the key, and no lookup was asked.
-    NotAsked,
-    /// No lookup knows the key, or none answered in time.
-    Unknown,
-    /// A lookup knows the key with this digest.
-    Known(KeyDigest, KnownKey),
-    /// The operator has named this key.
-    Given(KeyDigest, KnownKey),
-}
-
-impl KeyAnswer {
-    /// Returns the part of the key's entry that is ignored, and why. `None` if nothing is, or no lookup knows the key.
-    fn problem(&self, rules: &RuleSet) -> Option<String> {
-        match self {
-            KeyAnswer::Known(_, known) | KeyAnswer::Given(_, known) => {
-                rules.key_problem(known).map(|problem| problem.to_string())
-            }
-            KeyAnswer::NotNeeded | KeyAnswer::NotAsked | KeyAnswer::Unknown => None,
-        }
-    }
-
-    /// Returns the answer as text. `hash` is the name of the Redis hash of keys in the configuration.
-    ///
-    /// `None` if no lookup is needed, or if none was asked and no hash is configured.
-    fn describe(&self, hash: Option<&str>) -> Option<String> {
-        let source = hash.map_or("the lookups".to_owned(), |hash| format!("the Redis hash {hash}"));
-        match self {
-            KeyAnswer::NotNeeded | KeyAnswer::Given(..) => None,
-            KeyAnswer::NotAsked => hash.map(|_| format!("not listed, and {source} was not read")),
-            KeyAnswer::Unknown => {
-                Some(format!("not listed, and either not found in {source} or not looked up in time"))
-            }
-            KeyAnswer::Known(..) => Some(format!("found in {source}")),
-        }
+/// Describes the result of the key lookups for an API key that the configuration does not list.
+///
+/// `is_known` says whether a lookup knows the key; `None` if none was asked. Returns `None` if none was asked, and the
+/// configuration has no Redis hash of keys.
+fn describe_lookup(is_known: Option<bool>, loaded: &Loaded) -> Option<String> {
+    let hash = loaded.settings.key_hash.as_ref();
+    let source = hash.map_or("the lookups".to_owned(), |hash| format!("the Redis hash {hash}"));
+    match is_known {
+        None => hash.map(|_| format!("not listed, and {source} was not read")),
+        Some(false) => Some(format!("not listed, and either not found in {source} or not looked up in time")),
+        Some(true) => Some(format!("found in {source}")),
     }
 }
 
 impl RuleExplanation {
     /// Returns the demands of the request on the limits of the rule, in their order.
     fn demands(&self) -> Vec<Demand<'_>> {
-        let policies = self.limits.iter().map(|limit| &*limit.policy);
-        let demands = policies.filter_map(|policy| {
-            let key = Key::scoped(&self.subject, Scope::rule(&self.name, policy.limit_name())).ok()?;
-            Some(Demand::new(*policy.limit(), key).cost(self.cost))
-        });
-        demands.collect()
+        let demands = self.limits.iter().filter_map(|limit| demand(&limit.policy, &self.subject).ok());
+        demands.map(|demand| demand.cost(self.cost)).collect()
     }
 
     /// Sets the fields of the limits that depend on their counters, from the preview of [`demands`](Self::demands).
@@ -454,6 +416,16 @@ impl LimitExplanation {
         self.would_allow = Some(status.allowed);
         self.retry_after_ms = if status.allowed { Some(0) } else { status.retry_after.as_millis_ceil() };
     }
+}
+
+/// Returns the demand for one unit of a limit on the counter of `subject`: that of its rule or, without one, that of
+/// explicit checks.
+///
+/// # Errors
+/// If the subject is longer than a key may be.
+pub(crate) fn demand<'a>(policy: &'a Policy, subject: &'a [u8]) -> Result<Demand<'a>, KeyError> {
+    let scope = policy.rule().map_or(Scope::Explicit, |rule| Scope::rule(rule, policy.limit_name()));
+    Key::scoped(subject, scope).map(|key| Demand::new(*policy.limit(), key))
 }
 
 /// Sets the names of limits, of the enforced rules that apply, to those in the response to this request.
@@ -512,7 +484,7 @@ fn explain_rule(
         mode: rule.mode().as_str(),
         because,
         by: rule.by().iter().map(ToString::to_string).collect(),
-        counts: if is_revealing { subject.clone() } else { masked(&subject) },
+        counts: shown(&subject, is_revealing).into_owned(),
         absent: absent_kinds(&subject).map(absent).collect(),
         cost: rule.cost().units(),
         shield: rule.is_shield(),
@@ -550,6 +522,11 @@ fn masked(subject: &str) -> String {
     subject_parts(subject).map(part).collect::<Vec<_>>().join("&")
 }
 
+/// Returns a subject as it is shown to an operator: masked, unless `is_revealing`.
+fn shown(subject: &str, is_revealing: bool) -> Cow<'_, str> {
+    if is_revealing { subject.into() } else { masked(subject).into() }
+}
+
 /// Returns whether a subject has a masked value (`ip:***`), as `explain` shows it by default, so that it identifies no
 /// client.
 pub fn is_masked_subject(subject: &str) -> bool {
@@ -579,15 +556,16 @@ fn absence(kind: &str, identifier: &Identifier, headers: &HeaderMap, peer: IpAdd
     }
 }
 
-/// Returns a ban as text: with its reason if it is one in the configuration, else with the entry of the ban list.
-pub(crate) fn ban_text(ban: MatchedBan<'_>, now: Timestamp) -> String {
+/// Returns a ban as text: with its reason if it is one in the configuration, else with the entry of the ban list, which
+/// is masked unless `is_revealing`.
+pub(crate) fn ban_text(ban: MatchedBan<'_>, now: Timestamp, is_revealing: bool) -> String {
     match ban {
         MatchedBan::Configured(ban) => match (ban.reason(), ban.until()) {
             (Some(reason), _) => format!("banned: {reason}"),
             (None, Some(_)) => "banned temporarily".to_owned(),
             (None, None) => "banned".to_owned(),
         },
-        MatchedBan::Listed(listed) => banned_in_store(&listed.entry, ban.remaining(now)),
+        MatchedBan::Listed(listed) => banned_in_store(&shown(&listed.entry, is_revealing), ban.remaining(now)),
     }
 }
 
@@ -595,15 +573,9 @@ pub(crate) fn ban_text(ban: MatchedBan<'_>, now: Timestamp) -> String {
 ///
 /// `None` if it is not, and always while the kill switch is on. Bans on other subjects are not considered.
 fn refused(facts: &Facts<'_>, is_revealing: bool) -> Option<String> {
-    match facts.ban() {
-        Some(ban @ MatchedBan::Listed(listed)) if !is_revealing => {
-            Some(banned_in_store(&masked(&listed.entry), ban.remaining(facts.now())))
-        }
-        Some(ban) => Some(ban_text(ban, facts.now())),
-        None => {
-            facts.is_path_too_long().then(|| format!("the path has more than {} bytes", facts.rules().path_bytes_max()))
-        }
-    }
+    let banned = facts.ban().map(|ban| ban_text(ban, facts.now(), is_revealing));
+    let too_long = || format!("the path has more than {} bytes", facts.rules().path_bytes_max());
+    banned.or_else(|| facts.is_path_too_long().then(too_long))
 }
 
 #[cfg(test)]

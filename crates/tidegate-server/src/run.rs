@@ -179,7 +179,8 @@ impl ServerOptions {
         ServerOptions { store_times, ..self }
     }
 
-    /// Sets the number of threads that serve connections. Defaults to one for every two cores, rounded up.
+    /// Sets the number of threads that serve connections. Defaults to one for every two cores, rounded up. The
+    /// connections of the admin listener have one more.
     #[must_use]
     pub fn threads(self, threads: NonZeroUsize) -> ServerOptions {
         ServerOptions { threads: Some(threads), ..self }
@@ -267,12 +268,14 @@ pub async fn run(
     let listeners: Vec<_> = listeners.into_iter().map(|(kind, socket)| (kind, socket, (kind.build)(&shared))).collect();
     shared.metrics.set_listeners(listeners.iter().map(|(.., listener)| listener.stats().clone()).collect());
 
-    let workers = Arc::new(WorkerPool::new(shared.options.threads));
+    let workers = Arc::new(WorkerPool::new("tidegate", shared.options.threads));
+    // An answer to the operator may take milliseconds, in which no check must wait for it.
+    let operator_workers = Arc::new(WorkerPool::new("admin", Some(NonZeroUsize::MIN)));
     let (mut service, mut operator) = (ListenerGroup::new(), ListenerGroup::new());
     for (kind, socket, listener) in listeners {
-        let group = match kind.role {
-            Role::Service => &mut service,
-            Role::Operator => &mut operator,
+        let (group, workers) = match kind.role {
+            Role::Service => (&mut service, &workers),
+            Role::Operator => (&mut operator, &operator_workers),
         };
         group.tasks.spawn(accept(kind, listener, socket, shared.clone(), workers.clone(), group.shutdown.clone()));
     }

@@ -19,7 +19,7 @@
 //! thousands of new connections do not delay those that are being served.
 //!
 //! A connection that keeps its thread busy delays the other connections of that thread. A batch of commands is bounded,
-//! so the delay is short.
+//! so the delay is short. Answers to the operator are not, so the admin listener has a pool of its own, with one thread.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -45,12 +45,13 @@ pub(crate) struct WorkerPool {
 }
 
 impl WorkerPool {
-    /// Starts this many threads; `None` starts one for every two cores, rounded up.
+    /// Starts this many threads, named `NAME-0`, `NAME-1` and so on; `None` starts one for every two cores, rounded up.
     ///
     /// A thread that cannot be started is logged and left out.
-    pub(crate) fn new(threads: Option<NonZeroUsize>) -> WorkerPool {
+    pub(crate) fn new(name: &str, threads: Option<NonZeroUsize>) -> WorkerPool {
         let cores = || thread::available_parallelism().map_or(1, usize::from);
         let count = threads.map_or_else(|| cores().div_ceil(2), usize::from);
+        let start = |number| start(format!("{name}-{number}"));
         WorkerPool { threads: (0..count).filter_map(start).collect(), next: AtomicUsize::new(0) }
     }
 
@@ -77,7 +78,7 @@ impl WorkerPool {
     }
 }
 
-fn start(number: usize) -> Option<UnboundedSender<Job>> {
+fn start(name: String) -> Option<UnboundedSender<Job>> {
     let (jobs, mut queue) = mpsc::unbounded_channel::<Job>();
     let mut serve = move |runtime: tokio::runtime::Runtime| {
         runtime.block_on(async {
@@ -90,9 +91,7 @@ fn start(number: usize) -> Option<UnboundedSender<Job>> {
         });
     };
     let runtime = Builder::new_current_thread().enable_all().build();
-    let started = runtime.and_then(|runtime| {
-        thread::Builder::new().name(format!("tidegate-{number}")).spawn(move || serve(runtime)).map(drop)
-    });
+    let started = runtime.and_then(|runtime| thread::Builder::new().name(name).spawn(move || serve(runtime)).map(drop));
     match started {
         Ok(()) => Some(jobs),
         Err(error) => {
@@ -112,7 +111,7 @@ mod tests {
 
     #[tokio::test]
     async fn connections_are_spread_over_all_threads_and_dropped_with_the_pool() {
-        let pool = WorkerPool::new(NonZeroUsize::new(3));
+        let pool = WorkerPool::new("test", NonZeroUsize::new(3));
         let mut threads = HashSet::new();
         for _ in 0..2 * pool.threads.len() {
             let (sender, receiver) = oneshot::channel();

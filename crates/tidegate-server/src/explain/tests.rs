@@ -6,6 +6,7 @@ use http::Request;
 use tidegate::ManualClock;
 use tidegate::config::{Config, Format};
 use tidegate::engine::{Engine, Outcome, RequestOptions};
+use tidegate::identity::{KeyDigest, KnownKey};
 use tidegate::rules::Lookups;
 
 use super::*;

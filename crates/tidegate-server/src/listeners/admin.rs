@@ -45,9 +45,7 @@ use serde::Serialize;
 use tidegate::config::Loaded;
 use tidegate::engine::Engine;
 use tidegate::rules::RequestView;
-use tidegate::{Clock, Limiter, SystemClock};
-use tokio::runtime::Handle;
-use tokio::task::spawn_blocking;
+use tidegate::{Clock, Limiter, StoreError, SystemClock};
 use tokio::time::Instant;
 
 use crate::auth_guard::AuthGuard;
@@ -72,8 +70,7 @@ use crate::stream::ClientStream;
 
 /// The longest time that a client has to send a complete request header, even if `Bounds::http_idle` is longer.
 const IDLE_MAX: Duration = Duration::from_secs(10);
-/// The message for a client whose address has too many attempts waiting.
-/// The messages for a request without a token, and with a wrong one.
+/// The messages for a request without a token, with a wrong one, and from an address with too many attempts waiting.
 pub(crate) const TOKEN_MISSING: &str = "this request needs a token: send the header Authorization: Bearer TOKEN";
 pub(crate) const TOKEN_WRONG: &str = "the token in the header Authorization is wrong";
 pub(crate) const TOO_MANY_ATTEMPTS: &str = "too many failed attempts from this address; try again later";
@@ -186,7 +183,7 @@ impl AdminListener {
     {
         let mut response = match self.reject(&request) {
             Some(rejection) => rejection,
-            None => self.route(request, peer).await,
+            None => self.route(request, peer).await.unwrap_or_else(|ErrorResponse(error)| *error),
         };
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response.map(full_body)
@@ -211,19 +208,19 @@ impl AdminListener {
         self.browsers.is_foreign(request.headers()).then(|| foreign_origin(&self.stats))
     }
 
-    async fn route<B>(&self, request: Request<B>, peer: IpAddr) -> Response<Bytes>
+    async fn route<B>(&self, request: Request<B>, peer: IpAddr) -> Answer
     where
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
         let began = Instant::now();
         let (began, response) = match self.answer_public(&request) {
-            Some(response) => (began, response),
-            None => match self.authenticate(request.headers(), peer).await {
+            Some(response) => (began, Ok(response)),
+            None => {
+                self.authenticate(request.headers(), peer).await?;
                 // Timed from here on, without the delay after failed attempts.
-                Ok(()) => (Instant::now(), self.answer_authenticated(request).await),
-                Err(rejection) => return rejection,
-            },
+                (Instant::now(), self.answer_authenticated(request).await)
+            }
         };
         self.stats.request_times.record(began.elapsed());
         response
@@ -245,50 +242,52 @@ impl AdminListener {
         Some(if is_get { answer(self, request.headers()) } else { method_not_allowed("GET, HEAD") })
     }
 
-    async fn answer_authenticated<B>(&self, request: Request<B>) -> Response<Bytes>
+    async fn answer_authenticated<B>(&self, request: Request<B>) -> Answer
     where
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
         let query = request.uri().query().unwrap_or_default().to_owned();
-        match (request.method(), request.uri().path()) {
-            (&Method::GET | &Method::HEAD, "/v1/rules") => rules::list(&self.engine),
-            (_, "/v1/rules") => method_not_allowed("GET, HEAD"),
-            (&Method::GET | &Method::HEAD, "/v1/keys") if query.is_empty() => api_keys::list(self).await,
-            (&Method::GET | &Method::HEAD, "/v1/keys") => keys::inspect(self, &query).await,
-            (&Method::DELETE, "/v1/keys") => keys::reset(self, &query).await,
-            (_, "/v1/keys") => method_not_allowed("GET, HEAD, DELETE"),
-            (_, path) if path.starts_with("/v1/keys/") => api_keys::answer(self, request).await,
-            (&Method::GET | &Method::HEAD, "/v1/bans") => bans::inspect(self, &query).await,
-            (&Method::PUT, "/v1/bans") => bans::set(self, &query).await,
-            (&Method::DELETE, "/v1/bans") => bans::lift(self, &query).await,
-            (_, "/v1/bans") => method_not_allowed("GET, HEAD, PUT, DELETE"),
-            (&Method::POST, "/v1/explain") => self.explain(request, &query).await,
-            (_, "/v1/explain") => method_not_allowed("POST"),
-            (&Method::POST, "/v1/reload") => self.reload().await,
-            (_, "/v1/reload") => method_not_allowed("POST"),
+        let allowed = match (request.method(), request.uri().path()) {
+            (&Method::GET | &Method::HEAD, "/v1/rules") => return Ok(rules::list(&self.engine)),
+            (_, "/v1/rules") => "GET, HEAD",
+            (&Method::GET | &Method::HEAD, "/v1/keys") if query.is_empty() => return api_keys::list(self).await,
+            (&Method::GET | &Method::HEAD, "/v1/keys") => return keys::inspect(self, &query).await,
+            (&Method::DELETE, "/v1/keys") => return keys::reset(self, &query).await,
+            (_, "/v1/keys") => "GET, HEAD, DELETE",
+            (_, path) if path.starts_with("/v1/keys/") => return api_keys::answer(self, request).await,
+            (&Method::GET | &Method::HEAD, "/v1/bans") => return bans::inspect(self, &query).await,
+            (&Method::PUT, "/v1/bans") => return bans::set(self, &query).await,
+            (&Method::DELETE, "/v1/bans") => return bans::lift(self, &query).await,
+            (_, "/v1/bans") => "GET, HEAD, PUT, DELETE",
+            (&Method::POST, "/v1/explain") => return self.explain(request, &query).await,
+            (&Method::POST, "/v1/reload") => return self.reload().await,
+            (_, "/v1/explain" | "/v1/reload") => "POST",
             _ => {
                 let message = "expected /v1/rules, /v1/keys, /v1/keys/{name}, /v1/keys/{name}/plan, /v1/keys/{name}/limits, /v1/keys/{name}/groups, \
                                /v1/bans, /v1/explain, /v1/reload, /metrics, /healthz, /readyz, /openapi.json or /docs";
-                problem(StatusCode::NOT_FOUND, "not_found", message)
+                return Err(problem(StatusCode::NOT_FOUND, "not_found", message).into());
             }
-        }
+        };
+        Err(method_not_allowed(allowed).into())
     }
 
     /// Checks the bearer token of a request; see [`secret::authenticate`].
     ///
     /// `Err` is the response: 401 if the token is missing or wrong or the server has none, 429 if 16 attempts of `peer`
     /// are waiting already.
-    async fn authenticate(&self, headers: &HeaderMap, peer: IpAddr) -> Result<(), Response<Bytes>> {
+    async fn authenticate(&self, headers: &HeaderMap, peer: IpAddr) -> Result<(), ErrorResponse> {
         let checked = secret::authenticate(self.token.as_ref(), headers, peer, &self.auth_guard, &self.stats).await;
-        checked.map_err(|error| match error {
-            AuthError::Missing => unauthorized(TOKEN_MISSING, "admin"),
-            AuthError::Wrong => unauthorized(TOKEN_WRONG, "admin"),
-            AuthError::TooManyAttempts => {
-                let mut response = problem(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", TOO_MANY_ATTEMPTS);
-                response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-                response
-            }
+        checked.map_err(|error| {
+            ErrorResponse::from(match error {
+                AuthError::Missing => unauthorized(TOKEN_MISSING, "admin"),
+                AuthError::Wrong => unauthorized(TOKEN_WRONG, "admin"),
+                AuthError::TooManyAttempts => {
+                    let mut response = problem(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", TOO_MANY_ATTEMPTS);
+                    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+                    response
+                }
+            })
         })
     }
 
@@ -309,78 +308,97 @@ impl AdminListener {
 
     /// Answers with what the rules would do with the request that the body describes: an [`Explanation`] as JSON.
     ///
-    /// Reads the counters of the rules that apply, without charging them. Asks the lookups if necessary. Runs on a
-    /// thread for blocking work.
+    /// Reads the counters of the rules that apply, without charging them. Asks the lookups if necessary.
     ///
     /// The answer is 200 even if the store does not answer; then `counters_unknown` says why the counters are missing.
     /// It is 400 if the query or the body is invalid, or the server has no rules, 413 if the body has more than 256
     /// KiB, and 408 if it takes longer than 10 s. In the query, `reveal=true` shows the values of subjects, and `client`
     /// names the client of the request instead of its address and headers.
-    async fn explain<B>(&self, request: Request<B>, query: &str) -> Response<Bytes>
+    async fn explain<B>(&self, request: Request<B>, query: &str) -> Answer
     where
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
-        let bad = |message: &str| problem(StatusCode::BAD_REQUEST, "bad_request", message);
+        let bad = |message: &str| ErrorResponse::from(message.to_owned());
         let (mut is_revealing, mut client) = (false, None);
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            match pair.split_once('=') {
-                Some(("reveal", value @ ("true" | "false"))) => is_revealing = value == "true",
-                Some(("client", text)) => {
-                    let text = text.replace('+', " ");
-                    client = Some(percent_decode_str(&text).decode_utf8_lossy().into_owned());
-                }
-                _ => return bad("unknown parameter; expected reveal=true or client=CLIENT"),
+        for (name, value) in parameters(query) {
+            match (name, &*value) {
+                ("reveal", b"true") => is_revealing = true,
+                ("reveal", b"false") => is_revealing = false,
+                ("client", text) => client = Some(String::from_utf8_lossy(text).into_owned()),
+                _ => return Err(bad("unknown parameter; expected reveal=true or client=CLIENT")),
             }
         }
-        let body = match read_body(request.into_body(), BODY_BYTES_MAX).await {
-            Ok(body) => body,
-            Err(rejection) => return rejection,
-        };
+        let body = read_body(request.into_body(), BODY_BYTES_MAX).await?;
         let (described, peer) = match CheckRequest::parse(&body) {
             Ok(CheckRequest::ByRules(check)) => (check.request, check.peer),
             Ok(_) | Err(CheckRequestError::Form) => {
-                return bad("expected {\"request\": {\"method\": …, \"path\": …, \"peer\": …}}");
+                return Err(bad("expected {\"request\": {\"method\": …, \"path\": …, \"peer\": …}}"));
             }
-            Err(error) => return bad(&error.to_string()),
+            Err(error) => return Err(bad(&error.to_string())),
         };
-        let Some(loaded) = self.reloader.loaded() else {
-            return bad("this instance has no rules to explain; start it with --config FILE");
-        };
-        let (engine, now) = (self.engine.clone(), self.clock.now());
-        let explain = async move {
-            // If the store does not answer, the bans that were read last are in force.
-            let _ = engine.refresh_bans().await;
-            let (view, bans) = (RequestView::of(&described), engine.client_bans());
-            let query = ExplainQuery { request: &view, peer, client: client.as_deref(), bans, now, is_revealing };
-            let mut explanation = Explanation::new(&loaded, engine.lookups(), query).await?;
-            explanation.read_counters(engine.limiter()).await;
-            explanation.read_shields(engine.shield());
-            Ok(json(StatusCode::OK, &explanation))
-        };
-        // Thousands of rules take milliseconds, in which this thread would serve no other connection.
-        let runtime = Handle::current();
-        match spawn_blocking(move || runtime.block_on(explain)).await {
-            Ok(explained) => explained.unwrap_or_else(|message: String| bad(&message)),
-            Err(_) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the explanation failed"),
-        }
+        let loaded = self.reloader.loaded();
+        let loaded = loaded.ok_or_else(|| bad("this instance has no rules to explain; start it with --config FILE"))?;
+        let (engine, now) = (&self.engine, self.clock.now());
+        // If the store does not answer, the bans that were read last are in force.
+        let _ = engine.refresh_bans().await;
+        let (view, bans) = (RequestView::of(&described), engine.client_bans());
+        let query = ExplainQuery { request: &view, peer, client: client.as_deref(), bans, now, is_revealing };
+        let mut explanation = Explanation::new(&loaded, engine.lookups(), query).await?;
+        explanation.read_counters(engine.limiter()).await;
+        explanation.read_shields(engine.shield());
+        Ok(json(StatusCode::OK, &explanation))
     }
 
-    async fn reload(&self) -> Response<Bytes> {
-        match self.reloader.reload().await {
-            Ok(loaded) => json(StatusCode::OK, &ReloadedBody::new(&loaded)),
-            Err(error) if matches!(*error, ReloadError::Nothing) => {
-                problem(StatusCode::CONFLICT, "nothing_to_reload", &error.to_string())
-            }
-            Err(error) if matches!(*error, ReloadError::Panicked) => {
-                problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", &error.to_string())
-            }
-            Err(error) => {
+    async fn reload(&self) -> Answer {
+        let error = match self.reloader.reload().await {
+            Ok(loaded) => return Ok(json(StatusCode::OK, &ReloadedBody::new(&loaded))),
+            Err(error) => error,
+        };
+        Err(match &*error {
+            ReloadError::Nothing => problem(StatusCode::CONFLICT, "nothing_to_reload", &error.to_string()),
+            ReloadError::Panicked => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", &error.to_string()),
+            ReloadError::Rejected(_) => {
                 let body = NotReloadedBody { error: "configuration_broken", reloaded: false, failure: error.body() };
                 json(StatusCode::UNPROCESSABLE_ENTITY, &body)
             }
         }
+        .into())
     }
+}
+
+/// The result of an endpoint: its response, or that to a request that has failed.
+type Answer = Result<Response<Bytes>, ErrorResponse>;
+
+/// The response to a request that has failed.
+struct ErrorResponse(Box<Response<Bytes>>);
+
+impl From<Response<Bytes>> for ErrorResponse {
+    fn from(response: Response<Bytes>) -> ErrorResponse {
+        ErrorResponse(Box::new(response))
+    }
+}
+
+impl From<String> for ErrorResponse {
+    /// Returns the 400 response with this message.
+    fn from(message: String) -> ErrorResponse {
+        problem(StatusCode::BAD_REQUEST, "bad_request", &message).into()
+    }
+}
+
+impl From<StoreError> for ErrorResponse {
+    /// Returns the 503 response to a request for which the store failed. Its message has the address of the store.
+    fn from(error: StoreError) -> ErrorResponse {
+        problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &error.to_string()).into()
+    }
+}
+
+/// Iterates over the parameters of a percent-encoded query. In values, `+` is a space.
+fn parameters(query: &str) -> impl Iterator<Item = (&str, Vec<u8>)> {
+    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (name, percent_decode_str(&value.replace('+', " ")).collect())
+    })
 }
 
 /// Returns the 401 response to a request without the token of the listener with this name.

@@ -44,7 +44,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use self::check::{LastElement, LimitCache, PendingCheck, PendingChecks, reply};
-use self::command::{COMMANDS, ConnectionCommand, RespCommand, UNKNOWN, is_http, parse_command};
+use self::command::{RespCommand, UNKNOWN, is_http, parse_command};
 use self::frame::{Args, parse};
 use self::reply::{Replies, RespVersion};
 use super::io::{IdleTimeout, ReadOutcome, close, read_waiting, send, send_last, shrink};
@@ -393,16 +393,15 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
     /// line.
     async fn answer_other(&mut self, command: Result<RespCommand<'_>, String>, last_read_at: Instant) -> AfterBatch {
         match command {
-            Ok(RespCommand::Connection(ConnectionCommand::Quit)) => {
+            Ok(RespCommand::Quit) => {
                 self.replies.simple("OK");
                 return AfterBatch::Close;
             }
-            Ok(RespCommand::Connection(ConnectionCommand::Auth { password })) => return self.auth(password).await,
-            Ok(RespCommand::Connection(ConnectionCommand::Hello { protocol, password })) => {
-                return self.hello(protocol, password).await;
-            }
+            Ok(RespCommand::Auth { password }) => return self.auth(password).await,
+            Ok(RespCommand::Hello { protocol, password }) => return self.hello(protocol, password).await,
             _ if !self.client.is_authenticated => self.replies.error(NOAUTH),
-            Ok(RespCommand::Connection(command)) => self.connection_command(command),
+            Ok(RespCommand::Fixed(reply)) => self.replies.fixed(reply),
+            Ok(RespCommand::ClientId) => self.replies.integer(self.client.id as i64),
             Ok(RespCommand::Unknown) => self.replies.error(&UNKNOWN),
             Ok(RespCommand::Request(request, peer)) => {
                 // A large future, for which a connection that only sends checks has no room.
@@ -487,29 +486,6 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
             }
             Ok(decision) => reply(decision, check, pending.format, LastElement::Numbers, &mut self.replies),
             Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {}", unavailable.client_message())),
-        }
-    }
-
-    fn connection_command(&mut self, command: ConnectionCommand<'_>) {
-        match command {
-            ConnectionCommand::Ping(None) => self.replies.simple("PONG"),
-            ConnectionCommand::Ping(Some(text)) | ConnectionCommand::Echo(text) => self.replies.bulk(text),
-            ConnectionCommand::Select | ConnectionCommand::ClientOk => self.replies.simple("OK"),
-            ConnectionCommand::ClientId => self.replies.integer(self.client.id as i64),
-            ConnectionCommand::ClientGetName => self.replies.null(),
-            ConnectionCommand::CommandCount => self.replies.integer(COMMANDS.len() as i64),
-            ConnectionCommand::CommandList => self.replies.array(0),
-            ConnectionCommand::CommandDocs => self.replies.map(0),
-            ConnectionCommand::Info => self.replies.bulk(
-                concat!(
-                    "# Server\r\nserver_name:tidegate\r\ntidegate_version:",
-                    env!("CARGO_PKG_VERSION"),
-                    "\r\nloading:0\r\n"
-                )
-                .as_bytes(),
-            ),
-            // Handled by the caller, because they wait or close the connection.
-            ConnectionCommand::Hello { .. } | ConnectionCommand::Auth { .. } | ConnectionCommand::Quit => {}
         }
     }
 

@@ -1,12 +1,14 @@
 //! The admin API reports for a caller what the caller's requests get.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tidegate::Limiter;
 use tidegate::identity::KeyDigest;
+use tidegate::{Check, Decision, Demand, LimitStatus, Limiter, MemoryStore, Store, StoreFuture};
 use tidegate_redis::RedisStore;
+use tidegate_testkit::program::PATIENCE;
 use tidegate_testkit::server::Server;
 
 use crate::site::Site;
@@ -171,6 +173,73 @@ fn without_the_store_everything_is_explained_except_counters() {
         [&Value::Null; 3],
         "{unreachable}"
     );
+}
+
+/// A store in memory that holds the thread of one preview until the test releases it.
+struct HoldingStore {
+    memory: MemoryStore,
+    previews: AtomicUsize,
+    /// The number of the preview that is held, counted from 0.
+    held: usize,
+    is_held: mpsc::Sender<()>,
+    released: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Store for HoldingStore {
+    fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+        self.memory.decide(checks)
+    }
+
+    fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
+        Store::refund(&self.memory, check, decision)
+    }
+
+    fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+        Store::reset(&self.memory, demand)
+    }
+
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
+        Store::inspect(&self.memory, demand)
+    }
+
+    fn preview<'a>(&'a self, check: &'a Check<'a>) -> StoreFuture<'a, Decision> {
+        Box::pin(async move {
+            if self.previews.fetch_add(1, Ordering::Relaxed) == self.held {
+                self.is_held.send(()).unwrap();
+                let _ = self.released.lock().unwrap().recv_timeout(PATIENCE);
+            }
+            Store::preview(&self.memory, check).await
+        })
+    }
+}
+
+/// The thread of the explanation is held in the middle of it, as if that took seconds.
+#[test]
+fn checks_are_answered_while_three_thousand_rules_are_explained() {
+    const RULES: usize = 3_000;
+    let rule = |number| format!("[[rules]]\nname = \"rule-{number}\"\nmode = \"shadow\"\nlimits = [\"10/h\"]\n");
+    let rules: String = (0..RULES).map(rule).collect();
+    let ((is_held, holds), (release, released)) = (mpsc::channel(), mpsc::channel());
+    let (memory, previews, released) = (MemoryStore::default(), AtomicUsize::new(0), Mutex::new(released));
+    let store = HoldingStore { memory, previews, held: RULES / 2, is_held, released };
+    let site = Site::start_with(&rules, |setup| {
+        setup.limiter = Limiter::builder().store(Arc::new(store)).deadline(DEADLINE).build();
+    });
+    let explained = std::thread::scope(|scope| {
+        let explaining = scope.spawn(|| site.operate("POST", "/v1/explain", &described("/", "").to_string()).json());
+        holds.recv_timeout(PATIENCE).expect("the explanation has begun");
+        // Each is on a new connection, so they are served by all threads.
+        for number in 0..64 {
+            let check = json!({ "key": format!("user:{number}"), "limit": "5/h" });
+            assert_eq!(site.check(&check).status, 200);
+        }
+        assert!(!explaining.is_finished());
+        release.send(()).unwrap();
+        explaining.join().unwrap()
+    });
+    let rules = explained["rules"].as_array().unwrap();
+    assert_eq!(rules.len(), RULES);
+    assert!(rules.iter().all(|rule| rule["limits"][0]["remaining"] == 10), "{explained}");
 }
 
 #[test]

@@ -16,7 +16,7 @@
 //! and the limit.
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, StatusCode};
 use hyper::body::Body;
 use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ use tidegate::config::Loaded;
 use tidegate::identity::{KeyDigest, KnownKey};
 use tidegate::rules::{KeyChange, KeyHash, KeyHashError, Lookups, OwnLimits};
 
-use super::{AdminListener, keys};
+use super::{AdminListener, Answer, ErrorResponse};
 use crate::listener::BoxError;
 use crate::listeners::http::connection::{json, method_not_allowed, problem, read_body};
 
@@ -257,113 +257,67 @@ impl KeyEditor<'_> {
     }
 }
 
-/// What a request to a path below `/v1/keys/` asks for.
-enum Operation {
-    Show,
-    /// Sets the parts that the body has; only this one, if it is not `None`.
-    Set(Option<&'static str>),
-    /// Removes this part.
-    Remove(&'static str),
-}
-
-impl Operation {
-    /// Reads the method, and the part of the path after the name. `Err` is the response to a request that is none.
-    fn read(method: &Method, part: Option<&str>) -> Result<Operation, Box<Response<Bytes>>> {
-        let part = match part {
-            None => None,
-            Some("plan") => Some("plan"),
-            Some("limits") => Some("limits"),
-            Some("groups") => Some("groups"),
-            Some(_) => {
-                let message = "expected /v1/keys/{name}, or plan, limits or groups below it";
-                return Err(Box::new(problem(StatusCode::NOT_FOUND, "not_found", message)));
-            }
-        };
-        match (method, part) {
-            (&Method::GET | &Method::HEAD, None) => Ok(Operation::Show),
-            (&Method::PATCH, None) => Ok(Operation::Set(None)),
-            (&Method::PUT, Some(part)) => Ok(Operation::Set(Some(part))),
-            (&Method::DELETE, Some(part)) => Ok(Operation::Remove(part)),
-            (_, None) => Err(Box::new(method_not_allowed("GET, HEAD, PATCH"))),
-            (_, Some(_)) => Err(Box::new(method_not_allowed("PUT, DELETE"))),
-        }
-    }
-}
+/// The parts of a key that a path below its name can set or remove.
+const PARTS: [&str; 3] = ["plan", "limits", "groups"];
 
 /// Answers with the API keys of the hash. The answer is 409 if there is no hash, and 503 if the store fails.
-pub(super) async fn list(listener: &AdminListener) -> Response<Bytes> {
-    let listed = match listener.reloader.loaded().as_deref() {
-        Some(loaded) => KeyEditor { loaded, lookups: listener.engine.lookups() }.list().await,
-        None => Err(KeyEditError::NoHash),
-    };
-    listed.map_or_else(|error| error_response(&error), |list| json(StatusCode::OK, &list))
+pub(super) async fn list(listener: &AdminListener) -> Answer {
+    let loaded = listener.reloader.loaded().ok_or(KeyEditError::NoHash)?;
+    let editor = KeyEditor { loaded: &loaded, lookups: listener.engine.lookups() };
+    Ok(json(StatusCode::OK, &editor.list().await?))
 }
 
 /// Answers a request to a path below `/v1/keys/`, by the table of this module.
 ///
 /// The answer is 400 if the query or the body is invalid, 404 if no key has the name, 409 if there is no hash or the key
 /// cannot be changed in it, and 503 if the store fails. Logs a change, with the name of the key.
-pub(super) async fn answer<B>(listener: &AdminListener, request: Request<B>) -> Response<Bytes>
+pub(super) async fn answer<B>(listener: &AdminListener, request: Request<B>) -> Answer
 where
     B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,
 {
-    let bad = |message: &str| problem(StatusCode::BAD_REQUEST, "bad_request", message);
     let path = request.uri().path();
     let path = path.strip_prefix("/v1/keys/").unwrap_or(path).to_owned();
     let (name, part) = path.split_once('/').map_or((&*path, None), |(name, part)| (name, Some(part)));
-    let operation = match Operation::read(request.method(), part) {
-        Ok(operation) => operation,
-        Err(rejection) => return *rejection,
+    if part.is_some_and(|part| !PARTS.contains(&part)) {
+        let message = "expected /v1/keys/{name}, or plan, limits or groups below it";
+        return Err(problem(StatusCode::NOT_FOUND, "not_found", message).into());
+    }
+    let method = request.method().clone();
+    let is_change = match (&method, part) {
+        (&Method::GET | &Method::HEAD, None) => false,
+        (&Method::PATCH, None) | (&Method::PUT | &Method::DELETE, Some(_)) => true,
+        (_, None) => return Err(method_not_allowed("GET, HEAD, PATCH").into()),
+        (_, Some(_)) => return Err(method_not_allowed("PUT, DELETE").into()),
     };
     if request.uri().query().is_some_and(|query| !query.is_empty()) {
-        return bad("unknown parameter; expected none");
+        return Err("unknown parameter; expected none".to_owned().into());
     }
-    let Ok(name) = percent_decode_str(name).decode_utf8() else { return bad("the name of a key must be UTF-8") };
-    let change = match operation {
-        Operation::Show => None,
-        Operation::Remove("plan") => Some(KeyChangeRequest { plan: Some(None), ..KeyChangeRequest::default() }),
-        Operation::Remove("limits") => Some(KeyChangeRequest { limits: Some(None), ..KeyChangeRequest::default() }),
-        Operation::Remove(_) => Some(KeyChangeRequest { groups: Some(None), ..KeyChangeRequest::default() }),
-        Operation::Set(part) => match read_body(request.into_body(), BODY_BYTES_MAX).await {
-            Ok(body) => match parse(&body, part) {
-                Ok(change) => Some(change),
-                Err(message) => return bad(&message),
-            },
-            Err(rejection) => return rejection,
-        },
+    let name = percent_decode_str(name).decode_utf8().map_err(|_| "the name of a key must be UTF-8".to_owned())?;
+    let change = match part.filter(|_| method == Method::DELETE) {
+        Some(part) => Some(parse(serde_json::json!({ part: null }).to_string().as_bytes(), None)?),
+        None if is_change => Some(parse(&read_body(request.into_body(), BODY_BYTES_MAX).await?, part)?),
+        None => None,
     };
-    let loaded = listener.reloader.loaded();
-    let Some(loaded) = loaded.as_deref() else { return error_response(&KeyEditError::NoHash) };
-    let editor = KeyEditor { loaded, lookups: listener.engine.lookups() };
-    let answered = match &change {
-        None => editor.show(&name).await,
-        Some(change) => editor.change(&name, change).await,
-    };
-    match answered {
-        Ok(key) => {
-            if change.is_some() {
-                let limits = key.limits.iter().flatten().map(|own| own.limit.as_str()).collect::<Vec<_>>().join(", ");
-                let groups = key.groups.join(", ");
-                tracing::info!(key = %name, plan = key.plan, limits, groups, "the operator changed an API key");
-            }
-            json(StatusCode::OK, &key)
-        }
-        Err(error) => error_response(&error),
-    }
+    let loaded = listener.reloader.loaded().ok_or(KeyEditError::NoHash)?;
+    let editor = KeyEditor { loaded: &loaded, lookups: listener.engine.lookups() };
+    let Some(change) = change else { return Ok(json(StatusCode::OK, &editor.show(&name).await?)) };
+    let key = editor.change(&name, &change).await?;
+    let limits = key.limits.iter().flatten().map(|own| own.limit.as_str()).collect::<Vec<_>>().join(", ");
+    let groups = key.groups.join(", ");
+    tracing::info!(key = %name, plan = key.plan, limits, groups, "the operator changed an API key");
+    Ok(json(StatusCode::OK, &key))
 }
 
-/// Parses the body of a change. `part` is the one that it must set, or `None` if it may set any.
+/// Parses the body of a change. `part` is the one that it must set, or `None` if it may set or remove any.
 pub(crate) fn parse(body: &[u8], part: Option<&str>) -> Result<KeyChangeRequest, String> {
     // A list would be read as the fields in their order.
     let fields: Option<Map<String, Value>> = serde_json::from_slice(body).ok();
+    let sets_only = |part: &str, fields: &Map<String, Value>| {
+        fields.iter().all(|(field, value)| field == part && !value.is_null()) && !fields.is_empty()
+    };
+    let fields = fields.filter(|fields| part.is_none_or(|part| sets_only(part, fields)));
     let change = fields.and_then(|fields| serde_json::from_value(Value::Object(fields)).ok());
-    let change = change.filter(|change: &KeyChangeRequest| match part {
-        None => true,
-        Some("plan") => matches!(change, KeyChangeRequest { plan: Some(Some(_)), limits: None, groups: None }),
-        Some("limits") => matches!(change, KeyChangeRequest { plan: None, limits: Some(Some(_)), groups: None }),
-        Some(_) => matches!(change, KeyChangeRequest { plan: None, limits: None, groups: Some(Some(_)) }),
-    });
     change.ok_or_else(|| {
         let expected = match part {
             None => {
@@ -378,17 +332,20 @@ pub(crate) fn parse(body: &[u8], part: Option<&str>) -> Result<KeyChangeRequest,
     })
 }
 
-fn error_response(error: &KeyEditError) -> Response<Bytes> {
-    let (status, code) = match error {
-        KeyEditError::NoHash => (StatusCode::CONFLICT, "no_key_hash"),
-        KeyEditError::Unknown { .. } => (StatusCode::NOT_FOUND, "unknown_key"),
-        KeyEditError::Listed(_) => (StatusCode::CONFLICT, "listed_key"),
-        KeyEditError::Ambiguous { .. } => (StatusCode::CONFLICT, "ambiguous_key"),
-        KeyEditError::Invalid(_) => (StatusCode::BAD_REQUEST, "bad_request"),
-        KeyEditError::Hash(KeyHashError::Store(error)) => return keys::unavailable(error),
-        KeyEditError::Hash(_) => (StatusCode::CONFLICT, "not_changed"),
-    };
-    problem(status, code, &error.to_string())
+impl From<KeyEditError> for ErrorResponse {
+    fn from(error: KeyEditError) -> ErrorResponse {
+        let message = error.to_string();
+        let (status, code) = match error {
+            KeyEditError::NoHash => (StatusCode::CONFLICT, "no_key_hash"),
+            KeyEditError::Unknown { .. } => (StatusCode::NOT_FOUND, "unknown_key"),
+            KeyEditError::Listed(_) => (StatusCode::CONFLICT, "listed_key"),
+            KeyEditError::Ambiguous { .. } => (StatusCode::CONFLICT, "ambiguous_key"),
+            KeyEditError::Invalid(_) => (StatusCode::BAD_REQUEST, "bad_request"),
+            KeyEditError::Hash(KeyHashError::Store(error)) => return error.into(),
+            KeyEditError::Hash(_) => (StatusCode::CONFLICT, "not_changed"),
+        };
+        problem(status, code, &message).into()
+    }
 }
 
 #[cfg(test)]

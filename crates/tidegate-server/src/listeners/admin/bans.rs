@@ -16,19 +16,17 @@
 //! Without rules, it is not known how clients are identified. The text is then the key of explicit checks, and also the
 //! client, if it is an address, a network or a user.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Response, StatusCode};
-use percent_encoding::percent_decode_str;
+use http::StatusCode;
 use serde::Serialize;
-use tidegate::identity::AddressPrefixes;
+use tidegate::identity::Identifier;
 use tidegate::rules::{ClientBans, MatchedBan, Mode, RuleSet};
 use tidegate::{BAN_LIST_MAX, Clock, Key, Limiter, SystemClock, Timestamp, Wait};
 
-use super::AdminListener;
-use super::keys::{CounterError, bad_request, error_response};
+use super::keys::CounterError;
+use super::{AdminListener, Answer, parameters};
 use crate::client::{Client, OperatorRules, has_kinds, key_part, parse_without_rules};
 use crate::explain::ban_text;
 use crate::listeners::http::connection::json;
@@ -95,6 +93,7 @@ pub struct ListedBanReport {
 }
 
 /// What a ban consists of in the store.
+#[derive(Default)]
 struct Target {
     client: String,
     kind: &'static str,
@@ -107,7 +106,7 @@ struct Target {
     rules: Vec<String>,
     /// Which requests are refused.
     effect: String,
-    /// The client of the rules; `None` without rules and for a key.
+    /// `None` for a key.
     known: Option<Client>,
 }
 
@@ -165,9 +164,8 @@ impl BanQuery {
         if !limiter.unlist_ban(entry).await? {
             return Ok(None);
         }
-        let (client, kind) = client_of(entry, None);
-        let target = Target { client, kind, effect: "all requests of this client".to_owned(), ..Target::of_key(&[]) };
-        let target = Target { subjects: Vec::new(), ..target };
+        let (client, kind) = client_of(entry, &HashMap::new());
+        let target = Target { client, kind, effect: "all requests of this client".to_owned(), ..Target::default() };
         Ok(Some(BanReport { was_banned: Some(true), ..target.report(limiter, None) }))
     }
 
@@ -208,124 +206,108 @@ impl BanQuery {
                         "{message}; for the key of explicit checks, use --key KEY (in a request: key=KEY)"
                     ))
                 })?;
-                Target::of_client(client, &rules.loaded.rules, now).map_err(CounterError::Invalid)
+                Target::by_rules(&client, &rules.loaded.rules, now).map_err(CounterError::Invalid)
             }
-            (BanQuery::Client(text), None) => Ok(Target::without_rules(text)),
+            (BanQuery::Client(text), None) => Ok(Target::without_rules(text, now)),
             (BanQuery::Key(text), _) => Ok(Target::of_key(text)),
         }
     }
 }
 
 impl Target {
-    /// Returns the ban on a client of the rules.
+    /// Returns the ban on a client, or on a subject that rules count.
     ///
     /// # Errors
     /// If no request can have this identity, or no rule counts the subject. The message says what rules count.
-    fn of_client(client: Client, rules: &RuleSet, now: Timestamp) -> Result<Target, String> {
+    fn by_rules(client: &Client, rules: &RuleSet, now: Timestamp) -> Result<Target, String> {
         let identifier = rules.identifier();
-        let part = client.part(identifier.prefixes());
-        let all = || rules.rules().iter().map(|rule| rule.name().to_string()).collect();
-        let of_part = |client: Client, name: String, kind, effect: &str, part: &str| Target {
-            client: name,
-            kind,
-            entry: identifier.ban_entry(part),
-            subjects: Vec::new(),
-            related: vec![identifier.stored_subject(part, now).into_bytes()],
-            rules: all(),
-            effect: effect.to_owned(),
-            known: Some(client),
-        };
-        let part = part.as_deref();
-        match (&client, part) {
-            (Client::Address(address), Some(part)) => {
-                let (name, effect) = address_effect(*address, identifier.prefixes());
-                Ok(of_part(client, name, "address", &effect, part))
-            }
-            (Client::Key(_, known), Some(part)) => {
-                let name = known.name.as_deref().unwrap_or(part).to_owned();
-                Ok(of_part(client, name, "api_key", "all requests with this API key", part))
-            }
-            (Client::User(_), Some(_)) if !identifier.verifies_tokens() => Err(format!(
-                "no request has a user, because the configuration verifies no tokens (jwt); {}",
-                counted_kinds(rules)
-            )),
-            (Client::User(_), Some(part)) => {
-                let name = part.to_owned();
-                Ok(of_part(client, name, "user", "all requests of this user", part))
-            }
-            (Client::Network(networks), _) => {
-                let network = networks.iter().next().ok_or("the network is empty")?;
-                Ok(Target {
+        if matches!(client, Client::User(_)) && !identifier.verifies_tokens() {
+            let counted = counted_kinds(rules);
+            let message = "no request has a user, because the configuration verifies no tokens (jwt)";
+            return Err(format!("{message}; {counted}"));
+        }
+        if let Some(target) = Target::of_client(client, identifier, now) {
+            return Ok(Target { rules: rules.rules().iter().map(|rule| rule.name().to_string()).collect(), ..target });
+        }
+        let subject = client.part(identifier.prefixes()).unwrap_or_default();
+        let counting = rules.rules().iter().filter(|rule| rule.mode() != Mode::Off && !rule.is_shield());
+        let counting = counting.filter(|rule| has_kinds(&subject, rule.by()));
+        let names: Vec<String> = counting.map(|rule| rule.name().to_string()).collect();
+        if names.is_empty() {
+            return Err(format!("no rule counts this subject in the store; {}", counted_kinds(rules)));
+        }
+        let stored = identifier.stored_subject(&subject, now);
+        Ok(Target {
+            client: subject,
+            kind: "subject",
+            entry: ClientBans::subject_entry(stored.as_bytes()),
+            subjects: vec![stored.into_bytes()],
+            effect: format!("all requests that rule {} counts by this subject", names.join(", ")),
+            rules: names,
+            known: Some(client.clone()),
+            ..Target::default()
+        })
+    }
+
+    /// Returns the ban on all requests of a client, whatever the rules. `None` for a subject that is not a client.
+    fn of_client(client: &Client, identifier: &Identifier, now: Timestamp) -> Option<Target> {
+        let prefixes = identifier.prefixes();
+        let (name, kind, effect) = match client {
+            Client::Network(networks) => {
+                let network = networks.iter().next()?;
+                return Some(Target {
                     client: network.to_string(),
                     kind: "network",
                     entry: ClientBans::network_entry(network),
-                    subjects: Vec::new(),
-                    related: Vec::new(),
-                    rules: all(),
                     effect: "all requests from this network".to_owned(),
-                    known: Some(client),
-                })
+                    known: Some(client.clone()),
+                    ..Target::default()
+                });
+            }
+            Client::Address(address) => {
+                let counted = prefixes.key(*address).to_string();
+                let effect = if counted.contains('/') {
+                    format!("all requests from this network, by which the address {address} is counted")
+                } else {
+                    "all requests from this address".to_owned()
+                };
+                (Some(counted), "address", effect)
+            }
+            Client::Key(_, known) => {
+                (known.name.as_deref().map(str::to_owned), "api_key", "all requests with this API key".to_owned())
             }
             // A key or a user whose digest is all that is known.
-            (Client::Subject(text), _) if is_digest(text, "api_key:") || is_digest(text, "user:") => {
-                let (kind, effect) = if text.starts_with("user:") {
-                    ("user", "all requests of this user")
-                } else {
-                    ("api_key", "all requests with this API key")
-                };
-                let text = text.clone();
-                Ok(of_part(client, text.clone(), kind, effect, &text))
+            Client::Subject(text) if is_digest(text, "api_key:") => {
+                (None, "api_key", "all requests with this API key".to_owned())
             }
-            (Client::Subject(text), _) => {
-                let counting = rules.rules().iter().filter(|rule| rule.mode() != Mode::Off && !rule.is_shield());
-                let counting = counting.filter(|rule| has_kinds(text, rule.by()));
-                let names: Vec<String> = counting.map(|rule| rule.name().to_string()).collect();
-                if names.is_empty() {
-                    return Err(format!("no rule counts this subject in the store; {}", counted_kinds(rules)));
-                }
-                let stored = identifier.stored_subject(text, now);
-                Ok(Target {
-                    client: text.clone(),
-                    kind: "subject",
-                    entry: ClientBans::subject_entry(stored.as_bytes()),
-                    subjects: vec![stored.into_bytes()],
-                    related: Vec::new(),
-                    effect: format!("all requests that rule {} counts by this subject", names.join(", ")),
-                    rules: names,
-                    known: Some(client),
-                })
-            }
-            (Client::Address(_) | Client::Key(..) | Client::User(_), None) => Err("unknown client".to_owned()),
-        }
+            Client::Subject(text) if !is_digest(text, "user:") => return None,
+            Client::User(_) | Client::Subject(_) => (None, "user", "all requests of this user".to_owned()),
+        };
+        let part = client.part(prefixes)?;
+        Some(Target {
+            kind,
+            entry: identifier.ban_entry(&part),
+            related: vec![identifier.stored_subject(&part, now).into_bytes()],
+            effect,
+            client: name.unwrap_or(part),
+            known: Some(client.clone()),
+            ..Target::default()
+        })
     }
 
     /// Returns the ban on a text without rules: the key of explicit checks, and the client that it names, if any.
-    fn without_rules(text: &[u8]) -> Target {
-        let mut target = Target::of_key(text);
-        let prefixes = AddressPrefixes::default();
-        let client = std::str::from_utf8(text).ok().and_then(|text| parse_without_rules(text, prefixes));
-        let key_effect = std::mem::take(&mut target.effect);
-        let (entry, kind, name, effect) = match &client {
-            Some(Client::Address(address)) => {
-                let (name, effect) = address_effect(*address, prefixes);
-                (format!("ip:{}", prefixes.key(*address)), "address", name, effect)
-            }
-            Some(Client::Network(networks)) => {
-                let Some(network) = networks.iter().next() else { return Target { effect: key_effect, ..target } };
-                (
-                    ClientBans::network_entry(network),
-                    "network",
-                    network.to_string(),
-                    "all requests from this network".to_owned(),
-                )
-            }
-            Some(user @ Client::User(_)) => {
-                let part = user.part(prefixes).unwrap_or_default();
-                (part.clone(), "user", part, "all requests of this user".to_owned())
-            }
-            Some(Client::Key(..) | Client::Subject(_)) | None => return Target { effect: key_effect, ..target },
-        };
-        Target { entry, kind, client: name, effect: format!("{effect}, and {key_effect}"), ..target }
+    fn without_rules(text: &[u8], now: Timestamp) -> Target {
+        let (of_key, identifier) = (Target::of_key(text), Identifier::new());
+        let client = std::str::from_utf8(text).ok().and_then(|text| parse_without_rules(text, identifier.prefixes()));
+        match client.and_then(|client| Target::of_client(&client, &identifier, now)) {
+            Some(target) => Target {
+                effect: format!("{}, and {}", target.effect, of_key.effect),
+                subjects: of_key.subjects,
+                related: Vec::new(),
+                ..target
+            },
+            None => of_key,
+        }
     }
 
     /// Returns the ban on the key of explicit checks.
@@ -337,9 +319,7 @@ impl Target {
             kind: "key",
             entry: ClientBans::key_entry(key),
             subjects: vec![key.to_vec()],
-            related: Vec::new(),
-            rules: Vec::new(),
-            known: None,
+            ..Target::default()
         }
     }
 
@@ -374,21 +354,12 @@ impl Target {
         now: Timestamp,
     ) -> Result<Option<String>, CounterError> {
         let (Some(OperatorRules { loaded, .. }), Some(client)) = (rules, &self.known) else { return Ok(None) };
-        let rules = &loaded.rules;
-        let banned = |bans| {
-            let facts = client.facts(rules, bans, now);
-            facts.and_then(|facts| {
-                facts.ban().map(|ban| match ban {
-                    MatchedBan::Configured(_) => format!("{} (in the configuration)", ban_text(ban, now)),
-                    MatchedBan::Listed(ban) => format!("{} is banned", client_of(&ban.entry, Some(rules)).0),
-                })
-            })
-        };
-        if let Some(ban) = banned(None) {
-            return Ok(Some(ban));
-        }
-        let bans = ClientBans::new(&limiter.listed_bans().await?, now);
-        Ok(banned(Some(Arc::new(bans))))
+        let names = key_names(Some(&loaded.rules));
+        let ban = client.ban(&loaded.rules, limiter, now, |ban| match ban {
+            MatchedBan::Configured(_) => format!("{} (in the configuration)", ban_text(ban, now, true)),
+            MatchedBan::Listed(ban) => format!("{} is banned", client_of(&ban.entry, &names).0),
+        });
+        Ok(ban.await?)
     }
 
     /// Returns the report of the ban. `ban` is the time until it ends, or `None` without a ban.
@@ -416,49 +387,33 @@ impl Target {
 /// # Errors
 /// Returns [`CounterError::Store`] if the store fails.
 pub async fn list_bans(limiter: &Limiter, rules: Option<&RuleSet>) -> Result<BansReport, CounterError> {
-    let listed = limiter.listed_bans().await?.bans;
+    let (listed, names) = (limiter.listed_bans().await?.bans, key_names(rules));
     let report = |ban: &tidegate::ListedBan| {
-        let (client, kind) = client_of(&ban.entry, rules);
+        let (client, kind) = client_of(&ban.entry, &names);
         ListedBanReport { client, kind, retry_after_ms: ban.remaining.as_millis_ceil() }
     };
     Ok(BansReport { bans: listed.iter().map(report).collect(), max: BAN_LIST_MAX })
 }
 
-/// Returns the client of an entry of the ban list, and its kind.
-fn client_of(entry: &str, rules: Option<&RuleSet>) -> (String, &'static str) {
-    let kind = match entry.split_once(':') {
-        Some((kind @ ("subject" | "key"), value)) => {
-            return (value.to_owned(), if kind == "key" { "key" } else { "subject" });
-        }
-        Some(("ip", value)) => {
-            let is_network = value.contains('/');
-            return if value.starts_with('~') {
-                (entry.to_owned(), "address")
-            } else {
-                (value.to_owned(), if is_network { "network" } else { "address" })
-            };
-        }
-        Some(("api_key", _)) => "api_key",
-        Some(("user", _)) => "user",
-        _ => "subject",
-    };
-    let named = rules.filter(|_| kind == "api_key").and_then(|rules| {
-        let mut keys = rules.keys();
-        let (_, key) = keys.find(|(digest, _)| rules.identifier().ban_entry(&key_part(digest)) == entry)?;
-        key.name().map(str::to_owned)
-    });
-    (named.unwrap_or_else(|| entry.to_owned()), kind)
+/// Returns the names of the API keys in the configuration, by their entries in the ban list. Empty without rules.
+fn key_names(rules: Option<&RuleSet>) -> HashMap<String, &str> {
+    let Some(rules) = rules else { return HashMap::new() };
+    let entry = |digest| rules.identifier().ban_entry(&key_part(digest));
+    rules.keys().filter_map(|(digest, key)| Some((entry(digest), key.name()?))).collect()
 }
 
-/// Returns the network of an address that is banned, and which requests that refuses.
-fn address_effect(address: std::net::IpAddr, prefixes: AddressPrefixes) -> (String, String) {
-    let counted = prefixes.key(address).to_string();
-    let effect = if counted.contains('/') {
-        format!("all requests from this network, by which the address {address} is counted")
-    } else {
-        "all requests from this address".to_owned()
+/// Returns the client of an entry of the ban list, and its kind. `names` are those of API keys, by their entries.
+fn client_of(entry: &str, names: &HashMap<String, &str>) -> (String, &'static str) {
+    let (client, kind) = match entry.split_once(':') {
+        Some(("subject", value)) => (value, "subject"),
+        Some(("key", value)) => (value, "key"),
+        Some(("ip", value)) if value.starts_with('~') => (entry, "address"),
+        Some(("ip", value)) => (value, if value.contains('/') { "network" } else { "address" }),
+        Some(("api_key", _)) => (names.get(entry).copied().unwrap_or(entry), "api_key"),
+        Some(("user", _)) => (entry, "user"),
+        _ => (entry, "subject"),
     };
-    (counted, effect)
+    (client.to_owned(), kind)
 }
 
 /// Returns whether a subject is one part with this label whose value is a digest.
@@ -494,43 +449,26 @@ struct BanParameters {
 ///
 /// The answer is 400 if the query is invalid or names no client, 409 if there are too many bans, and 503 if the store
 /// fails.
-pub(super) async fn set(listener: &AdminListener, query: &str) -> Response<Bytes> {
-    let (query, duration) = match BanParameters::parse(query, true) {
-        Ok(BanParameters { query: Some(query), duration }) => (query, duration),
-        Ok(_) => return bad_request(EXPECTED),
-        Err(message) => return bad_request(&message),
-    };
-    let loaded = listener.reloader.loaded();
+pub(super) async fn set(listener: &AdminListener, query: &str) -> Answer {
+    let BanParameters { query, duration } = BanParameters::parse(query, true)?;
+    let (query, loaded) = (query.ok_or_else(|| EXPECTED.to_owned())?, listener.reloader.loaded());
     let banned = query.ban(duration, listener.limiter(), listener.rules(loaded.as_deref())).await;
     listener.apply_bans().await;
-    match banned {
-        Ok(report) => {
-            tracing::info!(kind = report.kind, "the operator banned a client");
-            json(StatusCode::OK, &report)
-        }
-        Err(error) => error_response(&error),
-    }
+    let report = banned?;
+    tracing::info!(kind = report.kind, "the operator banned a client");
+    Ok(json(StatusCode::OK, &report))
 }
 
 /// Answers whether the client of the query is banned at run time, and for how long; without a client, with all bans.
 ///
 /// The answer is 400 if the query is invalid, and 503 if the store fails.
-pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<Bytes> {
-    let query = match BanParameters::parse(query, false) {
-        Ok(BanParameters { query, .. }) => query,
-        Err(message) => return bad_request(&message),
-    };
-    let loaded = listener.reloader.loaded();
-    let Some(query) = query else {
-        return match list_bans(listener.limiter(), loaded.as_deref().map(|loaded| &loaded.rules)).await {
-            Ok(report) => json(StatusCode::OK, &report),
-            Err(error) => error_response(&error),
-        };
-    };
-    match query.inspect(listener.limiter(), listener.rules(loaded.as_deref())).await {
-        Ok(report) => json(StatusCode::OK, &report),
-        Err(error) => error_response(&error),
-    }
+pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Answer {
+    let (BanParameters { query, .. }, loaded) = (BanParameters::parse(query, false)?, listener.reloader.loaded());
+    let (limiter, loaded) = (listener.limiter(), loaded.as_deref());
+    Ok(match query {
+        Some(query) => json(StatusCode::OK, &query.inspect(limiter, listener.rules(loaded)).await?),
+        None => json(StatusCode::OK, &list_bans(limiter, loaded.map(|loaded| &loaded.rules)).await?),
+    })
 }
 
 /// Lifts the ban on the client of the query, and answers whether there was one.
@@ -538,24 +476,16 @@ pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<B
 /// Logs that a ban was lifted, but not of which client.
 ///
 /// The answer is 400 if the query is invalid, and 503 if the store fails.
-pub(super) async fn lift(listener: &AdminListener, query: &str) -> Response<Bytes> {
-    let query = match BanParameters::parse(query, false) {
-        Ok(BanParameters { query: Some(query), .. }) => query,
-        Ok(_) => return bad_request(EXPECTED),
-        Err(message) => return bad_request(&message),
-    };
+pub(super) async fn lift(listener: &AdminListener, query: &str) -> Answer {
+    let query = BanParameters::parse(query, false)?.query.ok_or_else(|| EXPECTED.to_owned())?;
     let loaded = listener.reloader.loaded();
     let lifted = query.unban(listener.limiter(), listener.rules(loaded.as_deref())).await;
     listener.apply_bans().await;
-    match lifted {
-        Ok(report) => {
-            if report.was_banned == Some(true) {
-                tracing::info!(kind = report.kind, "the operator lifted a ban");
-            }
-            json(StatusCode::OK, &report)
-        }
-        Err(error) => error_response(&error),
+    let report = lifted?;
+    if report.was_banned == Some(true) {
+        tracing::info!(kind = report.kind, "the operator lifted a ban");
     }
+    Ok(json(StatusCode::OK, &report))
 }
 
 const EXPECTED: &str = "expected ?client=…, or ?key=… for the key of explicit checks";
@@ -575,14 +505,11 @@ impl BanParameters {
     /// parameter is unknown, there are a client and a key, or `for` is not a time of at least 1 ms.
     fn parse(text: &str, accepts_duration: bool) -> Result<BanParameters, String> {
         let (mut client, mut key, mut duration) = (None, None, None);
-        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let plain = value.replace('+', " ");
-            let bytes: Vec<u8> = percent_decode_str(&plain).collect();
+        for (name, value) in parameters(text) {
             match name {
-                "client" => client = Some(bytes),
-                "key" => key = Some(bytes),
-                "for" if accepts_duration => duration = Some(parse_duration(&bytes)?),
+                "client" => client = Some(value),
+                "key" => key = Some(value),
+                "for" if accepts_duration => duration = Some(parse_duration(&value)?),
                 _ if accepts_duration => return Err("unknown parameter; expected client, key or for".to_owned()),
                 _ => return Err("unknown parameter; expected client or key".to_owned()),
             }

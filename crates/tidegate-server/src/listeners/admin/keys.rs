@@ -20,21 +20,19 @@
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http::{Response, StatusCode};
-use percent_encoding::percent_decode_str;
+use http::StatusCode;
 use serde::Serialize;
 use tidegate::answer::Policy;
 use tidegate::config::Loaded;
-use tidegate::rules::{ClientBans, CompiledRule, LimitSet, Lookups, Mode};
+use tidegate::rules::{CompiledRule, LimitSet, Lookups, Mode};
 use tidegate::{
-    BAN_LIST_MAX, Clock, Demand, Key, Limit, LimitStatus, Limiter, MemoryStore, Scope, StoreError, StoreErrorKind,
-    SystemClock, Timestamp, Wait,
+    BAN_LIST_MAX, Clock, Demand, Limit, LimitStatus, Limiter, MemoryStore, StoreError, StoreErrorKind, SystemClock,
+    Timestamp, Wait,
 };
 
-use super::AdminListener;
+use super::{AdminListener, Answer, ErrorResponse, parameters};
 use crate::client::{Client, OperatorRules};
-use crate::explain::{PlanExplanation, ban_text, banned_in_store};
+use crate::explain::{PlanExplanation, ban_text, banned_in_store, demand};
 use crate::listeners::http::connection::{json, problem};
 
 /// Selects counters of one key or client: the parameters of a query to `/v1/keys`.
@@ -145,17 +143,6 @@ pub enum CounterError {
     Store(#[from] StoreError),
 }
 
-/// One counter of a key: of a rule's limit, or of explicit checks.
-struct CounterRef {
-    /// `None` for explicit checks.
-    rule: Option<String>,
-    /// The name that clients see, such as `per-minute`, or `search.per-minute`.
-    name: String,
-    /// The name of the limit within its rule, which selects the counter.
-    limit_name: String,
-    limit: Limit,
-}
-
 /// What a query selects.
 struct Selected<'r> {
     /// The key, the subject, or for all rules the client.
@@ -171,8 +158,8 @@ struct Selected<'r> {
 struct CounterGroup<'r> {
     key: Vec<u8>,
     plan: Option<PlanExplanation>,
-    /// The counters; at least one.
-    counters: Vec<CounterRef>,
+    /// The limits of the counters; at least one. Each counts in its rule, or in explicit checks if it has none.
+    counters: Vec<Arc<Policy>>,
     /// The store with the counters; `None` for that of the limiter.
     shield: Option<&'r MemoryStore>,
 }
@@ -189,68 +176,40 @@ enum Selection {
 /// Answers with the status of the counters that the query selects, without changing them.
 ///
 /// The answer is 400 if the query is invalid, and 503 if the store fails.
-pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<Bytes> {
-    let query = match CounterQuery::parse(query) {
-        Ok(query) => query,
-        Err(message) => return bad_request(&message),
-    };
-    let loaded = listener.reloader.loaded();
-    match query.inspect(listener.limiter(), listener.rules(loaded.as_deref())).await {
-        Ok(report) => json(StatusCode::OK, &report),
-        Err(error) => error_response(&error),
-    }
+pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Answer {
+    let (query, loaded) = (CounterQuery::parse(query)?, listener.reloader.loaded());
+    Ok(json(StatusCode::OK, &query.inspect(listener.limiter(), listener.rules(loaded.as_deref())).await?))
 }
 
 /// Deletes the counters that the query selects, of all plans, and answers with the number of those that existed.
 ///
 /// Logs the number. The answer is 400 if the query is invalid, and 503 if the store fails; some counters may then be
 /// deleted already.
-pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Bytes> {
-    let query = match CounterQuery::parse(query) {
-        Ok(query) => query,
-        Err(message) => return bad_request(&message),
-    };
-    let loaded = listener.reloader.loaded();
-    match query.reset(listener.limiter(), listener.rules(loaded.as_deref())).await {
-        Ok(report) => {
-            tracing::info!(counters = report.counters, "the operator reset counters");
-            json(StatusCode::OK, &report)
+pub(super) async fn reset(listener: &AdminListener, query: &str) -> Answer {
+    let (query, loaded) = (CounterQuery::parse(query)?, listener.reloader.loaded());
+    let report = query.reset(listener.limiter(), listener.rules(loaded.as_deref())).await?;
+    tracing::info!(counters = report.counters, "the operator reset counters");
+    Ok(json(StatusCode::OK, &report))
+}
+
+impl From<CounterError> for ErrorResponse {
+    /// Returns the 400, 409 or 503 response for the error of a query.
+    fn from(error: CounterError) -> ErrorResponse {
+        match error {
+            CounterError::Invalid(message) => message.into(),
+            CounterError::BanListFull => problem(StatusCode::CONFLICT, "ban_list_full", &error.to_string()).into(),
+            CounterError::Store(error) => error.into(),
         }
-        Err(error) => error_response(&error),
     }
 }
 
-pub(super) fn bad_request(message: &str) -> Response<Bytes> {
-    problem(StatusCode::BAD_REQUEST, "bad_request", message)
-}
-
-/// Returns the 400, 409 or 503 response for the error of a query.
-pub(super) fn error_response(error: &CounterError) -> Response<Bytes> {
-    match error {
-        CounterError::Invalid(message) => bad_request(message),
-        CounterError::BanListFull => problem(StatusCode::CONFLICT, "ban_list_full", &error.to_string()),
-        CounterError::Store(error) => unavailable(error),
-    }
-}
-
-/// Returns the 503 response to a request for which the store failed. Its message has the address of the store.
-pub(super) fn unavailable(error: &StoreError) -> Response<Bytes> {
-    problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &error.to_string())
-}
-
-impl CounterRef {
-    fn demand<'a>(&'a self, key: &'a [u8]) -> Result<Demand<'a>, CounterError> {
-        let scope = match &self.rule {
-            Some(rule) => Scope::rule(rule, &self.limit_name),
-            None => Scope::Explicit,
-        };
-        let key = Key::scoped(key, scope).map_err(|error| CounterError::Invalid(error.to_string()))?;
-        Ok(Demand::new(self.limit, key))
-    }
-
-    fn into_status(self, key: &[u8], status: &LimitStatus) -> CounterStatus {
+impl CounterStatus {
+    fn new(policy: &Policy, key: &[u8], status: &LimitStatus) -> CounterStatus {
         CounterStatus {
+            rule: policy.rule().map(str::to_owned),
             key: String::from_utf8_lossy(key).into_owned(),
+            name: policy.name().to_owned(),
+            limit: policy.limit().to_string(),
             exists: status.reset_after != Wait::ZERO,
             allowed: status.allowed,
             quota: status.quota,
@@ -258,17 +217,19 @@ impl CounterRef {
             retry_after_ms: status.retry_after.as_millis_ceil(),
             next_after_ms: status.next_after.as_millis_ceil(),
             reset_after_ms: status.reset_after.as_millis_ceil(),
-            limit: self.limit.to_string(),
-            rule: self.rule,
-            name: self.name,
         }
     }
 }
 
 impl CounterGroup<'_> {
+    /// Returns the demand for one unit of a limit on its counter.
+    fn demand<'a>(&'a self, policy: &'a Policy) -> Result<Demand<'a>, CounterError> {
+        demand(policy, &self.key).map_err(|error| CounterError::Invalid(error.to_string()))
+    }
+
     /// Reads a counter, without changing it.
-    async fn inspect(&self, limiter: &Limiter, counter: &CounterRef) -> Result<LimitStatus, CounterError> {
-        let demand = counter.demand(&self.key)?;
+    async fn inspect(&self, limiter: &Limiter, policy: &Policy) -> Result<LimitStatus, CounterError> {
+        let demand = self.demand(policy)?;
         match self.shield {
             Some(shield) => Ok(shield.inspect(&demand)),
             None => Ok(limiter.inspect(&demand).await?),
@@ -276,8 +237,8 @@ impl CounterGroup<'_> {
     }
 
     /// Deletes a counter.
-    async fn reset(&self, limiter: &Limiter, counter: &CounterRef) -> Result<(), CounterError> {
-        let demand = counter.demand(&self.key)?;
+    async fn reset(&self, limiter: &Limiter, policy: &Policy) -> Result<(), CounterError> {
+        let demand = self.demand(policy)?;
         match self.shield {
             Some(shield) => shield.reset(&demand),
             None => limiter.reset(&demand).await?,
@@ -306,10 +267,9 @@ impl CounterQuery {
         // Subjects of several rules may be on several nodes.
         let is_one_key = groups.iter().all(|group| group.key == groups[0].key && group.shield.is_none());
         let location = groups.first().filter(|_| is_one_key).and_then(|group| limiter.locate(&group.key));
-        for mut group in groups {
-            for counter in std::mem::take(&mut group.counters) {
-                let status = group.inspect(limiter, &counter).await?;
-                counters.push(counter.into_status(&group.key, &status));
+        for group in groups {
+            for policy in &group.counters {
+                counters.push(CounterStatus::new(policy, &group.key, &group.inspect(limiter, policy).await?));
             }
             plan = plan.or(group.plan);
         }
@@ -329,17 +289,12 @@ impl CounterQuery {
         client: Option<&Client>,
         groups: &[CounterGroup<'_>],
     ) -> Result<Option<String>, CounterError> {
-        let now = SystemClock::new().now();
-        let banned = |bans| {
-            let facts = rules.and_then(|rules| client?.facts(&rules.loaded.rules, bans, now));
-            facts.and_then(|facts| facts.ban().map(|ban| ban_text(ban, now)))
-        };
-        if let Some(ban) = banned(None) {
-            return Ok(Some(ban));
-        }
-        let bans = ClientBans::new(&limiter.listed_bans().await?, now);
-        if let Some(ban) = banned(Some(Arc::new(bans))) {
-            return Ok(Some(ban));
+        if let Some((OperatorRules { loaded, .. }, client)) = rules.zip(client) {
+            let now = SystemClock::new().now();
+            let ban = client.ban(&loaded.rules, limiter, now, |ban| ban_text(ban, now, true)).await?;
+            if ban.is_some() {
+                return Ok(ban);
+            }
         }
         let mut keys: Vec<&[u8]> = groups.iter().map(|group| &*group.key).collect();
         keys.dedup();
@@ -372,13 +327,13 @@ impl CounterQuery {
         for group in &groups {
             // Limits of one name share a counter, and a limit with a short window may find nothing in it.
             let mut existing = HashSet::new();
-            for counter in &group.counters {
-                let status = group.inspect(limiter, counter).await?;
-                existing.extend((status.reset_after != Wait::ZERO).then_some(&*counter.limit_name));
+            for policy in &group.counters {
+                let status = group.inspect(limiter, policy).await?;
+                existing.extend((status.reset_after != Wait::ZERO).then_some(policy.limit_name()));
             }
             // Limits that share a counter are reset one by one, because the deny cache is keyed by the limit.
-            for counter in &group.counters {
-                group.reset(limiter, counter).await?;
+            for policy in &group.counters {
+                group.reset(limiter, policy).await?;
             }
             count += existing.len();
         }
@@ -407,8 +362,7 @@ impl CounterQuery {
         match (&self.rule, &self.limit) {
             (None, Some(limit)) => {
                 let limit: Limit = limit.parse().map_err(|error| CounterError::Invalid(format!("limit: {error}")))?;
-                let name = Policy::of(limit).name().to_owned();
-                let counters = vec![CounterRef { rule: None, limit_name: name.clone(), name, limit }];
+                let counters = vec![Arc::new(Policy::of(limit))];
                 let key = String::from_utf8_lossy(&self.key).into_owned();
                 let group = CounterGroup { key: self.key.clone(), plan: None, counters, shield: None };
                 Ok(Selected { key, client: None, groups: vec![group], skipped: Vec::new() })
@@ -495,17 +449,11 @@ impl CounterQuery {
             Some((limit_set, plan)) => (rule.policies(&limit_set).into_owned(), plan),
             None => (rule.policies_of_all().cloned().chain(client.own_policies(rules, rule, now)).collect(), None),
         };
-        let mut seen = HashSet::new();
-        let mut counters = Vec::new();
-        for policy in &policies {
-            let is_selected =
-                self.limit.as_ref().is_none_or(|name| policy.name() == name || policy.limit_name() == name);
-            let limit = *policy.limit();
-            if is_selected && seen.insert((policy.limit_name(), limit)) {
-                let (name, limit_name) = (policy.name().to_owned(), policy.limit_name().to_owned());
-                counters.push(CounterRef { rule: Some(rule.name().to_string()), name, limit_name, limit });
-            }
-        }
+        let (mut counters, mut seen) = (policies.clone(), HashSet::new());
+        counters.retain(|policy| {
+            let is_named = self.limit.as_ref().is_none_or(|name| policy.name() == name || policy.limit_name() == name);
+            is_named && seen.insert((policy.limit_name().to_owned(), *policy.limit()))
+        });
         if counters.is_empty() {
             let names: BTreeSet<&str> = policies.iter().map(|policy| policy.name()).collect();
             let names = names.into_iter().collect::<Vec<_>>().join(", ");
@@ -565,19 +513,13 @@ impl CounterQuery {
     fn parse(text: &str) -> Result<CounterQuery, String> {
         let mut query = CounterQuery::default();
         let mut has_key = false;
-        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let plain = value.replace('+', " ");
-            let bytes: Vec<u8> = percent_decode_str(&plain).collect();
-            let utf8 = |bytes: Vec<u8>| String::from_utf8(bytes).map_err(|_| format!("{name}: expected UTF-8"));
+        for (name, value) in parameters(text) {
+            let utf8 = |bytes| String::from_utf8(bytes).map_err(|_| format!("{name}: expected UTF-8"));
             match name {
-                "key" => {
-                    query.key = bytes;
-                    has_key = true;
-                }
-                "limit" => query.limit = Some(utf8(bytes)?),
-                "rule" => query.rule = Some(utf8(bytes)?),
-                "plan" => query.plan = Some(utf8(bytes)?),
+                "key" => (query.key, has_key) = (value, true),
+                "limit" => query.limit = Some(utf8(value)?),
+                "rule" => query.rule = Some(utf8(value)?),
+                "plan" => query.plan = Some(utf8(value)?),
                 _ => return Err("unknown parameter; expected key, limit, rule or plan".to_owned()),
             }
         }

@@ -51,7 +51,7 @@ use super::deadlines::{Allowance, Deadlines, ResponseLimits};
 use super::headers;
 use super::pool::Lease;
 use super::tunnel::Tunnel;
-use super::upstream::{NoSlot, Server, Upstream, Upstreams};
+use super::upstream::{Server, Upstream, Upstreams};
 use crate::listeners::http::connection::problem;
 use crate::metrics::UpstreamFailure;
 
@@ -67,9 +67,10 @@ struct Inner {
 }
 
 /// The reason why a request got no response from an upstream.
-#[derive(Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ProxyError {
     NoRoute,
+    /// The upstream has as many requests as it can handle, and its queue is full or too slow.
     Overloaded,
     /// The client address has its share of the slots.
     AddressLimit,
@@ -87,51 +88,46 @@ pub(super) enum ProxyError {
 }
 
 impl ProxyError {
-    fn status(&self) -> StatusCode {
+    /// Returns the status, a code for programs, a sentence for people, and the reason for metrics: `None` if the failure
+    /// was not caused by an upstream.
+    fn describe(self) -> (StatusCode, &'static str, &'static str, Option<UpstreamFailure>) {
+        let bad_gateway = |message, failure| (StatusCode::BAD_GATEWAY, "bad_gateway", message, Some(failure));
         match self {
-            ProxyError::NoRoute => StatusCode::NOT_FOUND,
-            ProxyError::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
-            ProxyError::AddressLimit => StatusCode::TOO_MANY_REQUESTS,
-            ProxyError::Unreachable | ProxyError::Closed | ProxyError::BadResponse => StatusCode::BAD_GATEWAY,
-            ProxyError::Timeout => StatusCode::GATEWAY_TIMEOUT,
-            ProxyError::ClientTimeout => StatusCode::REQUEST_TIMEOUT,
-            ProxyError::ClientBody => StatusCode::BAD_REQUEST,
-        }
-    }
-
-    /// Returns a code for programs, and a sentence for people.
-    fn texts(&self) -> (&'static str, &'static str) {
-        match self {
-            ProxyError::NoRoute => ("no_upstream", "no upstream has a route for this host and path"),
-            ProxyError::Overloaded => ("overloaded", "the upstream has too many concurrent requests"),
-            ProxyError::AddressLimit => {
-                ("too_many_concurrent_requests", "this client address has too many concurrent requests")
+            ProxyError::NoRoute => {
+                (StatusCode::NOT_FOUND, "no_upstream", "no upstream has a route for this host and path", None)
             }
-            ProxyError::Unreachable => ("bad_gateway", "the upstream cannot be reached"),
-            ProxyError::Closed => ("bad_gateway", "the upstream closed the connection without a response"),
-            ProxyError::BadResponse => ("bad_gateway", "the response of the upstream is malformed"),
-            ProxyError::Timeout => ("gateway_timeout", "the upstream did not respond in time"),
-            ProxyError::ClientTimeout => ("timeout", "the body did not arrive in time"),
-            ProxyError::ClientBody => ("bad_request", "the body is malformed or incomplete"),
+            ProxyError::Overloaded => {
+                let message = "the upstream has too many concurrent requests";
+                (StatusCode::SERVICE_UNAVAILABLE, "overloaded", message, Some(UpstreamFailure::Overloaded))
+            }
+            ProxyError::AddressLimit => {
+                let (error, failure) = ("too_many_concurrent_requests", Some(UpstreamFailure::AddressLimit));
+                let message = "this client address has too many concurrent requests";
+                (StatusCode::TOO_MANY_REQUESTS, error, message, failure)
+            }
+            ProxyError::Unreachable => bad_gateway("the upstream cannot be reached", UpstreamFailure::Unreachable),
+            ProxyError::Closed => {
+                bad_gateway("the upstream closed the connection without a response", UpstreamFailure::Closed)
+            }
+            ProxyError::BadResponse => {
+                bad_gateway("the response of the upstream is malformed", UpstreamFailure::BadResponse)
+            }
+            ProxyError::Timeout => {
+                let message = "the upstream did not respond in time";
+                (StatusCode::GATEWAY_TIMEOUT, "gateway_timeout", message, Some(UpstreamFailure::Timeout))
+            }
+            ProxyError::ClientTimeout => {
+                (StatusCode::REQUEST_TIMEOUT, "timeout", "the body did not arrive in time", None)
+            }
+            ProxyError::ClientBody => {
+                (StatusCode::BAD_REQUEST, "bad_request", "the body is malformed or incomplete", None)
+            }
         }
     }
 
-    /// Returns the reason for metrics, or `None` if the failure was not caused by an upstream.
-    fn failure(&self) -> Option<UpstreamFailure> {
-        match self {
-            ProxyError::Overloaded => Some(UpstreamFailure::Overloaded),
-            ProxyError::AddressLimit => Some(UpstreamFailure::AddressLimit),
-            ProxyError::Unreachable => Some(UpstreamFailure::Unreachable),
-            ProxyError::Closed => Some(UpstreamFailure::Closed),
-            ProxyError::BadResponse => Some(UpstreamFailure::BadResponse),
-            ProxyError::Timeout => Some(UpstreamFailure::Timeout),
-            ProxyError::NoRoute | ProxyError::ClientTimeout | ProxyError::ClientBody => None,
-        }
-    }
-
-    fn response(&self) -> Response<GatewayBody> {
-        let (error, message) = self.texts();
-        let mut response = problem(self.status(), error, message);
+    fn response(self) -> Response<GatewayBody> {
+        let (status, error, message, _) = self.describe();
+        let mut response = problem(status, error, message);
         match self {
             ProxyError::Overloaded | ProxyError::AddressLimit => {
                 response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
@@ -181,7 +177,10 @@ impl Inner {
         let took = began.elapsed();
         match &forwarded {
             Ok(_) => upstream.stats.record(took),
-            Err(error) => error.failure().into_iter().for_each(|failure| upstream.stats.count_error(failure)),
+            Err(error) => {
+                let (.., failure) = error.describe();
+                failure.into_iter().for_each(|failure| upstream.stats.count_error(failure));
+            }
         }
         if let Some(log) = log {
             log.forwarded(&upstream.settings.name, forwarded.is_ok().then_some(took));
@@ -198,10 +197,7 @@ impl Inner {
         let timeouts = upstream.settings.timeouts;
         let total = Instant::now() + timeouts.total;
         let client = request.extensions().get::<Arc<Client>>().cloned().expect("the listener sets the client");
-        let slot = upstream.admit(self.address_of(&client, &request)).await.map_err(|reason| match reason {
-            NoSlot::Overloaded => ProxyError::Overloaded,
-            NoSlot::Address => ProxyError::AddressLimit,
-        })?;
+        let slot = upstream.admit(self.address_of(&client, &request)).await?;
         let gauge = upstream.stats.begin();
 
         let upgrade = headers::upgrade_of(request.version(), request.headers());

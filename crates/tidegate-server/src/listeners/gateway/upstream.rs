@@ -28,6 +28,7 @@ use tokio::time::Instant;
 
 use super::connector::{ClientTls, ConnectError, Connector};
 use super::pool::{Lease, Pool};
+use super::proxy::ProxyError;
 use crate::address_slots::{AddressSlot, AddressSlots};
 use crate::metrics::UpstreamStats;
 
@@ -129,15 +130,6 @@ pub(super) struct Upstream {
     pub(super) stats: Arc<UpstreamStats>,
 }
 
-/// The reason why a request gets no slot.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum NoSlot {
-    /// The upstream has as many requests as it can handle, and its queue is full or too slow.
-    Overloaded,
-    /// The client address has its share of the slots.
-    Address,
-}
-
 /// One of the slots of an upstream. It is free again when it is dropped.
 #[derive(Debug)]
 pub(super) struct Slot {
@@ -171,22 +163,23 @@ impl Upstream {
     /// the queue. Without an address, the request has no share.
     ///
     /// # Errors
-    /// If the address has its share of the slots, the queue is full, or the request has waited in it for its timeout.
-    pub(super) async fn admit(&self, address: Option<IpAddr>) -> Result<Slot, NoSlot> {
+    /// Returns [`ProxyError::AddressLimit`] if the address has its share of the slots, and [`ProxyError::Overloaded`] if
+    /// the queue is full or the request has waited in it for its timeout.
+    pub(super) async fn admit(&self, address: Option<IpAddr>) -> Result<Slot, ProxyError> {
         let share_max = self.settings.share_of_address();
         let share = match address {
-            Some(address) => Some(self.addresses.take(address, share_max).ok_or(NoSlot::Address)?),
+            Some(address) => Some(self.addresses.take(address, share_max).ok_or(ProxyError::AddressLimit)?),
             None => None,
         };
         if let Ok(permit) = self.slots.clone().try_acquire_owned() {
             return Ok(Slot { _permit: permit, _share: share });
         }
-        let queued = Queued::enter(&self.queued, self.settings.queue).ok_or(NoSlot::Overloaded)?;
+        let queued = Queued::enter(&self.queued, self.settings.queue).ok_or(ProxyError::Overloaded)?;
         let slot = self.slots.clone().acquire_owned();
         // Boxed, so that the future of a request that need not wait stays small.
         let waited = Box::pin(tokio::time::timeout(self.settings.timeouts.queue, slot)).await;
         drop(queued);
-        let permit = waited.ok().and_then(Result::ok).ok_or(NoSlot::Overloaded)?;
+        let permit = waited.ok().and_then(Result::ok).ok_or(ProxyError::Overloaded)?;
         Ok(Slot { _permit: permit, _share: share })
     }
 
@@ -366,10 +359,14 @@ mod tests {
             async move { upstream.admit(None).await }
         });
         tokio::task::yield_now().await;
-        assert_eq!(upstream.admit(None).await.err(), Some(NoSlot::Overloaded), "the queue is full");
+        assert_eq!(upstream.admit(None).await.err(), Some(ProxyError::Overloaded), "the queue is full");
         drop(held);
         let admitted = waiting.await.unwrap().unwrap();
-        assert_eq!(upstream.admit(None).await.err(), Some(NoSlot::Overloaded), "the wait is over after its timeout");
+        assert_eq!(
+            upstream.admit(None).await.err(),
+            Some(ProxyError::Overloaded),
+            "the wait is over after its timeout"
+        );
         drop(admitted);
         assert!(upstream.admit(None).await.is_ok());
     }
@@ -380,12 +377,16 @@ mod tests {
         let admit = |address: &str| upstream.admit(address.parse().ok());
         let held = [admit("203.0.113.9").await, admit("203.0.113.9").await];
         assert!(held.iter().all(Result::is_ok), "a quarter of six, rounded up");
-        assert_eq!(admit("203.0.113.9").await.err(), Some(NoSlot::Address));
+        assert_eq!(admit("203.0.113.9").await.err(), Some(ProxyError::AddressLimit));
         let others = [admit("203.0.113.10").await, admit("2001:db8::1").await, admit("2001:db8::2").await];
         assert!(others.iter().all(Result::is_ok));
-        assert_eq!(admit("2001:db8::3").await.err(), Some(NoSlot::Address), "an IPv6 client is a /64 network");
+        assert_eq!(admit("2001:db8::3").await.err(), Some(ProxyError::AddressLimit), "an IPv6 client is a /64 network");
         let last = upstream.admit(None).await;
-        assert_eq!(admit("203.0.113.10").await.err(), Some(NoSlot::Overloaded), "the wait in the queue was too long");
+        assert_eq!(
+            admit("203.0.113.10").await.err(),
+            Some(ProxyError::Overloaded),
+            "the wait in the queue was too long"
+        );
         drop(held);
         assert!(admit("203.0.113.10").await.is_ok() && admit("203.0.113.9").await.is_ok());
         drop((others, last));

@@ -40,44 +40,26 @@ pub(super) enum Invalid {
 }
 
 impl Invalid {
-    fn status(self) -> StatusCode {
-        match self {
-            Invalid::Host | Invalid::Target | Invalid::TransferEncoding | Invalid::Connection => {
-                StatusCode::BAD_REQUEST
-            }
-            Invalid::Method => StatusCode::METHOD_NOT_ALLOWED,
-            Invalid::Expectation => StatusCode::EXPECTATION_FAILED,
-            Invalid::UriTooLong => StatusCode::URI_TOO_LONG,
-            Invalid::TooManyHeaders => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-        }
-    }
-
-    fn message(self) -> &'static str {
-        match self {
-            Invalid::Host => "expected exactly one Host header with a valid host",
-            Invalid::Target => "expected a path as the request target",
-            Invalid::Method => "this method is not supported",
-            Invalid::TransferEncoding => "the only supported transfer coding is chunked",
-            Invalid::Connection => "the Connection header names a header that must be forwarded",
-            Invalid::Expectation => "the only supported expectation is 100-continue",
-            Invalid::UriTooLong => "the URI of this request is too long",
-            Invalid::TooManyHeaders => "this request has too many headers",
-        }
-    }
-
-    fn error(self) -> &'static str {
-        match self {
-            Invalid::Host | Invalid::Target | Invalid::TransferEncoding | Invalid::Connection => "bad_request",
-            Invalid::Method => "method_not_allowed",
-            Invalid::Expectation => "expectation_failed",
-            Invalid::UriTooLong => "uri_too_long",
-            Invalid::TooManyHeaders => "headers_too_large",
-        }
-    }
-
     /// Returns the response. An HTTP/1.1 connection is closed after it.
     pub(super) fn response(self) -> Response<GatewayBody> {
-        let mut response = problem(self.status(), self.error(), self.message());
+        let bad = |message| (StatusCode::BAD_REQUEST, "bad_request", message);
+        let (status, error, message) = match self {
+            Invalid::Host => bad("expected exactly one Host header with a valid host"),
+            Invalid::Target => bad("expected a path as the request target"),
+            Invalid::TransferEncoding => bad("the only supported transfer coding is chunked"),
+            Invalid::Connection => bad("the Connection header names a header that must be forwarded"),
+            Invalid::Method => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this method is not supported"),
+            Invalid::Expectation => {
+                let message = "the only supported expectation is 100-continue";
+                (StatusCode::EXPECTATION_FAILED, "expectation_failed", message)
+            }
+            Invalid::UriTooLong => (StatusCode::URI_TOO_LONG, "uri_too_long", "the URI of this request is too long"),
+            Invalid::TooManyHeaders => {
+                let message = "this request has too many headers";
+                (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", message)
+            }
+        };
+        let mut response = problem(status, error, message);
         if self == Invalid::Method {
             let allowed = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
             response.headers_mut().insert(http::header::ALLOW, allowed);

@@ -46,30 +46,39 @@ pub(crate) enum RespCommand<'b> {
     },
     /// A described request and the address of its peer, to be decided by the rules.
     Request(Box<http::Request<()>>, IpAddr),
-    Connection(ConnectionCommand<'b>),
+    /// A command about the connection, whose reply is always this one.
+    Fixed(FixedReply<'b>),
+    ClientId,
+    Hello {
+        protocol: Option<&'b [u8]>,
+        password: Option<&'b [u8]>,
+    },
+    Auth {
+        password: &'b [u8],
+    },
+    Quit,
     /// A blank line or an empty array, which gets no reply.
     Nothing,
     /// Not a command of this listener.
     Unknown,
 }
 
-/// Commands about the connection itself.
+/// The reply to a command that only clients of Redis need, to set up a connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum ConnectionCommand<'b> {
-    Ping(Option<&'b [u8]>),
-    Echo(&'b [u8]),
-    Hello { protocol: Option<&'b [u8]>, password: Option<&'b [u8]> },
-    Auth { password: &'b [u8] },
-    Select,
-    ClientOk,
-    ClientId,
-    ClientGetName,
-    CommandCount,
-    CommandList,
-    CommandDocs,
-    Info,
-    Quit,
+pub(crate) enum FixedReply<'b> {
+    Simple(&'static str),
+    Bulk(&'b [u8]),
+    Integer(i64),
+    Null,
+    EmptyArray,
+    EmptyMap,
 }
+
+/// The reply to `SELECT` and other commands that have no effect.
+const OK: FixedReply<'_> = FixedReply::Simple("OK");
+/// The reply to `INFO`.
+const INFO: &str =
+    concat!("# Server\r\nserver_name:tidegate\r\ntidegate_version:", env!("CARGO_PKG_VERSION"), "\r\nloading:0\r\n");
 
 /// Parses the command in `buffer` whose arguments [`parse`](super::frame::parse) has found. `Err` is the error reply.
 ///
@@ -112,7 +121,7 @@ pub(crate) fn parse_command<'b>(
         let demand = key_and_limit(buffer, args, limits, "TIDEGATE.RESET key limit")?;
         return Ok(RespCommand::Reset { demand });
     }
-    connection_command(name, buffer, args).map(|command| command.map_or(RespCommand::Unknown, RespCommand::Connection))
+    connection_command(name, buffer, args)
 }
 
 /// Parses `TIDEGATE.REFUND receipt [USED n | STATUS n]`. `Err` is the error reply.
@@ -202,55 +211,54 @@ pub(super) fn number(text: &[u8], what: &str, max: u32) -> Result<u32, String> {
     value.ok_or_else(|| format!("ERR {what} must be a whole number from 0 to {max}"))
 }
 
-/// Parses a command about the connection. Returns `None` if there is no such command.
+/// Parses a command about the connection. Returns [`RespCommand::Unknown`] if there is no such command.
 ///
 /// `Err` is the error reply to invalid arguments.
-fn connection_command<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<Option<ConnectionCommand<'b>>, String> {
+fn connection_command<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<RespCommand<'b>, String> {
     let arg = |index| args.get(buffer, index);
     let word = |index| arg(index).map(<[u8]>::to_ascii_uppercase);
     let mut upper = [0_u8; 16];
-    let known = name.len() <= upper.len();
-    if known {
-        upper[..name.len()].copy_from_slice(name);
-        upper.make_ascii_uppercase();
-    }
-    match (&upper[..name.len().min(upper.len())], args.len()) {
-        (b"PING", 1..=2) => Ok(ConnectionCommand::Ping(arg(1))),
-        (b"ECHO", 2) => Ok(ConnectionCommand::Echo(arg(1).unwrap_or_default())),
-        (b"HELLO", _) => hello(buffer, args),
-        (b"AUTH", 2) => Ok(ConnectionCommand::Auth { password: arg(1).unwrap_or_default() }),
-        (b"AUTH", 3) => Ok(ConnectionCommand::Auth { password: arg(2).unwrap_or_default() }),
-        (b"SELECT", 2) if arg(1) == Some(b"0") => Ok(ConnectionCommand::Select),
-        (b"SELECT", 2) => Err("ERR only database 0 is supported".to_owned()),
-        (b"CLIENT", 2..) => match word(1).as_deref() {
-            Some(b"ID") => Ok(ConnectionCommand::ClientId),
-            Some(b"GETNAME") => Ok(ConnectionCommand::ClientGetName),
-            Some(b"SETINFO" | b"SETNAME" | b"NO-EVICT" | b"NO-TOUCH") => Ok(ConnectionCommand::ClientOk),
-            Some(b"REPLY") => match (word(2).as_deref(), args.len()) {
-                (Some(b"ON"), 3) => Ok(ConnectionCommand::ClientOk),
-                // A client that expects no replies would take each reply for that to another command.
-                _ => Err("ERR only CLIENT REPLY ON is supported".to_owned()),
-            },
-            _ => Err("ERR expected CLIENT ID, GETNAME, SETNAME or SETINFO".to_owned()),
-        },
-        (b"COMMAND", 1) => Ok(ConnectionCommand::CommandList),
-        (b"COMMAND", 2..) => match word(1).as_deref() {
-            Some(b"COUNT") => Ok(ConnectionCommand::CommandCount),
-            Some(b"DOCS") => Ok(ConnectionCommand::CommandDocs),
-            _ => Ok(ConnectionCommand::CommandList),
-        },
-        (b"INFO", _) => Ok(ConnectionCommand::Info),
-        (b"QUIT", _) => Ok(ConnectionCommand::Quit),
-        (b"PING" | b"ECHO" | b"AUTH" | b"SELECT" | b"CLIENT", _) if known => {
-            Err("ERR wrong number of arguments".to_owned())
+    // The name of every command about the connection is shorter.
+    let Some(upper) = upper.get_mut(..name.len()) else { return Ok(RespCommand::Unknown) };
+    upper.copy_from_slice(name);
+    upper.make_ascii_uppercase();
+    let fixed = match (&*upper, args.len()) {
+        (b"PING", 1..=2) => arg(1).map_or(FixedReply::Simple("PONG"), FixedReply::Bulk),
+        (b"ECHO", 2) => FixedReply::Bulk(arg(1).unwrap_or_default()),
+        (b"HELLO", _) => return hello(buffer, args),
+        (b"AUTH", length @ 2..=3) => {
+            return Ok(RespCommand::Auth { password: arg(length - 1).unwrap_or_default() });
         }
-        _ => return Ok(None),
-    }
-    .map(Some)
+        (b"SELECT", 2) if arg(1) == Some(b"0") => OK,
+        (b"SELECT", 2) => return Err("ERR only database 0 is supported".to_owned()),
+        (b"CLIENT", 2..) => match word(1).as_deref() {
+            Some(b"ID") => return Ok(RespCommand::ClientId),
+            Some(b"GETNAME") => FixedReply::Null,
+            Some(b"SETINFO" | b"SETNAME" | b"NO-EVICT" | b"NO-TOUCH") => OK,
+            Some(b"REPLY") => match (word(2).as_deref(), args.len()) {
+                (Some(b"ON"), 3) => OK,
+                // A client that expects no replies would take each reply for that to another command.
+                _ => return Err("ERR only CLIENT REPLY ON is supported".to_owned()),
+            },
+            _ => return Err("ERR expected CLIENT ID, GETNAME, SETNAME or SETINFO".to_owned()),
+        },
+        (b"COMMAND", 1..) => match word(1).as_deref() {
+            Some(b"COUNT") => FixedReply::Integer(COMMANDS.len() as i64),
+            Some(b"DOCS") => FixedReply::EmptyMap,
+            _ => FixedReply::EmptyArray,
+        },
+        (b"INFO", _) => FixedReply::Bulk(INFO.as_bytes()),
+        (b"QUIT", _) => return Ok(RespCommand::Quit),
+        (b"PING" | b"ECHO" | b"AUTH" | b"SELECT" | b"CLIENT", _) => {
+            return Err("ERR wrong number of arguments".to_owned());
+        }
+        _ => return Ok(RespCommand::Unknown),
+    };
+    Ok(RespCommand::Fixed(fixed))
 }
 
 /// Parses `HELLO [version [AUTH user password] [SETNAME name]]`. User and name are ignored. `Err` is the error reply.
-fn hello<'b>(buffer: &'b [u8], args: &Args) -> Result<ConnectionCommand<'b>, String> {
+fn hello<'b>(buffer: &'b [u8], args: &Args) -> Result<RespCommand<'b>, String> {
     let arg = |index| args.get(buffer, index);
     let (mut index, mut password) = (2, None);
     while let Some(word) = arg(index) {
@@ -266,5 +274,5 @@ fn hello<'b>(buffer: &'b [u8], args: &Args) -> Result<ConnectionCommand<'b>, Str
         }
         index += taken;
     }
-    Ok(ConnectionCommand::Hello { protocol: arg(1), password })
+    Ok(RespCommand::Hello { protocol: arg(1), password })
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::command::FixedReply;
 use crate::listeners::io::KEPT_BYTES_MAX;
 use crate::metrics::ListenerStats;
 
@@ -93,6 +94,18 @@ impl Replies {
         match self.version {
             RespVersion::Resp2 => self.array(pairs * 2),
             RespVersion::Resp3 => self.line(b'%', itoa::Buffer::new().format(pairs).as_bytes()),
+        }
+    }
+
+    /// Appends the reply to a command about the connection.
+    pub(crate) fn fixed(&mut self, reply: FixedReply<'_>) {
+        match reply {
+            FixedReply::Simple(text) => self.simple(text),
+            FixedReply::Bulk(bytes) => self.bulk(bytes),
+            FixedReply::Integer(value) => self.integer(value),
+            FixedReply::Null => self.null(),
+            FixedReply::EmptyArray => self.array(0),
+            FixedReply::EmptyMap => self.map(0),
         }
     }
 

@@ -9,6 +9,7 @@ use tidegate::{Demand, Limiter, LimiterBuilder, ManualClock, MemoryStore, Store,
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 
+use super::command::COMMANDS;
 use super::*;
 use crate::listeners::http::test_support::{UnreachableStore, clock, engine_with_config};
 use crate::shutdown::ShutdownStage;
