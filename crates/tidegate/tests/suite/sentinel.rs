@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tidegate::{Check, Demand, Key, Limit, Limiter, Source, Store};
 use tidegate_redis::RedisStore;
-use tidegate_testkit::fake_sentinel::{FakeSentinel, Says};
+use tidegate_testkit::fake_sentinel::{FakeSentinel, SentinelAnswer};
 use tidegate_testkit::history::{Bounds, History, Report};
 use tidegate_testkit::poll;
 use tidegate_testkit::server::{Brand, Config, Connection, SentinelGroup, Server};
@@ -275,11 +275,12 @@ async fn demoted_master_is_left_after_its_first_read_only_reply() {
         let mut healing = Vec::new();
         for _ in 0..rounds().unwrap_or(1) {
             let [old, new] = [(); 2].map(|()| Config::new(brand).start());
-            let says = |server: &Server, epoch| Says::Master { port: server.port(), epoch, announces: false };
-            let sentinel = FakeSentinel::start(says(&old, 1)).await;
+            let answer =
+                |server: &Server, epoch| SentinelAnswer::Master { port: server.port(), epoch, announces: false };
+            let sentinel = FakeSentinel::start(answer(&old, 1)).await;
             let store = RedisStore::builder(format!("redis+sentinel://{}/main", sentinel.addr())).build().unwrap();
             let load = Load::start(store.clone(), deadline()).await;
-            sentinel.say(says(&new, 2));
+            sentinel.set_answer(answer(&new, 2));
             let demoted = Instant::now();
             old.command(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
             let address = Some(new.url());
