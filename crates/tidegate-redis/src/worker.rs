@@ -119,9 +119,9 @@ pub(crate) struct Worker {
     /// The number of requests that this worker has sent.
     calls: AtomicU64,
     /// Whether another server is the master, so that nothing more may be sent to this one.
-    is_demoted: Arc<AtomicBool>,
+    is_demoted: AtomicBool,
     /// Since when the oldest call has been waiting for its reply, or the current attempt to connect has been under way.
-    waiting: Arc<WaitingSince>,
+    pub(crate) waiting: WaitingSince,
 }
 
 /// The time since which a worker has been waiting for its server, or none. Written by the worker, read by callers.
@@ -153,7 +153,7 @@ impl WaitingSince {
 /// What all workers of a store share.
 pub(crate) struct WorkerSettings {
     /// The TLS configuration; `None` for connections without TLS.
-    pub(crate) tls: Option<Tls>,
+    pub(crate) tls: Option<Arc<Tls>>,
     /// Where the user and the password are read from, if not from the URL.
     pub(crate) credentials: Arc<Credentials>,
     /// Where the user and the password for the Sentinels are read from.
@@ -168,6 +168,8 @@ pub(crate) struct WorkerSettings {
     pub(crate) call_timeout: Duration,
     /// The number of replicas that must acknowledge a call; `None` for none.
     pub(crate) replicas: Option<Replicas>,
+    /// The length of the queue of each worker.
+    pub(crate) queue_length: usize,
     /// The clock by which calls are decided; `None` for the server's.
     pub(crate) clock: Option<Arc<dyn Clock>>,
     /// The counts of all workers of the store since it was built.
@@ -198,17 +200,18 @@ pub(crate) enum ServerKind {
 }
 
 impl Worker {
-    pub(crate) fn new(
-        endpoint: Endpoint,
-        settings: Arc<WorkerSettings>,
-        is_demoted: Arc<AtomicBool>,
-        waiting: Arc<WaitingSince>,
-    ) -> Worker {
-        Worker { endpoint, settings, calls: AtomicU64::new(0), is_demoted, waiting }
+    pub(crate) fn new(endpoint: Endpoint, settings: Arc<WorkerSettings>) -> Worker {
+        let (calls, is_demoted, waiting) = Default::default();
+        Worker { endpoint, settings, calls, is_demoted, waiting }
+    }
+
+    /// Makes the worker send nothing more, because another server is the master.
+    pub(crate) fn demote(&self) {
+        self.is_demoted.store(true, Ordering::Release);
     }
 
     /// Returns whether nothing more may be sent, because another server is the master.
-    fn is_demoted(&self) -> bool {
+    pub(crate) fn is_demoted(&self) -> bool {
         self.is_demoted.load(Ordering::Acquire)
     }
 

@@ -141,7 +141,7 @@ async fn network_fault_to_one_master_degrades_only_its_own_keys() {
             Ok(stream)
         }
     };
-    let builder = RedisStore::builder(cluster.url()).prefix("cut").connector_to(connect);
+    let builder = RedisStore::builder(cluster.url()).prefix("cut").connector(connect);
     let store = builder.call_timeout(Duration::from_millis(500)).build().unwrap();
     let fixture = Fixture::on(&cluster, store, Duration::from_secs(1)).await;
     for fault in [Fault::Cut, Fault::Reset, Fault::Blackhole, Fault::Hold] {
