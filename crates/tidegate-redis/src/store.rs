@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use smallvec::SmallVec;
 use tidegate_core::{
     Atomicity, BAN_LIST_MAX, BanListing, Check, Cost, Decision, Demand, InstanceId, LimitStatus, ListedBan,
     LiveInstances, Location, Redeemed, Redemption, Shard, ShardId, Source, Store, StoreError, StoreErrorKind as Kind,
@@ -14,7 +15,7 @@ use tidegate_core::{
 };
 
 use crate::builder::RedisStoreBuilder;
-use crate::cluster::slot::slot_of_key;
+use crate::cluster::slot::{SLOTS, slot_of_key};
 use crate::fault::Fault;
 use crate::node::Node;
 use crate::reply::Reply;
@@ -238,9 +239,13 @@ impl RedisStore {
         self.error(Fault::new(Kind::Protocol, "the server's reply is malformed"))
     }
 
-    /// Returns the hash slot of a check, or `None` if its subjects are in several.
+    /// Returns the hash slot of a check, or `None` if its subjects are in several. It is the [partition](Check::partition)
+    /// of the check if the caller has set that.
     fn slot_of(&self, check: &Check<'_>) -> Option<u16> {
-        self.common_slot(check.demands().iter().map(|demand| demand.key.subject()))
+        match check.partition() {
+            Some(partition) => u16::try_from(partition).ok().filter(|&slot| usize::from(slot) < SLOTS),
+            None => self.common_slot(check.demands().iter().map(|demand| demand.key.subject())),
+        }
     }
 
     /// Returns the hash slot of the subjects, 0 without any, or `None` if they are in several.
@@ -262,30 +267,25 @@ impl RedisStore {
     /// # Errors
     /// Returns an error if all checks are in one slot, and a call failed as a whole.
     async fn decide_separately(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
-        let mut groups: Vec<(Option<u16>, Vec<usize>)> = Vec::new();
-        for (index, check) in checks.iter().enumerate() {
-            let slot = self.slot_of(check);
-            match groups.iter_mut().find(|(group, _)| *group == slot) {
-                Some((_, indices)) => indices.push(index),
-                None => groups.push((slot, vec![index])),
-            }
+        let slots: SmallVec<[Option<u16>; 2]> = checks.iter().map(|check| self.slot_of(check)).collect();
+        if slots.windows(2).all(|pair| pair[0] == pair[1]) {
+            return self.decide_in_slot(slots.first().copied().flatten(), checks).await;
         }
-        let decide = |(slot, indices): &(Option<u16>, Vec<usize>)| {
-            let checks: Vec<Check<'_>> = indices.iter().map(|&index| checks[index]).collect();
-            let slot = *slot;
-            async move { self.decide_in_slot(slot, &checks).await }
+        let mut by_slot: Vec<usize> = (0..checks.len()).collect();
+        by_slot.sort_by_key(|&index| slots[index]);
+        let groups: Vec<&[usize]> = by_slot.chunk_by(|&one, &other| slots[one] == slots[other]).collect();
+        let decide = async |group: &&[usize]| {
+            let checks: Vec<Check<'_>> = group.iter().map(|&index| checks[index]).collect();
+            self.decide_in_slot(slots[group[0]], &checks).await
         };
-        let mut decided = join_all(groups.iter().map(decide)).await;
-        if decided.len() == 1 {
-            return decided.remove(0);
-        }
+        let decided = join_all(groups.iter().map(decide)).await;
         let mut answers: Vec<Option<Result<Decision, StoreError>>> = checks.iter().map(|_| None).collect();
-        for ((_, indices), decided) in groups.into_iter().zip(decided) {
+        for (group, decided) in groups.iter().zip(decided) {
             match decided {
-                Ok(decided) => indices.into_iter().zip(decided).for_each(|(at, answer)| answers[at] = Some(answer)),
+                Ok(decided) => group.iter().zip(decided).for_each(|(&at, answer)| answers[at] = Some(answer)),
                 Err(error) => {
                     let (kind, message) = (error.kind(), error.to_string());
-                    indices.into_iter().for_each(|at| answers[at] = Some(Err(StoreError::new(kind, message.clone()))));
+                    group.iter().for_each(|&at| answers[at] = Some(Err(StoreError::new(kind, message.clone()))));
                 }
             }
         }

@@ -117,8 +117,10 @@ async fn checks_of_many_subjects_are_decided_in_order_by_all_masters() {
         let calls = store.stats().calls;
         assert_eq!(calls < 60, across_slots, "{brand}: {calls} calls for 180 checks of 60 subjects");
 
-        // One caller with many checks.
-        let checks: Vec<Check<'_>> = demands.iter().chain(&demands).map(Check::one).collect();
+        // One caller with many checks, whose slots it has determined for half of them.
+        let partition = |check: &Check<'_>| store.locate(check.demands()[0].key.subject()).partition;
+        let located = demands.iter().map(Check::one).map(|check| check.in_partition(partition(&check)));
+        let checks: Vec<Check<'_>> = demands.iter().map(Check::one).chain(located).collect();
         let decided = store.decide(&checks).await.unwrap();
         let remaining: Vec<u32> = decided.iter().map(|decision| decision.limits[0].remaining).collect();
         assert_eq!(remaining, [[96; 60], [95; 60]].concat(), "{brand}");
@@ -155,8 +157,12 @@ async fn check_of_subjects_in_several_slots_is_rejected_and_one_slot_is_decided_
     let slot = store.locate(b"ann").partition;
     let twin = (0..).map(|number| format!("twin-{number}")).find(|it| store.locate(it.as_bytes()).partition == slot);
     let twin = twin.unwrap();
-    let decision = decide(&store, Check::new(&[ann, demand(&twin)]).unwrap()).await.unwrap();
-    assert_eq!(decision.limits.iter().map(|status| status.remaining).collect::<Vec<_>>(), [99, 99]);
+    let both = [ann, demand(&twin)];
+    let check = Check::new(&both).unwrap();
+    for (check, remaining) in [(check, 99), (check.in_partition(slot), 98)] {
+        let decision = decide(&store, check).await.unwrap();
+        assert_eq!(decision.limits.iter().map(|status| status.remaining).collect::<Vec<_>>(), [remaining; 2]);
+    }
 }
 
 #[tokio::test]

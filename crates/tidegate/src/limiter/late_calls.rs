@@ -93,7 +93,10 @@ impl LateCalls {
 }
 
 /// A check that owns its subjects.
-pub(super) struct OwnedCheck(SmallVec<[OwnedDemand; 2]>);
+pub(super) struct OwnedCheck {
+    demands: SmallVec<[OwnedDemand; 2]>,
+    partition: Option<u32>,
+}
 
 /// A demand that owns its subject.
 struct OwnedDemand {
@@ -122,17 +125,23 @@ impl OwnedCheck {
                 Scope::Named(name) => OwnedScope::Named(name),
             },
         };
-        OwnedCheck(check.demands().iter().map(owned).collect())
+        OwnedCheck { demands: check.demands().iter().map(owned).collect(), partition: check.partition() }
     }
 
     /// Returns whether any demand has a cost.
     pub(super) fn charges(&self) -> bool {
-        self.0.iter().any(|demand| demand.cost != Cost::PEEK)
+        self.demands.iter().any(|demand| demand.cost != Cost::PEEK)
     }
 
     /// Returns the demands of the check, in order.
     pub(super) fn demands(&self) -> SmallVec<[Demand<'_>; 2]> {
-        self.0.iter().map(OwnedDemand::borrow).collect()
+        self.demands.iter().map(OwnedDemand::borrow).collect()
+    }
+
+    /// Returns the check, given its [demands](OwnedCheck::demands).
+    pub(super) fn borrow<'a>(&self, demands: &'a [Demand<'a>]) -> Check<'a> {
+        let check = Check::of_distinct(demands);
+        self.partition.map_or(check, |partition| check.in_partition(partition))
     }
 }
 

@@ -19,7 +19,7 @@ use super::announcing::{self, Announcing};
 use super::denied_parts::{DeniedParts, PartTurn, Turn};
 use super::health::{Health, ShardHealth};
 use super::late_calls::{LATE_MAX, LateCalls, OwnedCheck};
-use super::parts::{self, Answer, Asked, Part, PartAnswer, PartRefund, PartToAsk};
+use super::parts::{self, Answer, Asked, Part, PartAnswer, PartToAsk};
 use super::settle::Difference;
 use super::stats::{Counters, add};
 use super::{CheckOptions, catch_panic, panicked, probing, redeem_in_memory};
@@ -307,8 +307,7 @@ impl Shared {
             }
             let (answer, refunds) = parts::conclude(check, parts, answers);
             counters.split_checks_refunded.fetch_add(u64::from(!refunds.is_empty()), Ordering::Relaxed);
-            let owned = |(demands, decision): PartRefund<'_>| (OwnedCheck::of(&Check::of_distinct(&demands)), decision);
-            to_refund.extend(refunds.into_iter().map(owned));
+            to_refund.extend(refunds);
             concluded.push(answer);
         }
         if !to_refund.is_empty() {
@@ -331,7 +330,7 @@ impl Shared {
     async fn refund_charges<'a>(&self, charges: impl Iterator<Item = (&'a OwnedCheck, &'a Decision)>) {
         let refund = |(check, decision): (&'a OwnedCheck, &'a Decision)| async move {
             let demands = check.demands();
-            let check = Check::of_distinct(&demands);
+            let check = check.borrow(&demands);
             let refund = async { self.store.refund(&check, decision).await };
             if let Some(call) = self.begin(Call::Refund, 1, (LATE_MAX, ShardId::default()), refund) {
                 let _ = call.await;
@@ -369,7 +368,8 @@ impl Shared {
         checks: Arc<[OwnedCheck]>,
     ) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
         let demands: SmallVec<[_; 1]> = checks.iter().map(OwnedCheck::demands).collect();
-        let checks: SmallVec<[Check<'_>; 1]> = demands.iter().map(|demands| Check::of_distinct(demands)).collect();
+        let checks: SmallVec<[Check<'_>; 1]> =
+            checks.iter().zip(&demands).map(|(check, demands)| check.borrow(demands)).collect();
         self.decide(&checks).await
     }
 
@@ -386,6 +386,7 @@ impl Shared {
         let mut calls: Vec<ServerCall<'_>> = Vec::new();
         for (PartToAsk { part, turn, .. }, preview) in parts.iter().zip(&previews) {
             let check = preview.as_ref().map_or_else(|| part.check(), Preview::check);
+            let check = check.in_partition(part.location.partition);
             let known = calls.iter().position(|call| call.shard.id == part.location.shard);
             let index = known.unwrap_or_else(|| {
                 let shard = self.health.of(part.location.shard, &*self.store);
