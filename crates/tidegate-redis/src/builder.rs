@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 #[cfg(doc)]
 use tidegate_core::{Atomicity, Store, StoreError};
@@ -16,7 +17,7 @@ use tokio::sync::Notify;
 
 use crate::SCRIPT;
 use crate::cluster::Cluster;
-use crate::connection::{ConnectFuture, Stream};
+use crate::connection::Stream;
 use crate::credentials::{Credentials, CredentialsError, SecretSource};
 use crate::key::{Prefix, PrefixError};
 use crate::node::Node;
@@ -263,8 +264,7 @@ impl RedisStoreBuilder {
     {
         self.settings.connector = Some(Arc::new(move |endpoint| {
             let connecting = connect(&endpoint.host, endpoint.port);
-            let boxed: ConnectFuture = Box::pin(async { Ok(Box::new(connecting.await?) as Box<dyn Stream>) });
-            boxed
+            async { Ok(Box::new(connecting.await?) as Box<dyn Stream>) }.boxed()
         }));
         self
     }

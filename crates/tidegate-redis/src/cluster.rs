@@ -44,9 +44,7 @@
 //! asked is used. The credentials and the TLS setting of the URL apply to all nodes.
 
 use std::collections::{HashMap, HashSet};
-use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -337,7 +335,7 @@ async fn common_answer(nodes: &[Arc<Node>]) -> Result<(Vec<SlotRange>, Arc<Node>
 }
 
 /// A pending request for the slot map, which returns the answer and the node that was asked.
-type Asked = Pin<Box<dyn Future<Output = (Result<Vec<SlotRange>, Fault>, Arc<Node>)> + Send>>;
+type Asked = BoxFuture<'static, (Result<Vec<SlotRange>, Fault>, Arc<Node>)>;
 
 fn ask_all(nodes: &[Arc<Node>]) -> FuturesUnordered<Asked> {
     let ask = |node: &Arc<Node>| -> Asked {

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use tidegate_core::{__io_reason as reason, StoreErrorKind as Kind};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
@@ -47,8 +48,7 @@ pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 /// A function that opens a stream to the server, in place of TCP and TLS. See `RedisStoreBuilder::connector`.
-pub(crate) type Connector = Arc<dyn Fn(&Endpoint) -> ConnectFuture + Send + Sync>;
-pub(crate) type ConnectFuture = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
+pub(crate) type Connector = Arc<dyn Fn(&Endpoint) -> BoxFuture<'static, io::Result<Box<dyn Stream>>> + Send + Sync>;
 
 /// An open connection to the server: authenticated, with the database selected and the script loaded.
 pub(crate) struct Connection {

@@ -60,7 +60,7 @@ impl Node {
     /// Returns for how long the oldest call has been waiting for its reply, or the worker has been trying to connect.
     /// `None` if neither is the case.
     pub(crate) fn unanswered_for(&self) -> Option<Duration> {
-        self.worker.waiting.get().map(|since| since.elapsed())
+        self.worker.waiting.lock().map(|since| since.elapsed())
     }
 
     /// Marks the server as a former master: no further request is sent to it.

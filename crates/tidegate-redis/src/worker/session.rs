@@ -202,7 +202,7 @@ impl<'a> Session<'a> {
             if sent {
                 continue;
             }
-            self.worker.waiting.set(self.in_flight.front().map(|oldest| oldest.sent_at));
+            *self.worker.waiting.lock() = self.in_flight.front().map(|oldest| oldest.sent_at);
             let outcome = if self.in_flight.is_empty() {
                 if let Some(fault) = self.draining.take().or_else(|| self.worker.is_demoted().then(Fault::demoted)) {
                     self.give_up(&fault);
