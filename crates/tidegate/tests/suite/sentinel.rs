@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use tidegate::{Check, Demand, Key, Limit, Limiter, Source, Store};
-use tidegate_redis::RedisStore;
+use tidegate_redis::{RedisStore, RedisStoreBuilder};
 use tidegate_testkit::fake_sentinel::{FakeSentinel, SentinelAnswer};
 use tidegate_testkit::history::{Bounds, History, Report};
 use tidegate_testkit::poll;
@@ -195,6 +195,12 @@ fn deadline() -> Duration {
     Duration::from_millis(if rounds().is_some() { 25 } else { 10_000 })
 }
 
+/// Creates a store whose calls do not time out before the deadline.
+fn store_at(url: String) -> RedisStore {
+    let call_timeout = RedisStoreBuilder::CALL_TIMEOUT_DEFAULT.max(deadline());
+    RedisStore::builder(url).call_timeout(call_timeout).build().unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn planned_failover_leaves_the_old_master_and_loses_at_most_a_quota() {
     for &brand in brands() {
@@ -204,7 +210,7 @@ async fn planned_failover_leaves_the_old_master_and_loses_at_most_a_quota() {
             if round % 2 == 1 {
                 group.slow_down();
             }
-            let store = RedisStore::builder(group.url()).build().unwrap();
+            let store = store_at(group.url());
             let load = Load::start(store.clone(), deadline()).await;
             let (old, new) = (group.master().addr(), group.replicas()[0]);
             let calls = CallsOf::watch(group.master());
@@ -243,7 +249,7 @@ async fn killed_master_degrades_checks_until_another_is_elected() {
         let mut healing = Vec::new();
         for _ in 0..rounds().unwrap_or(1) {
             let group = SentinelGroup::start(brand);
-            let store = RedisStore::builder(group.url()).build().unwrap();
+            let store = store_at(group.url());
             let load = Load::start(store.clone(), deadline()).await;
             let new = group.replicas()[0];
             let announced = announced(&group);
@@ -278,7 +284,7 @@ async fn demoted_master_is_left_after_its_first_read_only_reply() {
             let answer =
                 |server: &Server, epoch| SentinelAnswer::Master { port: server.port(), epoch, announces: false };
             let sentinel = FakeSentinel::start(answer(&old, 1)).await;
-            let store = RedisStore::builder(format!("redis+sentinel://{}/main", sentinel.addr())).build().unwrap();
+            let store = store_at(format!("redis+sentinel://{}/main", sentinel.addr()));
             let load = Load::start(store.clone(), deadline()).await;
             sentinel.set_answer(answer(&new, 2));
             let demoted = Instant::now();
