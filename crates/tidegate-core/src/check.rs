@@ -111,6 +111,7 @@ impl Demand<'static> {
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
     demands: &'a [Demand<'a>],
+    partition: Option<u32>,
 }
 
 /// The reason why a list of demands is not a valid check.
@@ -154,7 +155,7 @@ impl<'a> Check<'a> {
     pub fn new(demands: &'a [Demand<'a>]) -> Result<Check<'a>, CheckError> {
         match demands.len() {
             0 => return Err(CheckError::Empty),
-            1 => return Ok(Check { demands }),
+            1 => return Ok(Check { demands, partition: None }),
             2..=DEMANDS_MAX => {}
             count => return Err(CheckError::TooMany { count }),
         }
@@ -166,7 +167,7 @@ impl<'a> Check<'a> {
                 }
             }
         }
-        Ok(Check { demands })
+        Ok(Check { demands, partition: None })
     }
 
     /// Creates a check of `demands` without validating them.
@@ -179,17 +180,31 @@ impl<'a> Check<'a> {
     /// may be charged beyond its quota.
     pub fn of_distinct(demands: &'a [Demand<'a>]) -> Check<'a> {
         debug_assert!(Check::new(demands).is_ok(), "{:?}", Check::new(demands).err());
-        Check { demands }
+        Check { demands, partition: None }
     }
 
     /// Creates a check of a single demand, which is always valid.
     pub const fn one(demand: &'a Demand<'a>) -> Check<'a> {
-        Check { demands: std::slice::from_ref(demand) }
+        Check { demands: std::slice::from_ref(demand), partition: None }
     }
 
     /// Returns the demands, in order.
     pub const fn demands(&self) -> &'a [Demand<'a>] {
         self.demands
+    }
+
+    /// Returns this check with the partition of its counters, which the store then does not determine again.
+    ///
+    /// The caller guarantees that [`Store::locate`](crate::Store::locate) of the store that decides the check returns
+    /// this partition for each of its subjects. With another one, this check and others may fail.
+    #[must_use]
+    pub const fn in_partition(self, partition: u32) -> Check<'a> {
+        Check { demands: self.demands, partition: Some(partition) }
+    }
+
+    /// Returns the partition of the counters, or `None` if [`in_partition`](Check::in_partition) has not set it.
+    pub const fn partition(&self) -> Option<u32> {
+        self.partition
     }
 }
 

@@ -122,8 +122,9 @@ pub trait Store: Send + Sync {
     /// Returns where the counters of `subject` are at the moment. Does no I/O.
     ///
     /// A store with [`Atomicity::Subject`] decides a check atomically if all its subjects are in one partition. The shard
-    /// may change at any time, the partition of a subject never. The default implementation returns the same location for
-    /// all subjects, for a store on one server.
+    /// may change at any time, the partition of a subject never. A caller that knows the partition of a check passes it on
+    /// with [`Check::in_partition`]. The default implementation returns the same location for all subjects, for a store on
+    /// one server.
     fn locate(&self, subject: &[u8]) -> Location {
         let _ = subject;
         Location::default()

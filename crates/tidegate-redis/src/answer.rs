@@ -70,10 +70,7 @@ fn split_time(reply: Reply) -> Result<(Timestamp, Numbers), Fault> {
         Reply::Error(message) => Err(Fault::of_reply(&message)),
         Reply::List(list) => {
             let mut numbers = list.into_iter();
-            match numbers.next() {
-                Some(Reply::Integer(now)) if now >= 0 => Ok((Timestamp::from_micros(now as u64), numbers)),
-                _ => Err(malformed_reply()),
-            }
+            Ok((Timestamp::from_micros(number(&mut numbers)?), numbers))
         }
         _ => Err(malformed_reply()),
     }
@@ -87,22 +84,15 @@ fn split_time(reply: Reply) -> Result<(Timestamp, Numbers), Fault> {
 /// Returns a fault if a number is missing or out of range.
 fn decision(at: Timestamp, asked: &[QuotaAndCost], numbers: &mut Numbers) -> Result<Decision, Fault> {
     let mut limits = LimitStatuses::with_capacity(asked.len());
-    for asked in asked {
-        let allowed = match numbers.next() {
-            Some(Reply::Integer(0)) => false,
-            Some(Reply::Integer(1)) => true,
+    for &QuotaAndCost { quota, cost } in asked {
+        let allowed = match number::<u8>(numbers)? {
+            0 => false,
+            1 => true,
             _ => return Err(malformed_reply()),
         };
-        let remaining = match numbers.next() {
-            Some(Reply::Integer(remaining)) => u32::try_from(remaining).map_err(|_| malformed_reply())?,
-            _ => return Err(malformed_reply()),
-        };
+        let remaining = number(numbers)?;
         let (retry_after, next_after, reset_after) = (wait(numbers)?, wait(numbers)?, wait(numbers)?);
-        let refunded_before = match numbers.next() {
-            Some(Reply::Integer(units)) => u64::try_from(units).map_err(|_| malformed_reply())?,
-            _ => return Err(malformed_reply()),
-        };
-        let QuotaAndCost { quota, cost } = *asked;
+        let refunded_before = number(numbers)?;
         limits.push(LimitStatus {
             allowed,
             cost,
@@ -126,10 +116,9 @@ fn banned(at: Timestamp, asked: &[QuotaAndCost], ban: Wait) -> Decision {
 
 /// Reads a wait in microseconds; -1 is `NEVER`. A missing number, or another negative one, is a fault.
 fn wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
-    match numbers.next() {
-        Some(Reply::Integer(-1)) => Ok(Wait::NEVER),
-        Some(Reply::Integer(us)) => u64::try_from(us).map(Wait::from_micros).map_err(|_| malformed_reply()),
-        _ => Err(malformed_reply()),
+    match number::<i64>(numbers)? {
+        -1 => Ok(Wait::NEVER),
+        us => u64::try_from(us).map(Wait::from_micros).map_err(|_| malformed_reply()),
     }
 }
 
@@ -138,8 +127,14 @@ fn wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
 /// Any negative number is `NEVER`: -1 is a ban without an end, and other values are an overflow of a very long one. A
 /// missing number is a fault.
 fn ban_wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
+    let us: i64 = number(numbers)?;
+    Ok(u64::try_from(us).map_or(Wait::NEVER, Wait::from_micros))
+}
+
+/// Reads a number. One that is missing or out of the range of its type is a fault.
+fn number<N: TryFrom<i64>>(numbers: &mut Numbers) -> Result<N, Fault> {
     match numbers.next() {
-        Some(Reply::Integer(us)) => Ok(u64::try_from(us).map_or(Wait::NEVER, Wait::from_micros)),
+        Some(Reply::Integer(number)) => number.try_into().map_err(|_| malformed_reply()),
         _ => Err(malformed_reply()),
     }
 }

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 #[cfg(doc)]
 use tidegate_core::{Atomicity, Store, StoreError};
@@ -16,13 +17,13 @@ use tokio::sync::Notify;
 
 use crate::SCRIPT;
 use crate::cluster::Cluster;
-use crate::connection::{ConnectFuture, Stream};
+use crate::connection::Stream;
 use crate::credentials::{Credentials, CredentialsError, SecretSource};
 use crate::key::{Prefix, PrefixError};
 use crate::node::Node;
 use crate::router::{Router, Topology};
 use crate::sentinel::Sentinels;
-use crate::store::{Inner, RedisStore};
+use crate::store::RedisStore;
 use crate::tls::{Tls, TlsError, TlsOptions};
 use crate::url::{StoreAddress, StoreKind, UrlError};
 use crate::worker::{CallScope, Replicas, ServerKind, WorkerSettings};
@@ -38,7 +39,6 @@ const QUEUE_LENGTH_DEFAULT: usize = 16_384;
 pub struct RedisStoreBuilder {
     address: Result<StoreAddress, UrlError>,
     prefix: String,
-    queue_length: usize,
     reads_bans: bool,
     call_scope: CallScope,
     calls_across_slots: bool,
@@ -76,13 +76,14 @@ impl RedisStoreBuilder {
     pub(crate) fn new(address: Result<StoreAddress, UrlError>) -> RedisStoreBuilder {
         let settings = WorkerSettings {
             tls: None,
-            credentials: Arc::new(Credentials::of_store()),
-            sentinel_credentials: Arc::new(Credentials::of_sentinels()),
+            credentials: Arc::new(Credentials::of("the store")),
+            sentinel_credentials: Arc::new(Credentials::of("the Sentinels")),
             connector: None,
             script: SCRIPT,
             server_kind: ServerKind::Standalone,
             call_timeout: RedisStoreBuilder::CALL_TIMEOUT_DEFAULT,
             replicas: None,
+            queue_length: QUEUE_LENGTH_DEFAULT,
             clock: None,
             stats: Mutex::default(),
             refresh_wanted: Notify::new(),
@@ -90,7 +91,6 @@ impl RedisStoreBuilder {
         RedisStoreBuilder {
             address,
             prefix: "tidegate".into(),
-            queue_length: QUEUE_LENGTH_DEFAULT,
             reads_bans: false,
             call_scope: CallScope::default(),
             calls_across_slots: false,
@@ -131,7 +131,7 @@ impl RedisStoreBuilder {
     /// [`StoreErrorKind::Unavailable`](tidegate_core::StoreErrorKind::Unavailable) at once. A length of 0 becomes 1.
     #[must_use]
     pub fn queue_length(mut self, queue_length: usize) -> Self {
-        self.queue_length = queue_length.max(1);
+        self.settings.queue_length = queue_length.max(1);
         self
     }
 
@@ -249,34 +249,22 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets the function that opens connections. Defaults to TCP, with TLS for `rediss://`, to the URL's host and port.
+    /// Sets the function that opens connections, given the host and the port of the server. Defaults to TCP, with TLS for
+    /// `rediss://`.
     ///
-    /// The store calls the function for every attempt to connect. It then authenticates and selects the database as the
-    /// URL says, but it does not encrypt: the function must do that if needed. For tests in virtual time, and for
-    /// tunnels to one server. For a cluster and for Sentinels, use [`connector_to`](RedisStoreBuilder::connector_to).
+    /// The store calls the function for every attempt to connect: to the host and the port in the URL, to the nodes that a
+    /// cluster announces, or to the Sentinels and the master that they name. It then authenticates and selects the database
+    /// as the URL says, but it does not encrypt: the function must do that if needed. For tests in virtual time, and for
+    /// tunnels.
     #[must_use]
-    pub fn connector<S, F>(self, connect: impl Fn() -> F + Send + Sync + 'static) -> Self
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        F: Future<Output = io::Result<S>> + Send + 'static,
-    {
-        self.connector_to(move |_, _| connect())
-    }
-
-    /// Sets the function that opens connections, given the host and the port of the server.
-    ///
-    /// Like [`connector`](RedisStoreBuilder::connector), for a cluster, whose nodes announce their addresses, and for
-    /// Sentinels and the master that they name.
-    #[must_use]
-    pub fn connector_to<S, F>(mut self, connect: impl Fn(&str, u16) -> F + Send + Sync + 'static) -> Self
+    pub fn connector<S, F>(mut self, connect: impl Fn(&str, u16) -> F + Send + Sync + 'static) -> Self
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = io::Result<S>> + Send + 'static,
     {
         self.settings.connector = Some(Arc::new(move |endpoint| {
             let connecting = connect(&endpoint.host, endpoint.port);
-            let boxed: ConnectFuture = Box::pin(async { Ok(Box::new(connecting.await?) as Box<dyn Stream>) });
-            boxed
+            async { Ok(Box::new(connecting.await?) as Box<dyn Stream>) }.boxed()
         }));
         self
     }
@@ -321,17 +309,14 @@ impl RedisStoreBuilder {
             (_, CallScope::Server) => (CallScope::Server, ServerKind::Standalone),
             (_, CallScope::Slot | CallScope::Node) => (CallScope::Slot, ServerKind::Master),
         };
-        let (settings, length) = (Arc::new(settings), self.queue_length);
+        let settings = Arc::new(settings);
         let topology: Arc<dyn Topology> = match address.kind {
-            StoreKind::Server => {
-                let (id, endpoint) = (ShardId::default(), server.clone());
-                Arc::new(Node::spawn(id, endpoint, settings.clone(), length, &runtime))
-            }
-            StoreKind::Cluster => Cluster::spawn(endpoints, settings.clone(), length, runtime),
-            StoreKind::Sentinel => Sentinels::spawn(&address, settings.clone(), length, runtime),
+            StoreKind::Server => Arc::new(Node::spawn(ShardId::default(), server.clone(), settings.clone(), &runtime)),
+            StoreKind::Cluster => Cluster::spawn(endpoints, settings.clone(), runtime),
+            StoreKind::Sentinel => Sentinels::spawn(&address, settings.clone(), runtime),
         };
-        let router = Router { address, call_scope, topology, settings, key_pattern: prefix.key_pattern() };
-        Ok(RedisStore(Arc::new(Inner { router, prefix, reads_bans: self.reads_bans })))
+        let reads_bans = self.reads_bans;
+        Ok(RedisStore(Arc::new(Router { address, prefix, reads_bans, call_scope, topology, settings })))
     }
 }
 

@@ -44,9 +44,7 @@
 //! asked is used. The credentials and the TLS setting of the URL apply to all nodes.
 
 use std::collections::{HashMap, HashSet};
-use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -87,7 +85,6 @@ pub(crate) struct Cluster {
     /// The nodes named in the URL; at least one.
     seeds: Vec<Endpoint>,
     settings: Arc<WorkerSettings>,
-    queue_length: usize,
     runtime: Handle,
     state: RwLock<State>,
     /// The number of attempts to read the slot map, successful or not.
@@ -110,17 +107,11 @@ struct State {
 
 impl Cluster {
     /// Spawns the task that reads the slot map, which connects to the nodes of the URL. Does not wait for it.
-    pub(crate) fn spawn(
-        seeds: Vec<Endpoint>,
-        settings: Arc<WorkerSettings>,
-        queue_length: usize,
-        runtime: Handle,
-    ) -> Arc<Cluster> {
+    pub(crate) fn spawn(seeds: Vec<Endpoint>, settings: Arc<WorkerSettings>, runtime: Handle) -> Arc<Cluster> {
         let (nodes, addresses) = (HashMap::new(), HashSet::new());
         let state = State { owners: vec![None; SLOTS], nodes, addresses, last_id: 0, fault: None };
         let (state, refreshes) = (RwLock::new(state), watch::Sender::new(0));
-        let cluster =
-            Cluster { seeds, settings: settings.clone(), queue_length, runtime: runtime.clone(), state, refreshes };
+        let cluster = Cluster { seeds, settings: settings.clone(), runtime: runtime.clone(), state, refreshes };
         let cluster = Arc::new(cluster);
         let weak = Arc::downgrade(&cluster);
         runtime.spawn(async move {
@@ -197,7 +188,7 @@ impl Cluster {
         let node = nodes.entry((host.to_owned(), port)).or_insert_with(|| {
             *last_id = last_id.wrapping_add(1);
             let (id, endpoint) = (ShardId::new(*last_id), self.seeds[0].at(host, port));
-            Node::spawn(id, endpoint, self.settings.clone(), self.queue_length, &self.runtime)
+            Node::spawn(id, endpoint, self.settings.clone(), &self.runtime)
         });
         node.clone()
     }
@@ -344,7 +335,7 @@ async fn common_answer(nodes: &[Arc<Node>]) -> Result<(Vec<SlotRange>, Arc<Node>
 }
 
 /// A pending request for the slot map, which returns the answer and the node that was asked.
-type Asked = Pin<Box<dyn Future<Output = (Result<Vec<SlotRange>, Fault>, Arc<Node>)> + Send>>;
+type Asked = BoxFuture<'static, (Result<Vec<SlotRange>, Fault>, Arc<Node>)>;
 
 fn ask_all(nodes: &[Arc<Node>]) -> FuturesUnordered<Asked> {
     let ask = |node: &Arc<Node>| -> Asked {

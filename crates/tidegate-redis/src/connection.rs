@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use tidegate_core::{__io_reason as reason, StoreErrorKind as Kind};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
@@ -47,8 +48,7 @@ pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 /// A function that opens a stream to the server, in place of TCP and TLS. See `RedisStoreBuilder::connector`.
-pub(crate) type Connector = Arc<dyn Fn(&Endpoint) -> ConnectFuture + Send + Sync>;
-pub(crate) type ConnectFuture = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
+pub(crate) type Connector = Arc<dyn Fn(&Endpoint) -> BoxFuture<'static, io::Result<Box<dyn Stream>>> + Send + Sync>;
 
 /// An open connection to the server: authenticated, with the database selected and the script loaded.
 pub(crate) struct Connection {
@@ -119,69 +119,74 @@ impl Connection {
         settings: &WorkerSettings,
         kind: ServerKind,
     ) -> Result<(), Fault> {
-        let script = settings.script;
-        let mut request = Vec::with_capacity(script.len() + 512);
-        let mut steps = Vec::new();
-        let mut push = |step: GreetingStep, parts: &[&str]| {
-            push_command(&mut request, parts);
-            steps.push(step);
+        let (has_keys, reports_role) = match kind {
+            ServerKind::Standalone | ServerKind::Master => (true, true),
+            ServerKind::ClusterNode => (true, false),
+            ServerKind::Sentinel => (false, false),
         };
+        let mut request = Vec::with_capacity(settings.script.len() + 512);
+        let mut push = |parts: &[&str]| push_command(&mut request, parts);
         match login {
-            Some(Login { user: Some(user), password }) => push(GreetingStep::Required, &["AUTH", user, password]),
-            Some(Login { user: None, password }) => push(GreetingStep::Required, &["AUTH", password]),
+            Some(Login { user: Some(user), password }) => push(&["AUTH", user, password]),
+            Some(Login { user: None, password }) => push(&["AUTH", password]),
             None => {}
         }
         // Before SELECT, which a node of a cluster rejects.
-        push(GreetingStep::Mode, &["HELLO"]);
+        push(&["HELLO"]);
         if endpoint.database != 0 {
-            push(GreetingStep::Required, &["SELECT", &endpoint.database.to_string()]);
+            push(&["SELECT", &endpoint.database.to_string()]);
         }
-        push(GreetingStep::Optional, &["CLIENT", "SETNAME", "tidegate"]);
-        match kind {
-            ServerKind::Standalone | ServerKind::Master => push(GreetingStep::Role, &["ROLE"]),
-            ServerKind::ClusterNode | ServerKind::Sentinel => {}
+        push(&["CLIENT", "SETNAME", "tidegate"]);
+        if reports_role {
+            push(&["ROLE"]);
         }
-        if kind != ServerKind::Sentinel {
-            push(GreetingStep::Script, &["SCRIPT", "LOAD", script]);
+        if has_keys {
+            push(&["SCRIPT", "LOAD", settings.script]);
         }
         self.queue(&request);
-        for (index, step) in steps.into_iter().enumerate() {
-            let reply = match self.receive().await {
-                Err(fault) if index == 0 => return Err(self.explain_no_reply(fault, settings, kind)),
-                reply => reply?,
-            };
-            if let Reply::Error(message) = &reply {
-                let fault = Fault::of_reply(message);
-                // A server without free connections, or one that requires a password, returns this to any command.
-                if step.is_required() || fault.kind == Kind::Unavailable || message.starts_with("NOAUTH") {
-                    return Err(fault);
-                }
-            }
-            match step {
-                GreetingStep::Required | GreetingStep::Optional => {}
-                GreetingStep::Mode => match (kind, mode_of(&reply)) {
-                    (ServerKind::Standalone, Some("cluster")) => {
-                        return Err(Fault::new(Kind::Unsupported, CLUSTER_NODE));
-                    }
-                    (ServerKind::Sentinel, Some("sentinel")) => {}
-                    (ServerKind::Sentinel, Some(_)) => return Err(Fault::new(Kind::Unsupported, NOT_A_SENTINEL)),
-                    (_, Some("sentinel")) => return Err(Fault::new(Kind::Unsupported, SENTINEL)),
-                    _ => {}
-                },
-                GreetingStep::Role => {
-                    if let Reply::List(role) = &reply
-                        && role.first().and_then(Reply::as_text) == Some("slave")
-                    {
-                        return Err(Fault::of_reply("READONLY"));
-                    }
-                }
-                GreetingStep::Script => match reply.as_text() {
-                    Some(sha) if sha.len() == 40 => self.script_sha = sha.into(),
-                    _ => return Err(Fault::new(Kind::Protocol, "SCRIPT LOAD returned no SHA-1 digest")),
-                },
+
+        let first = self.receive_greeting(login.is_some()).await;
+        let first = first.map_err(|fault| self.explain_no_reply(fault, settings, kind))?;
+        let hello = if login.is_some() { self.receive_greeting(false).await? } else { first };
+        match (kind, hello.field("mode")) {
+            (ServerKind::Standalone, Some("cluster")) => return Err(Fault::new(Kind::Unsupported, CLUSTER_NODE)),
+            (ServerKind::Sentinel, Some("sentinel")) => {}
+            (ServerKind::Sentinel, Some(_)) => return Err(Fault::new(Kind::Unsupported, NOT_A_SENTINEL)),
+            (_, Some("sentinel")) => return Err(Fault::new(Kind::Unsupported, SENTINEL)),
+            _ => {}
+        }
+        if endpoint.database != 0 {
+            self.receive_greeting(true).await?;
+        }
+        self.receive_greeting(false).await?;
+        if reports_role && self.receive_greeting(false).await?.items().first().and_then(Reply::as_text) == Some("slave")
+        {
+            return Err(Fault::of_reply("READONLY"));
+        }
+        if has_keys {
+            match self.receive_greeting(true).await?.as_text() {
+                Some(sha) if sha.len() == 40 => self.script_sha = sha.into(),
+                _ => return Err(Fault::new(Kind::Protocol, "SCRIPT LOAD returned no SHA-1 digest")),
             }
         }
         Ok(())
+    }
+
+    /// Receives the reply to a command of the greeting. A restricted user may not be allowed to run one that is not
+    /// required, so its error reply is returned like any other.
+    ///
+    /// # Errors
+    /// Returns the fault of an error reply if the command is required, or if the server returns the error to any command:
+    /// it has no free connections, or requires a password. Also returns a fault if receiving fails.
+    async fn receive_greeting(&mut self, is_required: bool) -> Result<Reply, Fault> {
+        let reply = self.receive().await?;
+        if let Reply::Error(message) = &reply {
+            let fault = Fault::of_reply(message);
+            if is_required || fault.kind == Kind::Unavailable || message.starts_with("NOAUTH") {
+                return Err(fault);
+            }
+        }
+        Ok(reply)
     }
 
     /// Adds the probable reason to the fault of a connection that fails before the first reply: one side uses TLS and
@@ -308,42 +313,12 @@ impl Connection {
     }
 }
 
-/// A command of the greeting, by what its reply is used for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum GreetingStep {
-    /// It must succeed.
-    Required,
-    /// It may fail: a restricted user may not be allowed to run it.
-    Optional,
-    /// `HELLO`, which reports whether the server is in cluster mode, or a Sentinel. It may fail.
-    Mode,
-    /// `ROLE`, which tells whether the server is a replica. It may fail.
-    Role,
-    /// `SCRIPT LOAD`, which must return the digest.
-    Script,
-}
-
-impl GreetingStep {
-    fn is_required(self) -> bool {
-        match self {
-            GreetingStep::Required | GreetingStep::Script => true,
-            GreetingStep::Optional | GreetingStep::Mode | GreetingStep::Role => false,
-        }
-    }
-}
-
-/// Returns the mode in a reply to `HELLO`: `standalone`, `cluster` or `sentinel`. `None` if the reply has none.
-fn mode_of(hello: &Reply) -> Option<&str> {
-    let Reply::List(fields) = hello else { return None };
-    fields.chunks_exact(2).find(|pair| pair[0].as_text() == Some("mode"))?[1].as_text()
-}
-
 /// Converts an I/O error before the first call to a fault of the kind `Unreachable`: nothing was executed.
 fn unreachable(error: io::Error) -> Fault {
     Fault::new(Kind::Unreachable, reason(&error))
 }
 
-async fn connect_tcp(endpoint: &Endpoint, tls: Option<&Tls>, until: Instant) -> Result<Box<dyn Stream>, Fault> {
+async fn connect_tcp(endpoint: &Endpoint, tls: Option<&Arc<Tls>>, until: Instant) -> Result<Box<dyn Stream>, Fault> {
     let addresses = lookup_host((endpoint.host.as_str(), endpoint.port)).await.map_err(unreachable)?;
     let tcp = connect_to_any(addresses.collect(), until).await.map_err(unreachable)?;
     tcp.set_nodelay(true).map_err(unreachable)?;
@@ -398,24 +373,6 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(2);
         let reached = tokio::time::timeout_at(until, connect_to_any(addresses.to_vec(), until)).await;
         reached.expect("in time").ok().map(|stream| stream.peer_addr().unwrap())
-    }
-
-    #[test]
-    fn mode_is_read_from_the_reply_to_hello() {
-        let hello = |mode: &str| {
-            let fields = ["server", "redis", "version", "7.0.15", "mode", mode, "role", "master", "modules"];
-            let mut fields: Vec<Reply> = fields.iter().map(|field| Reply::Text((*field).into())).collect();
-            fields.push(Reply::List(Vec::new()));
-            Reply::List(fields)
-        };
-        for mode in ["cluster", "standalone", "sentinel"] {
-            assert_eq!(mode_of(&hello(mode)), Some(mode));
-        }
-        // A value that reads `mode` is no field, and other replies say nothing.
-        let named_mode = ["server", "mode", "cluster", "x"].map(|field| Reply::Text(field.into()));
-        assert_eq!(mode_of(&Reply::List(named_mode.to_vec())), None);
-        assert_eq!(mode_of(&Reply::Text(b"OK".to_vec())), None);
-        assert_eq!(mode_of(&Reply::Error("NOPERM".into())), None);
     }
 
     #[tokio::test]

@@ -108,14 +108,10 @@ impl SecretSource {
 }
 
 impl Credentials {
-    /// Creates credentials for the servers with the keys, without sources: those of the URL are used.
-    pub(crate) fn of_store() -> Credentials {
-        Credentials { owner: "the store", username: None, password: None }
-    }
-
-    /// Creates credentials for the Sentinels, without sources: the store connects to them without authentication.
-    pub(crate) fn of_sentinels() -> Credentials {
-        Credentials { owner: "the Sentinels", username: None, password: None }
+    /// Creates credentials without sources: those of the URL are used, which has none for Sentinels. `owner` are the
+    /// servers, for errors.
+    pub(crate) fn of(owner: &'static str) -> Credentials {
+        Credentials { owner, username: None, password: None }
     }
 
     /// Reads the user and the password of a server. Those of the URL are used where no source is set.

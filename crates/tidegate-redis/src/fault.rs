@@ -9,6 +9,7 @@ use std::fmt;
 use tidegate_core::{StoreError, StoreErrorKind as Kind};
 
 use crate::acl::denied_command;
+use crate::key::Prefix;
 
 const REJECTED_PASSWORD: &str = "the server rejects the user or the password";
 const NO_CLUSTER: &str =
@@ -157,10 +158,11 @@ impl Fault {
     }
 
     /// Adds the pattern of the store's keys to the message if the user may not access a key.
-    pub(crate) fn naming_keys(self, pattern: &str) -> Fault {
+    pub(crate) fn naming_keys(self, prefix: &Prefix) -> Fault {
         if self.message != DENIED_KEY {
             return self;
         }
+        let pattern = prefix.key_pattern();
         let message = format!(
             "{DENIED_KEY}; the keys of the store need the rule ~{pattern}, as `tidegate script --acl` prints it"
         );

@@ -54,6 +54,12 @@ const BLOCK_RECEIPTS: u64 = 1_024;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Prefix(String);
 
+/// The keys of one subject, whose common start, such as `tidegate:tg2:{user:42}:`, is determined once.
+pub(crate) struct SubjectKeys {
+    key: String,
+    start_bytes: usize,
+}
+
 /// The error of a key prefix that is empty, too long, or has characters that would break the layout of the keys.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
@@ -82,40 +88,13 @@ impl Prefix {
     }
 
     /// Returns the Redis key of the counter that `demand` charges, such as `tidegate:tg2:{user:42}:sliding:60000000`.
-    ///
-    /// The key has the subject and the scope. In [`Scope::Explicit`] it also has the algorithm and the window, in other
-    /// scopes the state machine. Quota and cost are not part of it.
     pub(crate) fn counter(&self, demand: &Demand<'_>) -> String {
-        let mut key = self.up_to_scope(demand.key.subject());
-        let limit = &demand.limit;
-        match demand.key.scope() {
-            Scope::Rule(scope) => {
-                key.push_str("rule:");
-                push_part(&mut key, scope.rule().as_bytes(), true);
-                key.push(':');
-                push_part(&mut key, scope.limit().as_bytes(), true);
-                key.push(':');
-                key.push_str(machine_name(limit));
-            }
-            Scope::Named(name) => {
-                key.push_str(name.as_str());
-                key.push(':');
-                key.push_str(machine_name(limit));
-            }
-            Scope::Explicit => {
-                key.push_str(limit.algorithm().as_str());
-                key.push(':');
-                key.push_str(itoa::Buffer::new().format(limit.window_us()));
-            }
-        }
-        key
+        self.of_subject(demand.key.subject()).counter(demand).to_owned()
     }
 
     /// Returns the Redis key of a subject's ban, such as `tidegate:tg2:{user:42}:ban`.
-    ///
-    /// The subject is banned while this key exists, whatever its value.
     pub(crate) fn ban(&self, subject: &[u8]) -> String {
-        self.up_to_scope(subject) + "ban"
+        self.of_subject(subject).ban().to_owned()
     }
 
     /// Returns the Redis key of the ban list, such as `tidegate:tg2:bans`. It has no hash tag, because no counter is
@@ -129,7 +108,7 @@ impl Prefix {
     ///
     /// The receipt is used while the bit with this number is set.
     pub(crate) fn receipt(&self, subject: &[u8], id: ReceiptId) -> (String, u64) {
-        let mut key = self.up_to_scope(subject);
+        let SubjectKeys { mut key, .. } = self.of_subject(subject);
         let (block, number) = (id.sequence() / BLOCK_RECEIPTS, id.sequence() % BLOCK_RECEIPTS);
         // Writing to a String cannot fail.
         let _ = write!(key, "receipts:{:016x}:{block}", id.stream());
@@ -150,13 +129,52 @@ impl Prefix {
         slot_of_tag(tag.as_bytes())
     }
 
-    /// Returns the start of a subject's keys, up to the separator after the hash tag: `tidegate:tg2:{user:42}:`.
-    fn up_to_scope(&self, subject: &[u8]) -> String {
+    /// Returns the keys of a subject.
+    pub(crate) fn of_subject(&self, subject: &[u8]) -> SubjectKeys {
         let mut key = String::with_capacity(self.0.len() + subject.len() + 32);
         key.push_str(&self.0);
         push_part(&mut key, subject, false);
         key.push_str("}:");
+        SubjectKeys { start_bytes: key.len(), key }
+    }
+}
+
+impl SubjectKeys {
+    /// Returns the Redis key of the counter that `demand` charges, whose subject must be this one.
+    ///
+    /// The key has the subject and the scope. In [`Scope::Explicit`] it also has the algorithm and the window, in other
+    /// scopes the state machine. Quota and cost are not part of it.
+    pub(crate) fn counter(&mut self, demand: &Demand<'_>) -> &str {
+        let (key, limit) = (&mut self.key, &demand.limit);
+        key.truncate(self.start_bytes);
+        match demand.key.scope() {
+            Scope::Rule(scope) => {
+                key.push_str("rule:");
+                push_part(key, scope.rule().as_bytes(), true);
+                key.push(':');
+                push_part(key, scope.limit().as_bytes(), true);
+                key.push(':');
+                key.push_str(machine_name(limit));
+            }
+            Scope::Named(name) => {
+                key.push_str(name.as_str());
+                key.push(':');
+                key.push_str(machine_name(limit));
+            }
+            Scope::Explicit => {
+                key.push_str(limit.algorithm().as_str());
+                key.push(':');
+                key.push_str(itoa::Buffer::new().format(limit.window_us()));
+            }
+        }
         key
+    }
+
+    /// Returns the Redis key of the subject's ban. The subject is banned while this key exists, whatever its value.
+    pub(crate) fn ban(&mut self) -> &str {
+        self.key.truncate(self.start_bytes);
+        self.key.push_str("ban");
+        &self.key
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -14,7 +14,7 @@ use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::push_command;
 use crate::url::Endpoint;
-use crate::worker::{Job, Sharing, Waiter, WaitingSince, Work, Worker, WorkerSettings};
+use crate::worker::{Job, Sharing, Waiter, Work, Worker, WorkerSettings};
 
 /// The maximum number of [`Node::catch_up`] calls that are completed together.
 const CATCH_UPS_MAX: usize = 1_024;
@@ -23,31 +23,21 @@ const CATCH_UPS_MAX: usize = 1_024;
 pub(crate) struct Node {
     pub(crate) id: ShardId,
     pub(crate) endpoint: Endpoint,
+    worker: Arc<Worker>,
     queue: mpsc::Sender<Work>,
     /// Calls of [`Node::catch_up`] that wait for the worker.
     catch_ups: mpsc::UnboundedSender<oneshot::Sender<()>>,
     /// Whether a redirection has named this node since the topology was last read.
     pub(crate) was_named: AtomicBool,
-    /// Whether another server is the master, so that nothing more may be sent to this one. Shared with the worker.
-    is_demoted: Arc<AtomicBool>,
-    /// Since when the oldest call has been waiting for its reply. Shared with the worker.
-    waiting: Arc<WaitingSince>,
 }
 
 impl Node {
     /// Spawns the worker, which connects now and reconnects whenever the connection is lost. Does not wait for it.
-    pub(crate) fn spawn(
-        id: ShardId,
-        endpoint: Endpoint,
-        settings: Arc<WorkerSettings>,
-        queue_length: usize,
-        runtime: &Handle,
-    ) -> Arc<Node> {
-        let (queue, mut works) = mpsc::channel(queue_length);
+    pub(crate) fn spawn(id: ShardId, endpoint: Endpoint, settings: Arc<WorkerSettings>, runtime: &Handle) -> Arc<Node> {
+        let (queue, mut works) = mpsc::channel(settings.queue_length);
         let (catch_ups, catch_ups_received) = mpsc::unbounded_channel();
-        let is_demoted = Arc::new(AtomicBool::new(false));
-        let waiting = Arc::new(WaitingSince::default());
-        let worker = Worker::new(endpoint.clone(), settings, is_demoted.clone(), waiting.clone());
+        let worker = Arc::new(Worker::new(endpoint.clone(), settings));
+        let node = Node { id, endpoint, worker: worker.clone(), queue, catch_ups, was_named: AtomicBool::new(false) };
         runtime.spawn(async move {
             let serve = async move {
                 // After a panic, callers whose work the worker had taken from the queue get an error, because their
@@ -64,13 +54,13 @@ impl Node {
                 () = complete_catch_ups(catch_ups_received) => {}
             }
         });
-        Arc::new(Node { id, endpoint, queue, catch_ups, was_named: AtomicBool::new(false), is_demoted, waiting })
+        Arc::new(node)
     }
 
     /// Returns for how long the oldest call has been waiting for its reply, or the worker has been trying to connect.
     /// `None` if neither is the case.
     pub(crate) fn unanswered_for(&self) -> Option<Duration> {
-        self.waiting.get().map(|since| since.elapsed())
+        self.worker.waiting.lock().map(|since| since.elapsed())
     }
 
     /// Marks the server as a former master: no further request is sent to it.
@@ -78,7 +68,7 @@ impl Node {
     /// Calls in flight get their replies. All other work, including work that is submitted later, fails with
     /// [`Fault::demoted`].
     pub(crate) fn demote(&self) {
-        self.is_demoted.store(true, Ordering::Release);
+        self.worker.demote();
     }
 
     /// Puts the job that `job` creates for a result channel into the worker's queue, and waits for the result.
@@ -96,7 +86,7 @@ impl Node {
             Err(mpsc::error::TrySendError::Full(_)) => {
                 return Err(Fault::new(Kind::Unavailable, "too many callers are waiting"));
             }
-            Err(mpsc::error::TrySendError::Closed(_)) if self.is_demoted.load(Ordering::Acquire) => {
+            Err(mpsc::error::TrySendError::Closed(_)) if self.worker.is_demoted() => {
                 return Err(Fault::demoted());
             }
             Err(mpsc::error::TrySendError::Closed(_)) => {

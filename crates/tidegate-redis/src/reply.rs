@@ -49,6 +49,20 @@ impl Reply {
             _ => None,
         }
     }
+
+    /// Returns the elements if this is [`Reply::List`], else none.
+    pub(crate) fn items(&self) -> &[Reply] {
+        match self {
+            Reply::List(items) => items,
+            _ => &[],
+        }
+    }
+
+    /// Returns the text of a field in a list of names and values, or `None` if it is missing or no text.
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
+        let pair = self.items().chunks_exact(2).find(|pair| pair[0].as_text() == Some(name))?;
+        pair[1].as_text()
+    }
 }
 
 struct Parser<'a> {
@@ -157,6 +171,24 @@ mod tests {
             assert_eq!(Reply::parse(&bytes[..cut]), Ok(None), "{cut}");
         }
         assert!(Reply::parse(bytes).unwrap().is_some());
+    }
+
+    #[test]
+    fn mode_is_a_field_of_the_reply_to_hello() {
+        let hello = |mode: &str| {
+            let fields = ["server", "redis", "version", "7.0.15", "mode", mode, "role", "master", "modules"];
+            let mut fields: Vec<Reply> = fields.iter().map(|field| Reply::Text((*field).into())).collect();
+            fields.push(Reply::List(Vec::new()));
+            Reply::List(fields)
+        };
+        for mode in ["cluster", "standalone", "sentinel"] {
+            assert_eq!(hello(mode).field("mode"), Some(mode));
+        }
+        // A value that reads `mode` is no field, and other replies say nothing.
+        let named_mode = ["server", "mode", "cluster", "x"].map(|field| Reply::Text(field.into()));
+        assert_eq!(Reply::List(named_mode.to_vec()).field("mode"), None);
+        assert_eq!(Reply::Text(b"OK".to_vec()).field("mode"), None);
+        assert_eq!(Reply::Error("NOPERM".into()).field("mode"), None);
     }
 
     #[test]

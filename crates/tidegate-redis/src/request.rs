@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 use tidegate_core::algorithm::Receipt;
 use tidegate_core::{Check, Cost, Decision, Demand, Limit, Redemption, Scope, Timestamp};
 
-use crate::key::Prefix;
+use crate::key::{Prefix, SubjectKeys};
+use crate::worker::Sharing;
 
 /// One check, refund or redemption, encoded as keys and arguments of the script.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -41,19 +42,19 @@ impl Step {
     /// Encodes a check. With `reads_bans`, the script also reads the ban on each subject, unless all costs are 0.
     pub(crate) fn check(check: &Check<'_>, prefix: &Prefix, reads_bans: bool) -> Step {
         let mut step = Step::empty();
-        if reads_bans && check.charges() {
-            let mut subjects: SmallVec<[&[u8]; 2]> = SmallVec::new();
-            for demand in check.demands() {
-                if !subjects.contains(&demand.key.subject()) {
-                    subjects.push(demand.key.subject());
-                    step.push_key(&prefix.ban(demand.key.subject()));
-                    step.ban_count += 1;
-                }
+        let mut subjects: SmallVec<[(&[u8], SubjectKeys); 2]> = SmallVec::new();
+        for subject in check.demands().iter().map(|demand| demand.key.subject()) {
+            if subjects.iter().all(|(known, _)| *known != subject) {
+                subjects.push((subject, prefix.of_subject(subject)));
             }
-            step.bytes_before_counters = step.keys.len();
+        }
+        if reads_bans && check.charges() {
+            subjects.iter_mut().for_each(|(_, keys)| step.push_key(keys.ban()));
+            (step.ban_count, step.bytes_before_counters) = (subjects.len(), step.keys.len());
         }
         for demand in check.demands() {
-            step.push_key(&prefix.counter(demand));
+            let of_subject = subjects.iter_mut().filter(|(subject, _)| *subject == demand.key.subject());
+            of_subject.for_each(|(_, keys)| step.push_key(keys.counter(demand)));
             step.push_argument(&limit_line(demand));
             step.asked.push(QuotaAndCost { quota: demand.limit.quota(), cost: demand.cost.units() });
         }
@@ -199,27 +200,22 @@ pub(crate) enum Script<'a> {
     Source(&'a str),
 }
 
-/// How a call passes its keys to the script.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum KeyPlace {
-    /// As keys. In a cluster, all of them must be in one slot, and the node redirects the call if it does not own the
-    /// slot.
-    Keys,
-    /// As arguments, before the others. They may be in any slots that the node owns.
-    Arguments,
-}
-
 /// Encodes a call of the script, an `EVALSHA` or `EVAL` command, that runs each step the given number of times.
 ///
 /// `verb` is `check` or `refund`, and must be that of all steps. A refund always runs once. The script decides at the
 /// time `now`, or by the server's clock if `None`.
+///
+/// Keys that share a call by [`Sharing::Node`] are passed as arguments, before the others. They may be in any slots that
+/// the node owns. Otherwise they are passed as keys. Then in a cluster, all of them must be in one slot, and a node that
+/// does not own it redirects the call.
 pub(crate) fn encode_call(
     script: Script<'_>,
     now: Option<Timestamp>,
     verb: &str,
     steps: &[(&Step, usize)],
-    place: KeyPlace,
+    sharing: Sharing,
 ) -> Vec<u8> {
+    let passes_arguments = sharing == Sharing::Node;
     let key_count: usize = steps.iter().map(|(step, _)| step.key_count).sum();
     let argument_count: usize =
         steps.iter().map(|(step, repeat)| usize::from(step.needs_head(verb, *repeat)) + step.argument_count).sum();
@@ -229,15 +225,14 @@ pub(crate) fn encode_call(
         Script::Source(text) => ("EVAL", text),
     };
     let mut out = Vec::with_capacity(bytes + script.len() + 96);
-    push_length(&mut out, b'*', 3 + usize::from(place == KeyPlace::Arguments) + key_count + 1 + argument_count);
+    push_length(&mut out, b'*', 3 + usize::from(passes_arguments) + key_count + 1 + argument_count);
     push_bulk(&mut out, command.as_bytes());
     push_bulk(&mut out, script.as_bytes());
-    match place {
-        KeyPlace::Keys => push_bulk(&mut out, itoa::Buffer::new().format(key_count).as_bytes()),
-        KeyPlace::Arguments => {
-            push_bulk(&mut out, b"0");
-            push_bulk(&mut out, format!("keys {key_count}").as_bytes());
-        }
+    if passes_arguments {
+        push_bulk(&mut out, b"0");
+        push_bulk(&mut out, format!("keys {key_count}").as_bytes());
+    } else {
+        push_bulk(&mut out, itoa::Buffer::new().format(key_count).as_bytes());
     }
     for (step, _) in steps {
         out.extend_from_slice(&step.keys);
@@ -302,14 +297,14 @@ mod tests {
         let demand = Demand::new("2/s".parse().unwrap(), Key::new("k").unwrap());
         let step = Step::check(&Check::one(&demand), &Prefix::new("p").unwrap(), true);
         let (sha, now) = (Script::Sha("sha"), Some(Timestamp::from_micros(7)));
-        let call = encode_call(sha, now, "check", &[(&step, 3)], KeyPlace::Keys);
+        let call = encode_call(sha, now, "check", &[(&step, 3)], Sharing::Slot(0));
         let words: Vec<&str> = std::str::from_utf8(&call).unwrap().split("\r\n").skip(2).step_by(2).collect();
         let keys = ["p:tg2:{k}:ban", "p:tg2:{k}:sliding:1000000"];
         let expected =
             ["EVALSHA", "sha", "2", keys[0], keys[1], "7", "check 1 1 3", "sliding 2 1000000 1 window=fixed"];
         assert_eq!(words, expected);
         assert!(call.starts_with(b"*8\r\n"));
-        let call = encode_call(sha, now, "check", &[(&step, 3)], KeyPlace::Arguments);
+        let call = encode_call(sha, now, "check", &[(&step, 3)], Sharing::Node);
         let words: Vec<&str> = std::str::from_utf8(&call).unwrap().split("\r\n").skip(2).step_by(2).collect();
         assert_eq!(words, [&["EVALSHA", "sha", "0", "keys 2"], &expected[3..]].concat());
         assert!(call.starts_with(b"*9\r\n"));
@@ -337,7 +332,7 @@ mod tests {
         let marks = Redemption::new(id, b"k", Timestamp::from_micros(77));
         let both = Step::redemption(&marks.refund(refund, &decision).charge(charge), &prefix);
         let only_marks = Step::redemption(&marks, &prefix);
-        let call = encode_call(Script::Sha("sha"), None, "refund", &[(&both, 1), (&only_marks, 1)], KeyPlace::Keys);
+        let call = encode_call(Script::Sha("sha"), None, "refund", &[(&both, 1), (&only_marks, 1)], Sharing::Slot(0));
         let words: Vec<&str> = std::str::from_utf8(&call).unwrap().split("\r\n").skip(2).step_by(2).collect();
         let receipt = "p:tg2:{k}:receipts:00000000000000ab:1";
         let keys = [receipt, "p:tg2:{k}:sliding:1000000", "p:tg2:{k}:token-bucket:1000000", receipt];

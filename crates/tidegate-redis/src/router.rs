@@ -148,11 +148,12 @@ impl Topology for Arc<Node> {
 /// Sends requests to the servers of a store.
 pub(crate) struct Router {
     pub(crate) address: StoreAddress,
+    pub(crate) prefix: Prefix,
+    /// Whether checks read the bans on their subjects.
+    pub(crate) reads_bans: bool,
     pub(crate) call_scope: CallScope,
     pub(crate) topology: Arc<dyn Topology>,
     pub(crate) settings: Arc<WorkerSettings>,
-    /// The pattern of the store's keys, such as `tidegate:tg2:*`, for errors.
-    pub(crate) key_pattern: String,
 }
 
 /// The reason why a request has no result.
@@ -243,7 +244,7 @@ impl Router {
             };
             match retry {
                 Retry::Fail => {
-                    let fault = fault.naming_keys(&self.key_pattern);
+                    let fault = fault.naming_keys(&self.prefix);
                     return Err(Refused::Failed(fault.into_error(&sender.endpoint)));
                 }
                 Retry::Split => return Err(Refused::SlotIsMoving),
@@ -255,6 +256,6 @@ impl Router {
 
     /// Converts a fault to an error that names the store.
     pub(crate) fn error(&self, fault: Fault) -> StoreError {
-        fault.naming_keys(&self.key_pattern).into_error(&self.address)
+        fault.naming_keys(&self.prefix).into_error(&self.address)
     }
 }

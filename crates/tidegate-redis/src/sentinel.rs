@@ -19,7 +19,7 @@
 //! used by itself: it has no epoch, and a Sentinel that was cut off may send an old one. The answer of a Sentinel that
 //! fails stays in use for 10 s, until the others have learned of it, or have agreed on another master.
 //!
-//! **A failover.** A new master is a new node: a queue, a worker and a connection. The old node is left: nothing more
+//! **A failover.** A new master is a new node: a queue, a worker and a connection. The old node is demoted: nothing more
 //! is sent on its connection. Calls in flight get their replies. Work that was not sent fails as not executed, and the
 //! router sends it to the new master. If a server reports that it is a replica (`ROLE`, or a `READONLY` reply), the
 //! store asks all Sentinels at once.
@@ -77,7 +77,6 @@ pub(crate) struct Sentinels {
     /// The database, credentials and TLS setting of the master.
     server: Endpoint,
     settings: Arc<WorkerSettings>,
-    queue_length: usize,
     runtime: Handle,
     state: RwLock<State>,
     /// The number of the latest request to ask all Sentinels; at least 1. Dropping it ends the followers.
@@ -109,12 +108,7 @@ struct Sentinel {
 
 impl Sentinels {
     /// Spawns the followers of the Sentinels in the URL, which connect now. Does not wait for them.
-    pub(crate) fn spawn(
-        address: &StoreAddress,
-        settings: Arc<WorkerSettings>,
-        queue_length: usize,
-        runtime: Handle,
-    ) -> Arc<Sentinels> {
+    pub(crate) fn spawn(address: &StoreAddress, settings: Arc<WorkerSettings>, runtime: Handle) -> Arc<Sentinels> {
         let mut sentinels: Vec<Sentinel> = Vec::new();
         for endpoint in address.endpoints() {
             if sentinels.iter().all(|known| known.endpoint.address() != endpoint.address()) {
@@ -125,7 +119,7 @@ impl Sentinels {
         let state = RwLock::new(State { sentinels, master: None, last_id: 0 });
         let (requests, outcomes) = (watch::Sender::new(1), watch::Sender::new(0));
         let (name, server) = (address.master.clone(), address.server.clone());
-        let sentinels = Sentinels { name, server, settings, queue_length, runtime, state, requests, outcomes };
+        let sentinels = Sentinels { name, server, settings, runtime, state, requests, outcomes };
         let sentinels = Arc::new(sentinels);
         endpoints.into_iter().for_each(|endpoint| sentinels.spawn_follower(endpoint));
         sentinels.spawn_listener();
@@ -274,7 +268,7 @@ impl Sentinels {
         }
         state.last_id = state.last_id.wrapping_add(1);
         let (id, endpoint) = (ShardId::new(state.last_id), self.server.at(host, *port));
-        let node = Node::spawn(id, endpoint, self.settings.clone(), self.queue_length, &self.runtime);
+        let node = Node::spawn(id, endpoint, self.settings.clone(), &self.runtime);
         if let Some(old) = state.master.replace(node.clone()) {
             old.demote();
             self.settings.count(|stats| stats.failovers += 1);

@@ -71,19 +71,18 @@ impl Eviction {
     }
 }
 
-/// Combines the reports of all servers, each with its name, into one. With one server, it is that of the server.
+/// Combines the replies of all servers to `INFO`, each with its name, into one report. With one server, it is that of
+/// the server.
 ///
 /// The version is that of all servers, or a list of those that occur. Warnings and errors name their server.
 ///
 /// # Errors
 /// Returns the first error. Without a server, returns [`ServerCheckError::Unknown`].
-pub(crate) fn combine(
-    reports: Vec<(String, Result<ServerReport, ServerCheckError>)>,
-) -> Result<ServerReport, ServerCheckError> {
-    let is_one = reports.len() == 1;
+pub(crate) fn combine(infos: Vec<(String, Result<Reply, StoreError>)>) -> Result<ServerReport, ServerCheckError> {
+    let is_one = infos.len() == 1;
     let mut combined: Option<ServerReport> = None;
-    for (server, report) in reports {
-        let mut report = report.map_err(|error| match error {
+    for (server, info) in infos {
+        let mut report = report(&info?).map_err(|error| match error {
             ServerCheckError::TooOld { name, version } if !is_one => {
                 ServerCheckError::TooOld { name, version: format!("{version} on {server}") }
             }

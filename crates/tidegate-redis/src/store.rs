@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use smallvec::SmallVec;
 use tidegate_core::{
     Atomicity, BAN_LIST_MAX, BanListing, Check, Cost, Decision, Demand, InstanceId, LimitStatus, ListedBan,
     LiveInstances, Location, Redeemed, Redemption, Shard, ShardId, Source, Store, StoreError, StoreErrorKind as Kind,
@@ -14,9 +15,8 @@ use tidegate_core::{
 };
 
 use crate::builder::RedisStoreBuilder;
-use crate::cluster::slot::slot_of_key;
+use crate::cluster::slot::{SLOTS, slot_of_key};
 use crate::fault::Fault;
-use crate::key::Prefix;
 use crate::node::Node;
 use crate::reply::Reply;
 use crate::request::{Step, push_command};
@@ -51,13 +51,7 @@ return 1";
 /// The store has no failure policy. The [kind](StoreError::kind) of an error tells whether the call may have been
 /// executed; the caller decides what to do.
 #[derive(Clone)]
-pub struct RedisStore(pub(crate) Arc<Inner>);
-
-pub(crate) struct Inner {
-    pub(crate) router: Router,
-    pub(crate) prefix: Prefix,
-    pub(crate) reads_bans: bool,
-}
+pub struct RedisStore(pub(crate) Arc<Router>);
 
 /// Counts of a [`RedisStore`] and its clones since the store was built.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -112,7 +106,7 @@ impl RedisStore {
 
     /// Returns the counts of this store and its clones since the store was built. Does no I/O.
     pub fn stats(&self) -> RedisStats {
-        *self.0.router.settings.stats.lock()
+        *self.0.settings.stats.lock()
     }
 
     /// Asks each server for its name, its version and its `maxmemory-policy`. For the start of a service.
@@ -126,14 +120,8 @@ impl RedisStore {
     /// [`StoreErrorKind::Unsupported`](tidegate_core::StoreErrorKind::Unsupported), unless the store makes
     /// [one call per slot](RedisStoreBuilder::one_subject_per_call).
     pub async fn check_server(&self) -> Result<server_check::ServerReport, server_check::ServerCheckError> {
-        let masters = self.0.router.masters().await?;
-        let reports = join_all(masters.iter().map(|node| async {
-            // All sections: Redis before 7.0 accepts the name of only one, and must be detected as too old.
-            let info = node.command(&["INFO"]).await.map_err(|fault| fault.into_error(&node.endpoint))?;
-            server_check::report(&info)
-        }));
-        let named = masters.iter().map(|node| node.endpoint.to_string()).zip(reports.await);
-        server_check::combine(named.collect())
+        // All sections: Redis before 7.0 accepts the name of only one, and must be detected as too old.
+        server_check::combine(self.ask_masters(&["INFO"]).await?)
     }
 
     /// Asks each server for its eviction policy and the number of evicted keys. An evicted counter starts again at zero.
@@ -145,13 +133,23 @@ impl RedisStore {
     /// Returns an error if `INFO` fails, for example because the server does not answer or the user may not run it. A
     /// field that is missing in the reply is no error but `None`.
     pub async fn eviction(&self) -> Result<server_check::Eviction, StoreError> {
-        let masters = self.0.router.masters().await?;
-        let infos = masters.iter().map(|node| async {
-            let info = node.command(&["INFO", "memory", "stats"]).await;
-            info.map(|info| server_check::Eviction::read(&info)).map_err(|fault| fault.into_error(&node.endpoint))
-        });
-        let evictions: Result<Vec<_>, StoreError> = join_all(infos).await.into_iter().collect();
+        let infos = self.ask_masters(&["INFO", "memory", "stats"]).await?.into_iter();
+        let evictions: Result<Vec<_>, StoreError> =
+            infos.map(|(_, info)| info.map(|info| server_check::Eviction::read(&info))).collect();
         Ok(server_check::Eviction::sum(evictions?))
+    }
+
+    /// Sends a command to each server that holds keys. Returns the reply of each, with the URL of the server.
+    ///
+    /// # Errors
+    /// Returns an error if the servers are not known, because no node of the cluster, or no Sentinel, answers.
+    async fn ask_masters(&self, command: &[&str]) -> Result<Vec<(String, Result<Reply, StoreError>)>, StoreError> {
+        let masters = self.0.masters().await?;
+        let ask = async |node: &Arc<Node>| {
+            let reply = node.command(command).await;
+            (node.endpoint.to_string(), reply.map_err(|fault| fault.into_error(&node.endpoint)))
+        };
+        Ok(join_all(masters.iter().map(ask)).await)
     }
 
     /// Runs one command on the connection that decisions use, and returns its reply.
@@ -205,7 +203,7 @@ impl RedisStore {
 
     /// Sends a command to the node that owns the slot of `key`, and returns its reply.
     async fn run_command(&self, key: &[u8], parts: &[impl AsRef<[u8]>]) -> Result<Reply, StoreError> {
-        let slot = match self.0.router.call_scope {
+        let slot = match self.0.call_scope {
             CallScope::Server => 0,
             CallScope::Slot | CallScope::Node => slot_of_key(key),
         };
@@ -216,7 +214,7 @@ impl RedisStore {
     async fn run_in_slot(&self, slot: u16, parts: &[impl AsRef<[u8]>]) -> Result<Reply, StoreError> {
         let mut request = Vec::new();
         push_command(&mut request, parts);
-        self.0.router.run_alone(slot, |waiter| Job::Command(request.clone(), waiter)).await
+        self.0.run_alone(slot, |waiter| Job::Command(request.clone(), waiter)).await
     }
 
     /// Runs the script of the ban list with these arguments.
@@ -227,7 +225,7 @@ impl RedisStore {
     }
 
     fn error(&self, fault: Fault) -> StoreError {
-        self.0.router.error(fault)
+        self.0.error(fault)
     }
 
     /// Creates the error of a check or redemption whose subjects are in several hash slots.
@@ -241,19 +239,23 @@ impl RedisStore {
         self.error(Fault::new(Kind::Protocol, "the server's reply is malformed"))
     }
 
-    /// Returns the hash slot of a check, or `None` if its subjects are in several.
+    /// Returns the hash slot of a check, or `None` if its subjects are in several. It is the [partition](Check::partition)
+    /// of the check if the caller has set that.
     fn slot_of(&self, check: &Check<'_>) -> Option<u16> {
-        self.common_slot(check.demands().iter().map(|demand| demand.key.subject()))
+        match check.partition() {
+            Some(partition) => u16::try_from(partition).ok().filter(|&slot| usize::from(slot) < SLOTS),
+            None => self.common_slot(check.demands().iter().map(|demand| demand.key.subject())),
+        }
     }
 
     /// Returns the hash slot of the subjects, 0 without any, or `None` if they are in several.
     fn common_slot<'s>(&self, mut subjects: impl Iterator<Item = &'s [u8]>) -> Option<u16> {
-        if self.0.router.call_scope == CallScope::Server {
+        if self.0.call_scope == CallScope::Server {
             return Some(0);
         }
         let Some(first) = subjects.next() else { return Some(0) };
-        let slot = self.0.router.slot(first);
-        subjects.all(|subject| subject == first || self.0.router.slot(subject) == slot).then_some(slot)
+        let slot = self.0.slot(first);
+        subjects.all(|subject| subject == first || self.0.slot(subject) == slot).then_some(slot)
     }
 
     /// Decides the checks of each hash slot in calls of their own, all slots at once. Returns one result per check, in
@@ -265,30 +267,25 @@ impl RedisStore {
     /// # Errors
     /// Returns an error if all checks are in one slot, and a call failed as a whole.
     async fn decide_separately(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
-        let mut groups: Vec<(Option<u16>, Vec<usize>)> = Vec::new();
-        for (index, check) in checks.iter().enumerate() {
-            let slot = self.slot_of(check);
-            match groups.iter_mut().find(|(group, _)| *group == slot) {
-                Some((_, indices)) => indices.push(index),
-                None => groups.push((slot, vec![index])),
-            }
+        let slots: SmallVec<[Option<u16>; 2]> = checks.iter().map(|check| self.slot_of(check)).collect();
+        if slots.windows(2).all(|pair| pair[0] == pair[1]) {
+            return self.decide_in_slot(slots.first().copied().flatten(), checks).await;
         }
-        let decide = |(slot, indices): &(Option<u16>, Vec<usize>)| {
-            let checks: Vec<Check<'_>> = indices.iter().map(|&index| checks[index]).collect();
-            let slot = *slot;
-            async move { self.decide_in_slot(slot, &checks).await }
+        let mut by_slot: Vec<usize> = (0..checks.len()).collect();
+        by_slot.sort_by_key(|&index| slots[index]);
+        let groups: Vec<&[usize]> = by_slot.chunk_by(|&one, &other| slots[one] == slots[other]).collect();
+        let decide = async |group: &&[usize]| {
+            let checks: Vec<Check<'_>> = group.iter().map(|&index| checks[index]).collect();
+            self.decide_in_slot(slots[group[0]], &checks).await
         };
-        let mut decided = join_all(groups.iter().map(decide)).await;
-        if decided.len() == 1 {
-            return decided.remove(0);
-        }
+        let decided = join_all(groups.iter().map(decide)).await;
         let mut answers: Vec<Option<Result<Decision, StoreError>>> = checks.iter().map(|_| None).collect();
-        for ((_, indices), decided) in groups.into_iter().zip(decided) {
+        for (group, decided) in groups.iter().zip(decided) {
             match decided {
-                Ok(decided) => indices.into_iter().zip(decided).for_each(|(at, answer)| answers[at] = Some(answer)),
+                Ok(decided) => group.iter().zip(decided).for_each(|(&at, answer)| answers[at] = Some(answer)),
                 Err(error) => {
                     let (kind, message) = (error.kind(), error.to_string());
-                    indices.into_iter().for_each(|at| answers[at] = Some(Err(StoreError::new(kind, message.clone()))));
+                    group.iter().for_each(|&at| answers[at] = Some(Err(StoreError::new(kind, message.clone()))));
                 }
             }
         }
@@ -313,7 +310,7 @@ impl RedisStore {
         for chunk in checks.chunks(STEPS_MAX) {
             let step = |check| Step::check(check, &self.0.prefix, self.0.reads_bans);
             let job = |waiter| Job::Checks(chunk.iter().map(step).collect(), waiter);
-            match self.0.router.run_checks(slot, job).await {
+            match self.0.run_checks(slot, job).await {
                 Ok(decided) => {
                     answers.extend(decided.into_iter().map(|answer| answer.map_err(|fault| self.error(fault))))
                 }
@@ -345,21 +342,17 @@ impl RedisStore {
             }
         }
         let job = |waiter| Job::Checks(vec![Step::check(check, &self.0.prefix, false)], waiter);
-        let decided = self.0.router.run_alone(slot, job).await?;
-        let decided = decided.into_iter().next().ok_or_else(|| self.malformed_reply())?;
+        let decided = self.0.run_alone(slot, job).await?.pop().ok_or_else(|| self.malformed_reply())?;
         decided.map_err(|fault| self.error(fault))
     }
 
     /// Returns the time by which the owner of a slot decides.
     async fn server_time(&self, slot: u16) -> Result<Timestamp, StoreError> {
-        if let Some(clock) = &self.0.router.settings.clock {
+        if let Some(clock) = &self.0.settings.clock {
             return Ok(clock.now());
         }
         let reply = self.run_in_slot(slot, &["TIME"]).await?;
-        let part = |index: usize| match &reply {
-            Reply::List(parts) => parts.get(index)?.as_text()?.parse::<u64>().ok(),
-            _ => None,
-        };
+        let part = |index: usize| reply.items().get(index)?.as_text()?.parse::<u64>().ok();
         let (Some(seconds), Some(micros)) = (part(0), part(1)) else { return Err(self.malformed_reply()) };
         Ok(Timestamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros)))
     }
@@ -387,8 +380,7 @@ fn version_of(reply: &Reply) -> Option<u64> {
 
 /// Returns the ban list in a reply of its script, or `None` if the reply has another form.
 fn ban_listing(reply: &Reply) -> Option<BanListing> {
-    let Reply::List(parts) = reply else { return None };
-    let [version, now, Reply::List(fields)] = &parts[..] else { return None };
+    let [version, now, Reply::List(fields)] = reply.items() else { return None };
     let number = |reply: &Reply| reply.as_text()?.parse::<u64>().ok();
     let (version, now) = (number(version)?, number(now)?);
     let mut bans = Vec::with_capacity(fields.len() / 2);
@@ -407,19 +399,19 @@ fn ban_listing(reply: &Reply) -> Option<BanListing> {
 
 impl Store for RedisStore {
     fn atomicity(&self) -> Atomicity {
-        match self.0.router.call_scope {
+        match self.0.call_scope {
             CallScope::Server => Atomicity::Check,
             CallScope::Slot | CallScope::Node => Atomicity::Subject,
         }
     }
 
     fn locate(&self, subject: &[u8]) -> Location {
-        self.0.router.locate(subject)
+        self.0.locate(subject)
     }
 
     fn shards(&self) -> Vec<Shard> {
         let shard = |node: &Arc<Node>| Shard::new(node.id, Some(node.endpoint.to_string()));
-        self.0.router.topology.known_masters().iter().map(shard).collect()
+        self.0.topology.known_masters().iter().map(shard).collect()
     }
 
     /// Returns the number of times that the Sentinels named another master than before. Always 0 for one server and for
@@ -432,7 +424,7 @@ impl Store for RedisStore {
     /// out which servers hold keys. For a server that no longer holds keys, does nothing.
     fn probe(&self, shard: ShardId) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            let topology = &self.0.router.topology;
+            let topology = &self.0.topology;
             if topology.known_masters().iter().all(|master| master.id != shard) {
                 if shard == ShardId::default() {
                     topology.refreshed().await.map_err(|fault| self.error(fault))?;
@@ -441,7 +433,7 @@ impl Store for RedisStore {
             }
             let subjects = (0..PROBE_SUBJECTS_MAX).map(|number| format!("tidegate-{number}"));
             let mut subjects = std::iter::once("tidegate".to_owned()).chain(subjects);
-            let on_shard = |subject: &String| self.0.router.locate(subject.as_bytes()).shard == shard;
+            let on_shard = |subject: &String| self.0.locate(subject.as_bytes()).shard == shard;
             let Some(subject) = subjects.find(on_shard) else { return Ok(()) };
             let demand = Demand::probe_of(&subject);
             self.decide_all(&[Check::one(&demand)]).await.map(drop)
@@ -460,7 +452,7 @@ impl Store for RedisStore {
         Box::pin(async move {
             let Some(step) = Step::refund(check, decision, &self.0.prefix) else { return Ok(()) };
             let slot = self.slot_of(check).ok_or_else(|| self.several_slots())?;
-            self.0.router.run_any(slot, |waiter| Job::Refund(step.clone(), waiter)).await.map(|_done| ())
+            self.0.run_any(slot, |waiter| Job::Refund(step.clone(), waiter)).await.map(|_done| ())
         })
     }
 
@@ -476,7 +468,7 @@ impl Store for RedisStore {
             let subjects = demands.map(|demand| demand.key.subject()).chain([redemption.subject]);
             let slot = self.common_slot(subjects).ok_or_else(|| self.several_slots())?;
             let job = |waiter| Job::Refund(Step::redemption(redemption, &self.0.prefix), waiter);
-            self.0.router.run_any(slot, job).await
+            self.0.run_any(slot, job).await
         })
     }
 
@@ -565,12 +557,11 @@ impl Store for RedisStore {
         Box::pin(async move {
             let (key, id) = (self.0.prefix.instances(), id.to_string());
             let (lifetime_ms, size_max) = (lifetime.as_millis().max(1).to_string(), INSTANCES_MAX.to_string());
-            let now = self.0.router.settings.clock.as_ref().map(|clock| clock.now().as_micros() / 1_000);
+            let now = self.0.settings.clock.as_ref().map(|clock| clock.now().as_micros() / 1_000);
             let now_ms = now.map_or_else(String::new, |ms| ms.to_string());
             let call = ["EVAL", INSTANCES_SCRIPT, "1", &key, &id, &lifetime_ms, &size_max, &now_ms];
             let reply = self.run_command(key.as_bytes(), &call).await?;
-            let Reply::List(numbers) = &reply else { return Err(self.malformed_reply()) };
-            match numbers[..] {
+            match *reply.items() {
                 [Reply::Integer(count @ 1..), Reply::Integer(was_live)] => {
                     let count = u32::try_from(count).unwrap_or(u32::MAX);
                     Ok(Some(LiveInstances::new(count, was_live == 1)))
@@ -585,18 +576,18 @@ impl Store for RedisStore {
     }
 
     fn unanswered_for(&self, shard: ShardId) -> Option<Duration> {
-        let nodes = self.0.router.topology.nodes();
+        let nodes = self.0.topology.nodes();
         nodes.iter().find(|node| node.id == shard).and_then(|node| node.unanswered_for())
     }
 
     /// Returns the URL of the server, the cluster or the Sentinels, without user and password.
     fn address(&self) -> Option<String> {
-        Some(self.0.router.address.to_string())
+        Some(self.0.address.to_string())
     }
 
     fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {
-            let nodes = self.0.router.topology.nodes();
+            let nodes = self.0.topology.nodes();
             join_all(nodes.iter().map(|node| node.catch_up())).await;
         })
     }
@@ -604,6 +595,6 @@ impl Store for RedisStore {
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RedisStore").field(&self.0.router.address).finish()
+        f.debug_tuple("RedisStore").field(&self.0.address).finish()
     }
 }

@@ -146,9 +146,7 @@ mod with_rustls {
     const FILE_BYTES_MAX: u64 = 1 << 20;
 
     /// The TLS configuration of a store, used by each of its connections.
-    pub(crate) struct Tls(Arc<Inner>);
-
-    struct Inner {
+    pub(crate) struct Tls {
         options: TlsOptions,
         /// Certificate authorities to trust besides those of the options, in PEM format.
         trusted_pem: Option<Vec<u8>>,
@@ -179,7 +177,7 @@ mod with_rustls {
         /// # Errors
         /// Returns an error if a file cannot be read or used, the key does not match the certificate, `trusted_pem` has
         /// no valid certificate authority, or the server name is invalid.
-        pub(crate) fn new(options: TlsOptions, trusted_pem: Option<Vec<u8>>) -> Result<Tls, TlsError> {
+        pub(crate) fn new(options: TlsOptions, trusted_pem: Option<Vec<u8>>) -> Result<Arc<Tls>, TlsError> {
             if let Some(name) = &options.server_name {
                 ServerName::try_from(name.as_str()).map_err(|_| {
                     TlsError::new(format!("the TLS server name {name:?} is neither a DNS name nor an IP address"))
@@ -188,7 +186,7 @@ mod with_rustls {
             let files = Files::read(&options)?;
             let config = Arc::new(configure(&options, &files, trusted_pem.as_deref())?);
             let current = Mutex::new(Material { files, config, logged: None });
-            Ok(Tls(Arc::new(Inner { options, trusted_pem, current })))
+            Ok(Arc::new(Tls { options, trusted_pem, current }))
         }
 
         /// Performs the TLS handshake on `tcp` with what the files contain now, and verifies that the server's
@@ -197,16 +195,21 @@ mod with_rustls {
         /// # Errors
         /// Returns a fault of the kind `Unreachable` if the handshake or the verification fails or does not complete
         /// by `until`, or if `host` is neither a DNS name nor an IP address.
-        pub(crate) async fn wrap(&self, tcp: TcpStream, host: &str, until: Instant) -> Result<Box<dyn Stream>, Fault> {
+        pub(crate) async fn wrap(
+            self: &Arc<Self>,
+            tcp: TcpStream,
+            host: &str,
+            until: Instant,
+        ) -> Result<Box<dyn Stream>, Fault> {
             let fault = |message: String| Fault::new(Kind::Unreachable, message);
-            let inner = self.0.clone();
-            let config = if self.0.options.has_files() {
-                tokio::task::spawn_blocking(move || inner.current_config()).await
+            let config = if self.options.ca_file.is_some() || self.options.client.is_some() {
+                let tls = self.clone();
+                tokio::task::spawn_blocking(move || tls.current_config()).await
             } else {
-                Ok(inner.current.lock().config.clone())
+                Ok(self.current.lock().config.clone())
             };
             let config = config.map_err(|_| fault("the files for TLS could not be read".into()))?;
-            let name = self.0.options.server_name.as_deref().unwrap_or(host);
+            let name = self.options.server_name.as_deref().unwrap_or(host);
             let server_name = ServerName::try_from(name.to_owned())
                 .map_err(|_| fault("the host is not a valid name for a TLS certificate".into()))?;
             let handshake = TlsConnector::from(config).connect(server_name, tcp);
@@ -220,17 +223,9 @@ mod with_rustls {
 
         /// Returns whether the store has a client certificate.
         pub(crate) fn has_client_certificate(&self) -> bool {
-            self.0.options.client.is_some()
+            self.options.client.is_some()
         }
-    }
 
-    impl TlsOptions {
-        fn has_files(&self) -> bool {
-            self.ca_file.is_some() || self.client.is_some()
-        }
-    }
-
-    impl Inner {
         /// Reads the files, and returns the configuration that they define. Blocks.
         ///
         /// If they cannot be used, returns the configuration in use, and logs a warning, once for each problem.
@@ -406,6 +401,7 @@ mod with_rustls {
 #[cfg(not(feature = "tls"))]
 mod without {
     use std::io;
+    use std::sync::Arc;
 
     use tidegate_core::__io_reason;
     use tokio::net::TcpStream;
@@ -424,13 +420,18 @@ mod without {
     impl Tls {
         /// Returns an error: this build does not support TLS. No store calls it, because `rediss://` URLs are rejected
         /// before.
-        pub(crate) fn new(_: TlsOptions, _: Option<Vec<u8>>) -> Result<Tls, TlsError> {
+        pub(crate) fn new(_: TlsOptions, _: Option<Vec<u8>>) -> Result<Arc<Tls>, TlsError> {
             Err(TlsError::new("this build does not support TLS"))
         }
 
         /// Never runs, because there is no `Tls` value.
-        pub(crate) async fn wrap(&self, _: TcpStream, _: &str, _: Instant) -> Result<Box<dyn Stream>, Fault> {
-            match *self {}
+        pub(crate) async fn wrap(
+            self: &Arc<Self>,
+            _: TcpStream,
+            _: &str,
+            _: Instant,
+        ) -> Result<Box<dyn Stream>, Fault> {
+            match **self {}
         }
 
         /// Never runs, because there is no `Tls` value.

@@ -96,8 +96,8 @@ impl StoreAddress {
     /// Returns an error if the scheme is unknown, a part is missing or invalid, or the scheme requires TLS and the
     /// feature `tls` is off.
     pub(crate) fn parse(url: &str) -> Result<StoreAddress, UrlError> {
-        let UrlParts { kind, is_tls, login, addresses, path } = UrlParts::split(url)?;
-        StoreAddress::of(kind, is_tls, login, &addresses.split(',').collect::<Vec<_>>(), path)
+        let parts = UrlParts::split(url)?;
+        StoreAddress::of(parts.kind, &parts, &parts.addresses.split(',').collect::<Vec<_>>(), parts.path)
     }
 
     /// Combines URLs with one server, node or Sentinel each. `master` is the name under which Sentinels know the master.
@@ -114,18 +114,12 @@ impl StoreAddress {
         let addresses: Vec<&str> = parts.iter().flat_map(|url| url.addresses.split(',')).collect();
         let path = parts.iter().map(|url| url.path).find(|path| !path.is_empty()).unwrap_or_default();
         let path = master.unwrap_or_else(|| path.trim_end_matches('/'));
-        StoreAddress::of(kind, first.is_tls, first.login, &addresses, path)
+        StoreAddress::of(kind, first, &addresses, path)
     }
 
-    /// Parses the hosts, the path and the credentials of a URL whose scheme has this kind.
-    fn of(
-        kind: StoreKind,
-        is_tls: bool,
-        login: Option<&str>,
-        texts: &[&str],
-        path: &str,
-    ) -> Result<StoreAddress, UrlError> {
-        let (user, password) = parse_login(login)?;
+    /// Parses these hosts and this path for servers of this kind, with the credentials and the use of TLS of `url`.
+    fn of(kind: StoreKind, url: &UrlParts<'_>, texts: &[&str], path: &str) -> Result<StoreAddress, UrlError> {
+        let (is_tls, (user, password)) = (url.is_tls, parse_login(url.login)?);
         if kind == StoreKind::Server && texts.len() > 1 {
             return Err(UrlError::new(
                 "a URL with several hosts must begin with redis+cluster://, redis+sentinel://, rediss+cluster:// or \

@@ -119,41 +119,15 @@ pub(crate) struct Worker {
     /// The number of requests that this worker has sent.
     calls: AtomicU64,
     /// Whether another server is the master, so that nothing more may be sent to this one.
-    is_demoted: Arc<AtomicBool>,
+    is_demoted: AtomicBool,
     /// Since when the oldest call has been waiting for its reply, or the current attempt to connect has been under way.
-    waiting: Arc<WaitingSince>,
-}
-
-/// The time since which a worker has been waiting for its server, or none. Written by the worker, read by callers.
-pub(crate) struct WaitingSince {
-    created: Instant,
-    /// Microseconds from `created` to that time, plus 1; 0 for none.
-    since_us: AtomicU64,
-}
-
-impl Default for WaitingSince {
-    fn default() -> Self {
-        WaitingSince { created: Instant::now(), since_us: AtomicU64::new(0) }
-    }
-}
-
-impl WaitingSince {
-    /// Returns the time, or `None` if the worker waits for nothing.
-    pub(crate) fn get(&self) -> Option<Instant> {
-        let us = self.since_us.load(Ordering::Relaxed).checked_sub(1)?;
-        Some(self.created + Duration::from_micros(us))
-    }
-
-    fn set(&self, since: Option<Instant>) {
-        let us = since.map_or(0, |since| since.saturating_duration_since(self.created).as_micros() as u64 + 1);
-        self.since_us.store(us, Ordering::Relaxed);
-    }
+    pub(crate) waiting: Mutex<Option<Instant>>,
 }
 
 /// What all workers of a store share.
 pub(crate) struct WorkerSettings {
     /// The TLS configuration; `None` for connections without TLS.
-    pub(crate) tls: Option<Tls>,
+    pub(crate) tls: Option<Arc<Tls>>,
     /// Where the user and the password are read from, if not from the URL.
     pub(crate) credentials: Arc<Credentials>,
     /// Where the user and the password for the Sentinels are read from.
@@ -168,6 +142,8 @@ pub(crate) struct WorkerSettings {
     pub(crate) call_timeout: Duration,
     /// The number of replicas that must acknowledge a call; `None` for none.
     pub(crate) replicas: Option<Replicas>,
+    /// The length of the queue of each worker.
+    pub(crate) queue_length: usize,
     /// The clock by which calls are decided; `None` for the server's.
     pub(crate) clock: Option<Arc<dyn Clock>>,
     /// The counts of all workers of the store since it was built.
@@ -198,17 +174,18 @@ pub(crate) enum ServerKind {
 }
 
 impl Worker {
-    pub(crate) fn new(
-        endpoint: Endpoint,
-        settings: Arc<WorkerSettings>,
-        is_demoted: Arc<AtomicBool>,
-        waiting: Arc<WaitingSince>,
-    ) -> Worker {
-        Worker { endpoint, settings, calls: AtomicU64::new(0), is_demoted, waiting }
+    pub(crate) fn new(endpoint: Endpoint, settings: Arc<WorkerSettings>) -> Worker {
+        let (calls, is_demoted, waiting) = Default::default();
+        Worker { endpoint, settings, calls, is_demoted, waiting }
+    }
+
+    /// Makes the worker send nothing more, because another server is the master.
+    pub(crate) fn demote(&self) {
+        self.is_demoted.store(true, Ordering::Release);
     }
 
     /// Returns whether nothing more may be sent, because another server is the master.
-    fn is_demoted(&self) -> bool {
+    pub(crate) fn is_demoted(&self) -> bool {
         self.is_demoted.load(Ordering::Acquire)
     }
 
@@ -237,7 +214,7 @@ impl Worker {
                 Ok(connection) => {
                     let (connected_at, calls_before) = (Instant::now(), self.calls.load(Ordering::Relaxed));
                     let state = Session::new(self, connection).serve(queue, &mut backlog).await;
-                    self.waiting.set(None);
+                    *self.waiting.lock() = None;
                     if state.is_closed() {
                         return;
                     }
@@ -269,14 +246,14 @@ impl Worker {
     async fn connect(&self) -> Result<Connection, Fault> {
         self.settings.count(|stats| stats.connects += 1);
         let begun = Instant::now();
-        self.waiting.set(Some(begun));
+        *self.waiting.lock() = Some(begun);
         let until = begun + self.settings.call_timeout;
         let open = Connection::open(&self.endpoint, &self.settings, self.settings.server_kind, until);
         let connected = timeout_at(until, open).await.unwrap_or_else(|_| {
             let message = format!("no connection within {:?}", self.settings.call_timeout);
             Err(Fault::new(Kind::Unreachable, message))
         });
-        self.waiting.set(None);
+        *self.waiting.lock() = None;
         connected
     }
 

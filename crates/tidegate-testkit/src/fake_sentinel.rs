@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 /// What a fake Sentinel answers.
 #[derive(Clone, Debug)]
-pub enum Says {
+pub enum SentinelAnswer {
     /// The address of the master.
     Master {
         /// The port of the master on 127.0.0.1.
@@ -30,7 +30,7 @@ pub enum Says {
 #[derive(Debug)]
 pub struct FakeSentinel {
     addr: SocketAddr,
-    says: Arc<watch::Sender<Says>>,
+    answer: Arc<watch::Sender<SentinelAnswer>>,
 }
 
 impl FakeSentinel {
@@ -38,16 +38,16 @@ impl FakeSentinel {
     ///
     /// # Panics
     /// If no socket can be created.
-    pub async fn start(says: Says) -> FakeSentinel {
+    pub async fn start(answer: SentinelAnswer) -> FakeSentinel {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port on 127.0.0.1");
-        let (addr, says) = (listener.local_addr().expect("a bound socket"), Arc::new(watch::Sender::new(says)));
-        let shared = says.clone();
+        let (addr, answer) = (listener.local_addr().expect("a bound socket"), Arc::new(watch::Sender::new(answer)));
+        let shared = answer.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 tokio::spawn(serve(stream, shared.subscribe()));
             }
         });
-        FakeSentinel { addr, says }
+        FakeSentinel { addr, answer }
     }
 
     /// Returns the address on which it listens.
@@ -56,12 +56,12 @@ impl FakeSentinel {
     }
 
     /// Changes its answers.
-    pub fn say(&self, says: Says) {
-        self.says.send_replace(says);
+    pub fn set_answer(&self, answer: SentinelAnswer) {
+        self.answer.send_replace(answer);
     }
 }
 
-async fn serve(mut stream: TcpStream, mut says: watch::Receiver<Says>) {
+async fn serve(mut stream: TcpStream, mut answer: watch::Receiver<SentinelAnswer>) {
     // Otherwise each reply would wait until the one before it is acknowledged.
     if stream.set_nodelay(true).is_err() {
         return;
@@ -69,7 +69,7 @@ async fn serve(mut stream: TcpStream, mut says: watch::Receiver<Says>) {
     let (mut inbox, mut is_subscribed) = (Vec::new(), false);
     loop {
         while let Some(command) = next_command(&mut inbox) {
-            let current = says.borrow_and_update().clone();
+            let current = answer.borrow_and_update().clone();
             is_subscribed = match command[0].as_str() {
                 "SUBSCRIBE" => true,
                 "UNSUBSCRIBE" => false,
@@ -82,12 +82,12 @@ async fn serve(mut stream: TcpStream, mut says: watch::Receiver<Says>) {
         }
         tokio::select! {
             read = stream.read_buf(&mut inbox) => if read.unwrap_or(0) == 0 { return },
-            changed = says.changed() => {
+            changed = answer.changed() => {
                 if changed.is_err() {
                     return;
                 }
-                let message = match &*says.borrow() {
-                    Says::Master { announces: true, port, .. } => list(&["message", "+switch-master", &format!("main 127.0.0.1 1 127.0.0.1 {port}")]),
+                let message = match &*answer.borrow() {
+                    SentinelAnswer::Master { announces: true, port, .. } => list(&["message", "+switch-master", &format!("main 127.0.0.1 1 127.0.0.1 {port}")]),
                     _ => continue,
                 };
                 if is_subscribed && stream.write_all(&message).await.is_err() {
@@ -98,10 +98,10 @@ async fn serve(mut stream: TcpStream, mut says: watch::Receiver<Says>) {
     }
 }
 
-fn reply(command: &[String], says: &Says) -> Vec<u8> {
-    let (port, epoch) = match says {
-        Says::Bytes(bytes) => return bytes.to_vec(),
-        Says::Master { port, epoch, .. } => (port.to_string(), epoch.to_string()),
+fn reply(command: &[String], answer: &SentinelAnswer) -> Vec<u8> {
+    let (port, epoch) = match answer {
+        SentinelAnswer::Bytes(bytes) => return bytes.to_vec(),
+        SentinelAnswer::Master { port, epoch, .. } => (port.to_string(), epoch.to_string()),
     };
     match (command[0].as_str(), command.get(1).map(String::as_str)) {
         ("SENTINEL", Some("GET-MASTER-ADDR-BY-NAME")) => list(&["127.0.0.1", &port]),

@@ -59,9 +59,9 @@ fn pause(random: &mut Random) {
 }
 
 /// A way to rewrite a file. Each leaves the file complete.
-type Way = fn(&Path, &str, &mut Random);
+type Rewrite = fn(&Path, &str, &mut Random);
 
-const IN_PLACE: [(&str, Way); 3] = [
+const IN_PLACE: [(&str, Rewrite); 3] = [
     ("truncated, then complete", |file, text, random| {
         fs::write(file, cut(text, random)).unwrap();
         pause(random);
@@ -81,7 +81,7 @@ const IN_PLACE: [(&str, Way); 3] = [
     }),
 ];
 
-const BY_NAME: [(&str, Way); 4] = [
+const BY_NAME: [(&str, Rewrite); 4] = [
     ("renamed over", |file, text, _| rename_over(file, text.as_bytes())),
     ("truncated and renamed over, then complete", |file, text, random| {
         rename_over(file, cut(text, random));
@@ -132,7 +132,7 @@ fn swap_links(file: &Path, text: &str, random: &mut Random) {
 }
 
 /// Rewrites the file `written`, which the service reads as `read`, many times and waits for each version.
-fn rewrite(what: &str, read: &Path, written: &Path, ways: &[(&str, Way)], random: &mut Random) {
+fn rewrite(what: &str, read: &Path, written: &Path, ways: &[(&str, Rewrite)], random: &mut Random) {
     let serving = Serving::start(&["--config", read.to_str().unwrap()]);
     while serving.check(EXHAUSTED).status != 429 {}
     let (asked, is_over) = (AtomicU64::new(0), AtomicBool::new(false));

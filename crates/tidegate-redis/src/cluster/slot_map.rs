@@ -40,13 +40,9 @@ pub(super) fn parse(reply: &Reply) -> Result<Vec<SlotRange>, Fault> {
 }
 
 fn range(reply: &Reply) -> Option<SlotRange> {
-    let Reply::List(fields) = reply else { return None };
-    let [Reply::Integer(first), Reply::Integer(last), nodes @ ..] = &fields[..] else { return None };
+    let [Reply::Integer(first), Reply::Integer(last), nodes @ ..] = reply.items() else { return None };
     let slots = usize::try_from(*first).ok()?..usize::try_from(*last).ok()?.checked_add(1)?;
-    let owner_id = match nodes.first() {
-        Some(Reply::List(owner)) => owner.get(2).and_then(Reply::as_text).unwrap_or_default().to_owned(),
-        _ => String::new(),
-    };
+    let owner_id = nodes.first().and_then(|owner| owner.items().get(2)?.as_text()).unwrap_or_default().to_owned();
     let mut nodes = nodes.iter().map(address);
     let owner = nodes.next()??;
     let replicas = nodes.collect::<Option<_>>()?;
@@ -54,8 +50,7 @@ fn range(reply: &Reply) -> Option<SlotRange> {
 }
 
 fn address(reply: &Reply) -> Option<Target> {
-    let Reply::List(node) = reply else { return None };
-    let [host, Reply::Integer(port), ..] = &node[..] else { return None };
+    let [host, Reply::Integer(port), ..] = reply.items() else { return None };
     let host = match host {
         Reply::Nil => None,
         host => known_host(host.as_text()?),

@@ -33,23 +33,22 @@ impl Answer {
         }
         let malformed =
             || Fault::new(Kind::Protocol, "the reply to SENTINEL GET-MASTER-ADDR-BY-NAME is not an address");
-        let Reply::List(parts) = address else { return Err(malformed()) };
-        let [host, port] = &parts[..] else { return Err(malformed()) };
+        let [host, port] = address.items() else { return Err(malformed()) };
         let master_address = parse_address(host.as_text(), port.as_text()).ok_or_else(malformed)?;
-        let epoch = field(master, "config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
-        let others = items(others).iter().filter_map(|other| parse_address(field(other, "ip"), field(other, "port")));
+        let epoch = master.field("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
+        let others = others.items().iter().filter_map(|other| parse_address(other.field("ip"), other.field("port")));
         Ok(Answer { master: master_address, epoch, others: others.collect() })
     }
 }
 
 /// Returns whether the reply confirms that the subscription has ended.
 pub(super) fn is_unsubscribed(reply: &Reply) -> bool {
-    items(reply).first().and_then(Reply::as_text) == Some("unsubscribe")
+    reply.items().first().and_then(Reply::as_text) == Some("unsubscribe")
 }
 
 /// Returns whether the reply is a message that another server is now the master with this name.
 pub(super) fn is_switch_of(reply: &Reply, name: &str) -> bool {
-    let [kind, channel, text] = items(reply) else { return false };
+    let [kind, channel, text] = reply.items() else { return false };
     let is_message = kind.as_text() == Some("message") && channel.as_text() == Some(SWITCH_MASTER);
     // `name old-host old-port new-host new-port`
     is_message && text.as_text().and_then(|text| text.split(' ').next()) == Some(name)
@@ -57,7 +56,7 @@ pub(super) fn is_switch_of(reply: &Reply, name: &str) -> bool {
 
 /// Creates the fault for a Sentinel that does not know the name, given its reply to `SENTINEL MASTERS`.
 pub(super) fn unknown_name(name: &str, masters: &Reply) -> Fault {
-    let names: Vec<&str> = items(masters).iter().filter_map(|master| field(master, "name")).take(NAMES_MAX).collect();
+    let names: Vec<&str> = masters.items().iter().filter_map(|master| master.field("name")).take(NAMES_MAX).collect();
     let known = if names.is_empty() { String::new() } else { format!("; it watches {}", names.join(", ")) };
     Fault::new(Kind::Unsupported, format!("it does not watch a master named {name}{known}"))
 }
@@ -79,19 +78,6 @@ pub(super) fn rejected(message: &str) -> Fault {
 /// The error message for a server that is not a Sentinel.
 pub(crate) const NOT_A_SENTINEL: &str =
     "the server is not a Sentinel; a redis+sentinel:// URL lists Sentinels, usually with port 26379";
-
-fn items(reply: &Reply) -> &[Reply] {
-    match reply {
-        Reply::List(items) => items,
-        _ => &[],
-    }
-}
-
-/// Returns the value of a field in a list of names and values.
-fn field<'a>(reply: &'a Reply, name: &str) -> Option<&'a str> {
-    let pair = items(reply).chunks_exact(2).find(|pair| pair[0].as_text() == Some(name))?;
-    pair[1].as_text()
-}
 
 fn parse_address(host: Option<&str>, port: Option<&str>) -> Option<(String, u16)> {
     let host = host.filter(|host| !host.is_empty())?;

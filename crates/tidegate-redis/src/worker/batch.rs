@@ -8,7 +8,7 @@ use super::{ChecksWaiter, Job, STEPS_MAX, Sharing, Waiter, Work};
 use crate::answer::{self, StepDecisions};
 use crate::fault::Fault;
 use crate::reply::Reply;
-use crate::request::{KeyPlace, Script, Step, encode_call};
+use crate::request::{Script, Step, encode_call};
 
 /// Work that is sent in one call: checks, refunds, or one command.
 pub(super) struct Batch {
@@ -93,10 +93,9 @@ impl Batch {
     /// Checks and refunds become a call of `script` that decides at `now`, or by the server's clock if `None`. For a
     /// command, both arguments are ignored.
     pub(super) fn request(&self, script: Script<'_>, now: Option<Timestamp>) -> Vec<u8> {
-        let place = if self.sharing == Sharing::Node { KeyPlace::Arguments } else { KeyPlace::Keys };
         match &self.work {
-            BatchWork::Checks(checks) => encode_call(script, now, "check", &checks.distinct(), place),
-            BatchWork::Refunds(refunds) => encode_call(script, now, "refund", &each_once(refunds), place),
+            BatchWork::Checks(checks) => encode_call(script, now, "check", &checks.distinct(), self.sharing),
+            BatchWork::Refunds(refunds) => encode_call(script, now, "refund", &each_once(refunds), self.sharing),
             BatchWork::Command(request, _) => request.clone(),
         }
     }

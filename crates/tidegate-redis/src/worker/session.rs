@@ -45,7 +45,7 @@
 //! doubt. So nothing more is sent, and the calls in flight get their own replies, which usually say that they were not
 //! executed. Then the session ends.
 //!
-//! **A server that is left**, because the Sentinels have named another master, is treated in the same way. Work that
+//! **A server that is demoted**, because the Sentinels have named another master, is treated in the same way. Work that
 //! was not sent fails at once, so that it can be sent to the other server.
 //!
 //! **The timeout of a call** starts when the call is put into the outbox, so it includes the time that earlier calls
@@ -202,7 +202,7 @@ impl<'a> Session<'a> {
             if sent {
                 continue;
             }
-            self.worker.waiting.set(self.in_flight.front().map(|oldest| oldest.sent_at));
+            *self.worker.waiting.lock() = self.in_flight.front().map(|oldest| oldest.sent_at);
             let outcome = if self.in_flight.is_empty() {
                 if let Some(fault) = self.draining.take().or_else(|| self.worker.is_demoted().then(Fault::demoted)) {
                     self.give_up(&fault);
@@ -247,7 +247,7 @@ impl<'a> Session<'a> {
     /// Returns whether another batch may be sent.
     ///
     /// `false` if [`BATCHES_MAX`] are in flight, or [`EAGER_BATCHES_MAX`] if the store waits for replicas. Also `false`
-    /// if the session is draining or the server is left.
+    /// if the session is draining or the server is demoted.
     fn has_room(&self) -> bool {
         let batches_max = if self.worker.settings.replicas.is_some() { EAGER_BATCHES_MAX } else { BATCHES_MAX };
         self.batches_in_flight < batches_max && self.draining.is_none() && !self.worker.is_demoted()
@@ -255,7 +255,7 @@ impl<'a> Session<'a> {
 
     /// Moves work from the queue to the backlog, until it has [`STEPS_MAX`] callers.
     ///
-    /// Moves nothing if no batch may be sent. If the server is left, fails all work that was not sent. Also updates
+    /// Moves nothing if no batch may be sent. If the server is demoted, fails all work that was not sent. Also updates
     /// `collected_at` and `waiting_since`.
     fn collect(&mut self, queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) {
         let collected_before = std::mem::replace(&mut self.collected_at, Instant::now());

@@ -323,7 +323,8 @@ async fn one_subject_per_call_redeems_receipts_of_one_subject_each() {
 async fn redemption_that_timed_out_is_repeated_and_takes_effect_once() {
     let server = SimulatedRedis::new(VirtualClock::start());
     let dial = server.clone();
-    let builder = RedisStore::builder("redis://simulated").connector(move || std::future::ready(Ok(dial.connect())));
+    let builder =
+        RedisStore::builder("redis://simulated").connector(move |_, _| std::future::ready(Ok(dial.connect())));
     let store = builder.call_timeout(Duration::from_millis(200)).build().unwrap();
     let demand = demand("100/h", "k").cost(30);
     let check = Check::one(&demand);

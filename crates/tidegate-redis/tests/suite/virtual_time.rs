@@ -19,7 +19,7 @@ fn ms(ms: u64) -> Duration {
 async fn pair(call_timeout: Duration) -> (SimulatedRedis, RedisStore) {
     let server = SimulatedRedis::new(VirtualClock::start());
     let dial = server.clone();
-    let connector = move || std::future::ready(Ok(dial.connect()));
+    let connector = move |_: &str, _| std::future::ready(Ok(dial.connect()));
     let builder = RedisStore::builder("redis://simulated").connector(connector);
     let store = builder.call_timeout(call_timeout).build().unwrap();
     store.command(&["PING"]).await.unwrap();

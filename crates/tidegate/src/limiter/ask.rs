@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use super::denied_parts::{PartTurn, Turn};
 use super::late_calls::OwnedCheck;
 use super::panicked;
-use super::parts::{self, Answer, Asked, Part, PartAnswer, PartRefund, PartToAsk};
+use super::parts::{self, Answer, Asked, Part, PartAnswer, PartToAsk};
 use super::shared::{Shared, time_left};
 use super::stats::Counters;
 use super::store_calls::ServerCall;
@@ -140,8 +140,7 @@ impl Shared {
             }
             let (answer, refunds) = parts::conclude(check, parts, answers);
             counters.split_checks_refunded.fetch_add(u64::from(!refunds.is_empty()), Ordering::Relaxed);
-            let owned = |(demands, decision): PartRefund<'_>| (OwnedCheck::of(&Check::of_distinct(&demands)), decision);
-            to_refund.extend(refunds.into_iter().map(owned));
+            to_refund.extend(refunds);
             concluded.push(answer);
         }
         if !to_refund.is_empty() {
@@ -173,6 +172,7 @@ impl Shared {
         let mut calls: Vec<ServerCall<'_>> = Vec::new();
         for (PartToAsk { part, turn, .. }, preview) in parts.iter().zip(&previews) {
             let check = preview.as_ref().map_or_else(|| part.check(), Preview::check);
+            let check = check.in_partition(part.location.partition);
             let known = calls.iter().position(|call| call.shard.id == part.location.shard);
             let index = known.unwrap_or_else(|| {
                 let shard = self.health.of(part.location.shard, &*self.store);

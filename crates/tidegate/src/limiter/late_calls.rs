@@ -101,7 +101,7 @@ impl Shared {
     pub(super) async fn refund_charges<'a>(&self, charges: impl Iterator<Item = (&'a OwnedCheck, &'a Decision)>) {
         let refund = |(check, decision): (&'a OwnedCheck, &'a Decision)| async move {
             let demands = check.demands();
-            let check = Check::of_distinct(&demands);
+            let check = check.borrow(&demands);
             let refund = async { self.store.refund(&check, decision).await };
             if let Some(call) = self.begin(Call::Refund, 1, (LATE_MAX, ShardId::default()), refund) {
                 let _ = call.await;
@@ -139,13 +139,17 @@ impl Shared {
         checks: Arc<[OwnedCheck]>,
     ) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
         let demands: SmallVec<[_; 1]> = checks.iter().map(OwnedCheck::demands).collect();
-        let checks: SmallVec<[Check<'_>; 1]> = demands.iter().map(|demands| Check::of_distinct(demands)).collect();
+        let checks: SmallVec<[Check<'_>; 1]> =
+            checks.iter().zip(&demands).map(|(check, demands)| check.borrow(demands)).collect();
         self.decide(&checks).await
     }
 }
 
 /// A check that owns its subjects.
-pub(super) struct OwnedCheck(SmallVec<[OwnedDemand; 2]>);
+pub(super) struct OwnedCheck {
+    demands: SmallVec<[OwnedDemand; 2]>,
+    partition: Option<u32>,
+}
 
 /// A demand that owns its subject.
 struct OwnedDemand {
@@ -174,17 +178,23 @@ impl OwnedCheck {
                 Scope::Named(name) => OwnedScope::Named(name),
             },
         };
-        OwnedCheck(check.demands().iter().map(owned).collect())
+        OwnedCheck { demands: check.demands().iter().map(owned).collect(), partition: check.partition() }
     }
 
     /// Returns whether any demand has a cost.
     pub(super) fn charges(&self) -> bool {
-        self.0.iter().any(|demand| demand.cost != Cost::PEEK)
+        self.demands.iter().any(|demand| demand.cost != Cost::PEEK)
     }
 
     /// Returns the demands of the check, in order.
     pub(super) fn demands(&self) -> SmallVec<[Demand<'_>; 2]> {
-        self.0.iter().map(OwnedDemand::borrow).collect()
+        self.demands.iter().map(OwnedDemand::borrow).collect()
+    }
+
+    /// Returns the check, given its [demands](OwnedCheck::demands).
+    pub(super) fn borrow<'a>(&self, demands: &'a [Demand<'a>]) -> Check<'a> {
+        let check = Check::of_distinct(demands);
+        self.partition.map_or(check, |partition| check.in_partition(partition))
     }
 }
 

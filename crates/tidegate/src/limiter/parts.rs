@@ -29,6 +29,7 @@ use tidegate_core::{
 };
 
 use super::denied_parts::PartTurn;
+use super::late_calls::OwnedCheck;
 use crate::failure::Unavailable;
 
 /// The answer of the store to a check.
@@ -69,8 +70,8 @@ impl PartAnswer {
     }
 }
 
-/// A charge to refund, because another part of the check was refused or failed: its demands, and the decision on them.
-pub(super) type PartRefund<'a> = (SmallVec<[Demand<'a>; 2]>, Decision);
+/// A charge to refund, because another part of the check was refused or failed: what was charged, and the decision.
+pub(super) type PartRefund = (OwnedCheck, Decision);
 
 /// A part of a check that is about to be asked.
 pub(super) struct PartToAsk<'p, 'a> {
@@ -96,9 +97,9 @@ impl<'a> Part<'a> {
         Part { location, demands: check.demands().iter().copied().collect(), indices }
     }
 
-    /// Returns the demands as a check.
+    /// Returns the demands as a check in their partition.
     pub(super) fn check(&self) -> Check<'_> {
-        Check::of_distinct(&self.demands)
+        Check::of_distinct(&self.demands).in_partition(self.location.partition)
     }
 
     /// Returns whether the part has a cost.
@@ -124,11 +125,12 @@ impl<'a> Part<'a> {
 
     /// Returns the part of a refused check that must be refunded: all but limits with `count_denied`, which are charged
     /// for denials too. Returns `None` if there is nothing to refund.
-    fn to_refund(&self, decision: &Decision) -> Option<PartRefund<'a>> {
+    fn to_refund(&self, decision: &Decision) -> Option<PartRefund> {
         let kept = self.demands.iter().zip(&decision.limits).filter(|(demand, _)| !demand.limit.count_denied());
         let (demands, limits): (SmallVec<[Demand<'a>; 2]>, LimitStatuses) =
             kept.map(|(demand, status)| (*demand, *status)).unzip();
-        (!demands.is_empty()).then(|| (demands, decision.with_limits(limits)))
+        let check = || OwnedCheck::of(&Check::of_distinct(&demands).in_partition(self.location.partition));
+        (!demands.is_empty()).then(|| (check(), decision.with_limits(limits)))
     }
 }
 
@@ -137,11 +139,14 @@ pub(super) fn location_of(check: &Check<'_>, store: &dyn Store) -> Location {
     check.demands().first().map_or(Location::default(), |demand| store.locate(demand.key.subject()))
 }
 
-/// Splits a check into parts, in the order in which their partitions first occur.
+/// Splits a check into parts, in the order in which their partitions first occur. Each part carries its location to the
+/// store, which does not determine it again.
 pub(super) fn split<'a>(check: &Check<'a>, store: &dyn Store) -> SmallVec<[Part<'a>; 1]> {
     let mut parts: SmallVec<[Part<'a>; 1]> = SmallVec::new();
     for (index, demand) in check.demands().iter().enumerate() {
-        let location = store.locate(demand.key.subject());
+        let subject = demand.key.subject();
+        let known = parts.iter().find(|part| part.demands[0].key.subject() == subject);
+        let location = known.map_or_else(|| store.locate(subject), |part| part.location);
         match parts.iter_mut().find(|part| part.location.partition == location.partition) {
             Some(part) => {
                 part.demands.push(*demand);
@@ -159,11 +164,11 @@ pub(super) fn split<'a>(check: &Check<'a>, store: &dyn Store) -> SmallVec<[Part<
 /// Combines the answers to all parts of a check, in order, and returns which charges must be refunded.
 ///
 /// The result is the first failure if any part has failed.
-pub(super) fn conclude<'a>(
+pub(super) fn conclude(
     check: &Check<'_>,
-    parts: &[Part<'a>],
+    parts: &[Part<'_>],
     mut answers: SmallVec<[PartAnswer; 1]>,
-) -> (Result<Answer, Unavailable>, SmallVec<[PartRefund<'a>; 1]>) {
+) -> (Result<Answer, Unavailable>, SmallVec<[PartRefund; 1]>) {
     if answers.len() == 1 {
         return (answers.remove(0).result.map(Answer::Whole), SmallVec::new());
     }
@@ -217,11 +222,14 @@ pub(crate) fn refund_status(status: &mut LimitStatus, limit: &Limit) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
     use tidegate_core::{Key, MemoryStore, Preview, ShardId, StoreErrorKind, Timestamp};
 
-    /// A store whose partitions are the first bytes of the subjects.
-    struct ByFirstByte(MemoryStore);
+    /// A store whose partitions are the first bytes of the subjects. It counts how many subjects were located.
+    #[derive(Default)]
+    struct ByFirstByte(MemoryStore, AtomicU32);
 
     impl Store for ByFirstByte {
         fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> tidegate_core::StoreFuture<'a, Vec<Decision>> {
@@ -237,6 +245,7 @@ mod tests {
             Box::pin(async { Ok(self.0.inspect(demand)) })
         }
         fn locate(&self, subject: &[u8]) -> Location {
+            self.1.fetch_add(1, Ordering::Relaxed);
             Location::new(subject[0].into(), ShardId::new(subject[0].into()))
         }
     }
@@ -266,7 +275,7 @@ mod tests {
 
     #[test]
     fn demands_are_split_by_partition_and_combined_in_their_order() {
-        let (store, demands) = (ByFirstByte(MemoryStore::new()), demands());
+        let (store, demands) = (ByFirstByte::default(), demands());
         let (parts, decisions) = decided(&demands, &store);
         assert_eq!(parts.iter().map(|part| part.indices.to_vec()).collect::<Vec<_>>(), [[0, 2], [1, 3]]);
         let check = Check::new(&demands).unwrap();
@@ -280,8 +289,20 @@ mod tests {
     }
 
     #[test]
+    fn subject_of_several_limits_is_located_once_and_its_part_carries_the_partition() {
+        let limits: [Limit; 3] = ["5/s", "6/min", "7/h"].map(|limit| limit.parse().unwrap());
+        let of = |subject| limits.map(|limit| Demand::new(limit, Key::new(subject).unwrap()));
+        let (store, demands) = (ByFirstByte::default(), [of("a1"), of("b1")].concat());
+        let parts = split(&Check::new(&demands).unwrap(), &store);
+        assert_eq!(store.1.into_inner(), 2);
+        assert_eq!(parts.iter().map(|part| part.check().partition()).collect::<Vec<_>>(), [Some(97), Some(98)]);
+        let kept = OwnedCheck::of(&parts[1].check());
+        assert_eq!(kept.borrow(&kept.demands()).partition(), Some(98));
+    }
+
+    #[test]
     fn admitted_part_of_a_refused_check_is_refunded_except_for_count_denied() {
-        let (store, demands) = (ByFirstByte(MemoryStore::new()), demands());
+        let (store, demands) = (ByFirstByte::default(), demands());
         let used_up = Demand { cost: tidegate_core::Cost::new(5), ..demands[0] };
         assert!(store.0.check(&Check::one(&used_up)).allowed());
         let (parts, decisions) = decided(&demands, &store);
@@ -292,23 +313,24 @@ mod tests {
         assert_eq!(statuses, [(false, 0), (true, 6), (true, 7), (true, 6)], "the fourth stays charged");
         assert_eq!(refunds.len(), 1);
         let (given, of) = &refunds[0];
+        let given = given.demands();
         assert_eq!((given.len(), given[0].limit.quota(), of.at), (1, 6, NOW.plus_micros(700)));
     }
 
     #[test]
     fn failed_part_fails_the_check_and_gives_the_others_back() {
-        let (store, demands) = (ByFirstByte(MemoryStore::new()), demands());
+        let (store, demands) = (ByFirstByte::default(), demands());
         let (parts, mut decisions) = decided(&demands, &store);
         let failure = Unavailable::new(StoreErrorKind::TimedOut, "no answer");
         let answers = charged([Ok(decisions.remove(0)), Err(failure.clone())]);
         let (answer, refunds) = conclude(&Check::new(&demands).unwrap(), &parts, answers);
         assert_eq!(answer.unwrap_err(), failure);
-        assert_eq!(refunds.iter().map(|(demands, _)| demands.len()).collect::<Vec<_>>(), [2]);
+        assert_eq!(refunds.iter().map(|(check, _)| check.demands().len()).collect::<Vec<_>>(), [2]);
     }
 
     #[test]
     fn previewed_part_reports_its_statuses_and_charges_nothing() {
-        let store = ByFirstByte(MemoryStore::new());
+        let store = ByFirstByte::default();
         let demands = demands().map(|demand| Demand { limit: demand.limit.with_count_denied(false), ..demand });
         let check = Check::new(&demands).unwrap();
         let parts = split(&check, &store);
@@ -335,7 +357,7 @@ mod tests {
 
     #[test]
     fn longest_ban_refuses_the_whole_check() {
-        let (store, demands) = (ByFirstByte(MemoryStore::new()), demands());
+        let (store, demands) = (ByFirstByte::default(), demands());
         let check = Check::new(&demands).unwrap();
         let (parts, mut decisions) = decided(&demands, &store);
         decisions[1] = Decision::banned(NOW, Source::Store, Wait::from_micros(9), &parts[1].check());

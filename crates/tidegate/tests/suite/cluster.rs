@@ -116,9 +116,11 @@ async fn keys_of_a_killed_master_are_decided_by_its_promoted_replica() {
         cluster.nodes()[0].kill9();
         let replica = &cluster.nodes()[3];
         let mut others = Vec::new();
-        while replica.command(&["ROLE"]).items()[0].text() != "master" {
+        let is_promoted = || replica.command(&["ROLE"]).items()[0].text() == "master";
+        while !is_promoted() {
             others.extend([fixture.source(1).await, fixture.source(2).await]);
-            assert_eq!(fixture.source(0).await, Source::Local, "{brand}");
+            let source = fixture.source(0).await;
+            assert!(source == Source::Local || is_promoted(), "{brand} {source:?}");
         }
         assert!(others.iter().all(|source| *source == Source::Store), "{brand} {others:?}");
         fixture.until_decided_by(0, Source::Store).await;
@@ -139,9 +141,10 @@ async fn network_fault_to_one_master_degrades_only_its_own_keys() {
             Ok(stream)
         }
     };
-    let builder = RedisStore::builder(cluster.url()).prefix("cut").connector_to(connect);
-    let store = builder.call_timeout(Duration::from_millis(500)).build().unwrap();
-    let fixture = Fixture::on(&cluster, store, Duration::from_secs(1)).await;
+    let builder = RedisStore::builder(cluster.url()).prefix("cut").connector(connect);
+    // Some faults end only by these timeouts, and on a busy machine the calls to the other masters must not exceed them.
+    let store = builder.call_timeout(Duration::from_secs(2)).build().unwrap();
+    let fixture = Fixture::on(&cluster, store, Duration::from_secs(4)).await;
     for fault in [Fault::Cut, Fault::Reset, Fault::Blackhole, Fault::Hold] {
         for subject in 0..3 {
             fixture.until_decided_by(subject, Source::Store).await;

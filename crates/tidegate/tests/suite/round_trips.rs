@@ -23,7 +23,7 @@ async fn connected(
     configure: impl FnOnce(RedisStoreBuilder) -> RedisStoreBuilder,
 ) -> RedisStore {
     let dial = server.clone();
-    let connector = move || std::future::ready(Ok(dial.connect()));
+    let connector = move |_: &str, _| std::future::ready(Ok(dial.connect()));
     let store = configure(RedisStore::builder("redis://simulated").connector(connector)).build().unwrap();
     store.command(&["PING"]).await.unwrap();
     store

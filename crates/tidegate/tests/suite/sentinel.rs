@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use tidegate::{Check, Demand, Key, Limit, Limiter, Source, Store};
-use tidegate_redis::RedisStore;
-use tidegate_testkit::fake_sentinel::{FakeSentinel, Says};
+use tidegate_redis::{RedisStore, RedisStoreBuilder};
+use tidegate_testkit::fake_sentinel::{FakeSentinel, SentinelAnswer};
 use tidegate_testkit::history::{Bounds, History, Report};
 use tidegate_testkit::poll;
 use tidegate_testkit::server::{Brand, Config, Connection, SentinelGroup, Server};
@@ -195,6 +195,12 @@ fn deadline() -> Duration {
     Duration::from_millis(if rounds().is_some() { 25 } else { 10_000 })
 }
 
+/// Creates a store whose calls do not time out before the deadline.
+fn store_at(url: String) -> RedisStore {
+    let call_timeout = RedisStoreBuilder::CALL_TIMEOUT_DEFAULT.max(deadline());
+    RedisStore::builder(url).call_timeout(call_timeout).build().unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn planned_failover_leaves_the_old_master_and_loses_at_most_a_quota() {
     for &brand in brands() {
@@ -204,7 +210,7 @@ async fn planned_failover_leaves_the_old_master_and_loses_at_most_a_quota() {
             if round % 2 == 1 {
                 group.slow_down();
             }
-            let store = RedisStore::builder(group.url()).build().unwrap();
+            let store = store_at(group.url());
             let load = Load::start(store.clone(), deadline()).await;
             let (old, new) = (group.master().addr(), group.replicas()[0]);
             let calls = CallsOf::watch(group.master());
@@ -243,7 +249,7 @@ async fn killed_master_degrades_checks_until_another_is_elected() {
         let mut healing = Vec::new();
         for _ in 0..rounds().unwrap_or(1) {
             let group = SentinelGroup::start(brand);
-            let store = RedisStore::builder(group.url()).build().unwrap();
+            let store = store_at(group.url());
             let load = Load::start(store.clone(), deadline()).await;
             let new = group.replicas()[0];
             let announced = announced(&group);
@@ -276,11 +282,12 @@ async fn demoted_master_is_left_after_its_first_read_only_reply() {
         let mut healing = Vec::new();
         for _ in 0..rounds().unwrap_or(1) {
             let [old, new] = [(); 2].map(|()| Config::new(brand).start());
-            let says = |server: &Server, epoch| Says::Master { port: server.port(), epoch, announces: false };
-            let sentinel = FakeSentinel::start(says(&old, 1)).await;
-            let store = RedisStore::builder(format!("redis+sentinel://{}/main", sentinel.addr())).build().unwrap();
+            let answer =
+                |server: &Server, epoch| SentinelAnswer::Master { port: server.port(), epoch, announces: false };
+            let sentinel = FakeSentinel::start(answer(&old, 1)).await;
+            let store = store_at(format!("redis+sentinel://{}/main", sentinel.addr()));
             let load = Load::start(store.clone(), deadline()).await;
-            sentinel.say(says(&new, 2));
+            sentinel.set_answer(answer(&new, 2));
             let demoted = Instant::now();
             old.command(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
             let address = Some(new.url());

@@ -67,7 +67,7 @@ impl Behind {
             }
         };
         let (mut builder, mut limiter) =
-            (RedisStore::builder(url).prefix(prefix).connector_to(connect), Limiter::builder());
+            (RedisStore::builder(url).prefix(prefix).connector(connect), Limiter::builder());
         if deadline == Deadline::Long {
             (builder, limiter) = (builder.call_timeout(TIMEOUT), limiter.deadline(TIMEOUT));
         }

@@ -3,7 +3,7 @@
 use tidegate::config::{Format, Loader};
 use tidegate::{Check, Demand, Key, Store, StoreErrorKind as Kind};
 use tidegate_redis::RedisStore;
-use tidegate_testkit::fake_sentinel::{FakeSentinel, Says};
+use tidegate_testkit::fake_sentinel::{FakeSentinel, SentinelAnswer};
 use tidegate_testkit::poll;
 use tidegate_testkit::server::{Brand, Config, SentinelGroup, Server};
 
@@ -32,7 +32,7 @@ async fn sentinel_that_does_not_know_the_name_or_answers_nonsense_is_named() {
     let expected = format!("store redis+sentinel://{sentinel}/other: Sentinel {sentinel}: {reason}");
     assert_eq!((kind, message), (Kind::Unsupported, expected));
 
-    let fake = FakeSentinel::start(Says::Bytes(b"*2\r\n$1\r\nh\r\n$1\r\nx\r\n")).await;
+    let fake = FakeSentinel::start(SentinelAnswer::Bytes(b"*2\r\n$1\r\nh\r\n$1\r\nx\r\n")).await;
     let (kind, message) = error_of(&store("sentinel", &[fake.addr().to_string()], "master = 'main'"), "ann").await;
     let reason = "the reply to SENTINEL GET-MASTER-ADDR-BY-NAME is not an address";
     assert_eq!(kind, Kind::Protocol, "{message}");

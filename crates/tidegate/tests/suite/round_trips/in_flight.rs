@@ -235,7 +235,7 @@ async fn replies_are_read_while_the_server_reads_nothing() {
     let greeting = format!("-ERR unknown command\r\n+OK\r\n*0\r\n$40\r\n{}\r\n", "a".repeat(40));
     let (client, mut server) = duplex(1 << 10);
     let client = std::sync::Mutex::new(Some(client));
-    let connector = move || {
+    let connector = move |_: &str, _| {
         let client = client.lock().unwrap().take();
         std::future::ready(client.ok_or_else(|| std::io::ErrorKind::ConnectionRefused.into()))
     };

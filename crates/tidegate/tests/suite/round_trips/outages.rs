@@ -49,7 +49,7 @@ impl Node {
         let server = SimulatedRedis::new(clock.clone());
         let outage = Arc::<Mutex<Option<Outage>>>::default();
         let (dial, current) = (server.clone(), outage.clone());
-        let connector = move || {
+        let connector = move |_: &str, _| {
             let (dial, outage) = (dial.clone(), *current.lock().unwrap());
             async move {
                 match outage {
