@@ -33,19 +33,6 @@ pub struct GatewaySettings {
 }
 
 impl GatewaySettings {
-    /// Returns the names of the settings that differ from those of a reload, which take effect only after a restart.
-    pub(crate) fn changed_names(&self, after: &GatewaySettings) -> Vec<&'static str> {
-        // The pattern names every field, so that a new one cannot be forgotten.
-        let GatewaySettings { listen, proxy_protocol, access_log, bounds, upstreams: _, routes: _ } = self;
-        let changes = [
-            ("gateway.listen", *listen != after.listen),
-            ("gateway.proxy_protocol", *proxy_protocol != after.proxy_protocol),
-            ("gateway.access_log", *access_log != after.access_log),
-            ("the bounds of [gateway]", *bounds != after.bounds),
-        ];
-        changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(name, _)| name).collect()
-    }
-
     /// Replaces all upstreams with one, named `upstream`, that gets all requests and distributes them over `servers`.
     #[must_use]
     pub fn with_servers(self, servers: Vec<ServerUrl>) -> GatewaySettings {

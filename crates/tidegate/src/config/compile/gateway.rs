@@ -4,11 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_config::{AccessLog, Code, ConfigTable, Finding, GatewayTable, Spanned, TimeText, UpstreamTable};
+
 use super::Compiler;
-use crate::config::finding::{Code, Finding};
-use crate::config::forms::TimeText;
-use crate::config::span::Spanned;
-use crate::config::types::{AccessLog, Config, GatewayTable, UpstreamTable};
 use crate::gateway::{
     AccessLogFormat, GatewayBounds, GatewaySettings, PathPrefix, Route, Routes, ServerUrl, UpstreamSettings,
 };
@@ -25,7 +23,7 @@ const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
 impl Compiler<'_> {
     /// Compiles the tables `[gateway]` and `[[upstreams]]`. Adds an error for each invalid value.
-    pub(super) fn gateway(&mut self, config: &Config) -> GatewaySettings {
+    pub(super) fn gateway(&mut self, config: &ConfigTable) -> GatewaySettings {
         let table = &config.gateway;
         let (mut upstreams, mut routes) = (Vec::new(), Vec::new());
         let mut names: HashMap<&str, ()> = HashMap::new();

@@ -86,9 +86,7 @@ impl RulesSource {
     /// Logs findings, and changed settings that take effect only after a restart, as warnings.
     pub fn commit(&self, loaded: Loaded, companion: Option<Companion>) -> Arc<Loaded> {
         let loaded = Arc::new(loaded);
-        let running = self.loaded.load();
-        let changed = running.settings.changed_names(&loaded.settings);
-        for setting in changed.into_iter().chain(running.gateway.changed_names(&loaded.gateway)) {
+        for setting in &loaded.changes.restart {
             tracing::warn!(setting, "this setting has changed; it takes effect after a restart");
         }
         for finding in &loaded.findings {

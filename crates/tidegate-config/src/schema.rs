@@ -12,13 +12,13 @@ use super::forms::{
 };
 use super::read::Named;
 use super::span::Spanned;
-use super::types::{Anonymize, Config, LimitTable, StoreTable, TemplateTable};
-use crate::answer::BodyFormat;
+use super::types::{Anonymize, ConfigTable, LimitTable, StoreTable, TemplateTable};
+use super::values::BodyName;
 
-impl Config {
+impl ConfigTable {
     /// Returns the JSON schema of a configuration file, with which editors can complete and check it.
     pub fn schema() -> Schema {
-        schemars::schema_for!(Config)
+        schemars::schema_for!(ConfigTable)
     }
 }
 
@@ -165,7 +165,7 @@ impl JsonSchema for BodyEntry {
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let name = generator.subschema_for::<BodyFormat>();
+        let name = generator.subschema_for::<BodyName>();
         let table = generator.subschema_for::<TemplateTable>();
         json_schema!({ "anyOf": [name, table] })
     }
@@ -183,29 +183,7 @@ impl JsonSchema for AnonymizeEntry {
 }
 
 /// Returns the schema of an enum that is written as one of a few names.
-pub(super) fn named<T: Named>() -> Schema {
+pub(crate) fn named<T: Named>(_: &mut SchemaGenerator) -> Schema {
     let names: Vec<&str> = T::NAMES.iter().map(|(name, _)| *name).collect();
     json_schema!({ "type": "string", "enum": names })
 }
-
-/// Returns the schema of [`Algorithm`](tidegate_core::Algorithm), whose crate does not implement [`JsonSchema`].
-pub(super) fn algorithm(_: &mut SchemaGenerator) -> Schema {
-    named::<tidegate_core::Algorithm>()
-}
-
-/// Implements [`JsonSchema`] for an enum that implements [`Named`].
-macro_rules! named_schema {
-    ($type:ident) => {
-        impl schemars::JsonSchema for $type {
-            fn schema_name() -> std::borrow::Cow<'static, str> {
-                stringify!($type).into()
-            }
-
-            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-                $crate::config::schema::named::<$type>()
-            }
-        }
-    };
-}
-
-pub(super) use named_schema;
