@@ -70,116 +70,55 @@ impl<T: JsonSchema> JsonSchema for OptionalList<T> {
     }
 }
 
-impl JsonSchema for Secret {
-    fn schema_name() -> Cow<'static, str> {
-        "Secret".into()
-    }
+/// Implements [`JsonSchema`] for types with these names and schemas. One that is `inline` is written where it is used.
+macro_rules! schemas {
+    (@is_inline) => { false };
+    (@is_inline inline) => { true };
+    ($($type:ident $name:literal $($inline:ident)?: |$generator:pat_param| $schema:expr;)*) => {$(
+        impl JsonSchema for $type {
+            fn schema_name() -> Cow<'static, str> {
+                $name.into()
+            }
 
-    fn inline_schema() -> bool {
-        true
-    }
+            fn inline_schema() -> bool {
+                schemas!(@is_inline $($inline)?)
+            }
 
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "writeOnly": true })
-    }
+            fn json_schema($generator: &mut SchemaGenerator) -> Schema {
+                $schema
+            }
+        }
+    )*};
 }
 
-impl JsonSchema for TimeText {
-    fn schema_name() -> Cow<'static, str> {
-        "Time".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        String::json_schema(generator)
-    }
+schemas! {
+    Secret "Secret" inline: |_| json_schema!({ "type": "string", "writeOnly": true });
+    TimeText "Time" inline: |generator| String::json_schema(generator);
+    StoreUrl "StoreUrl" inline: |generator| Secret::json_schema(generator);
+    StoreEntry "StoreEntry": |generator| {
+        any_of([generator.subschema_for::<StoreUrl>(), generator.subschema_for::<StoreTable>()])
+    };
+    LimitEntry "Limit": |generator| json_schema!({
+        "description": "At most QUOTA per WINDOW, by an algorithm.",
+        "anyOf": [
+            { "type": "string", "examples": ["10/min", "100/min token-bucket burst=20"] },
+            generator.subschema_for::<LimitTable>(),
+        ],
+    });
+    Limits "Limits": |generator| {
+        any_of([json_schema!({ "const": "plan" }), generator.subschema_for::<OneOrMany<LimitEntry>>()])
+    };
+    HeaderTest "HeaderTest": |_| any_of([json_schema!({ "const": true }), json_schema!({ "type": "string" })]);
+    BodyEntry "BodyEntry": |generator| {
+        any_of([generator.subschema_for::<BodyName>(), generator.subschema_for::<TemplateTable>()])
+    };
+    AnonymizeEntry "AnonymizeEntry": |generator| {
+        any_of([json_schema!({ "type": "boolean" }), generator.subschema_for::<Anonymize>()])
+    };
 }
 
-impl JsonSchema for StoreUrl {
-    fn schema_name() -> Cow<'static, str> {
-        "StoreUrl".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        Secret::json_schema(generator)
-    }
-}
-
-impl JsonSchema for StoreEntry {
-    fn schema_name() -> Cow<'static, str> {
-        "StoreEntry".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let url = generator.subschema_for::<StoreUrl>();
-        let table = generator.subschema_for::<StoreTable>();
-        json_schema!({ "anyOf": [url, table] })
-    }
-}
-
-impl JsonSchema for LimitEntry {
-    fn schema_name() -> Cow<'static, str> {
-        "Limit".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let table = generator.subschema_for::<LimitTable>();
-        json_schema!({
-            "description": "At most QUOTA per WINDOW, by an algorithm.",
-            "anyOf": [{ "type": "string", "examples": ["10/min", "100/min token-bucket burst=20"] }, table],
-        })
-    }
-}
-
-impl JsonSchema for Limits {
-    fn schema_name() -> Cow<'static, str> {
-        "Limits".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let limits = generator.subschema_for::<OneOrMany<LimitEntry>>();
-        json_schema!({ "anyOf": [{ "const": "plan" }, limits] })
-    }
-}
-
-impl JsonSchema for HeaderTest {
-    fn schema_name() -> Cow<'static, str> {
-        "HeaderTest".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "anyOf": [{ "const": true }, { "type": "string" }] })
-    }
-}
-
-impl JsonSchema for BodyEntry {
-    fn schema_name() -> Cow<'static, str> {
-        "BodyEntry".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let name = generator.subschema_for::<BodyName>();
-        let table = generator.subschema_for::<TemplateTable>();
-        json_schema!({ "anyOf": [name, table] })
-    }
-}
-
-impl JsonSchema for AnonymizeEntry {
-    fn schema_name() -> Cow<'static, str> {
-        "AnonymizeEntry".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let table = generator.subschema_for::<Anonymize>();
-        json_schema!({ "anyOf": [{ "type": "boolean" }, table] })
-    }
+fn any_of(schemas: [Schema; 2]) -> Schema {
+    json_schema!({ "anyOf": schemas })
 }
 
 /// Returns the schema of an enum that is written as one of a few names.
