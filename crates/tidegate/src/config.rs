@@ -52,7 +52,7 @@ pub(crate) mod tests;
 pub use compile::Settings;
 #[cfg(feature = "redis")]
 pub(crate) use compile::limits_from_json;
-pub(crate) use compile::{is_limit_name, limit_names};
+pub(crate) use compile::{Compiler, Setting, is_limit_name, limit_names};
 pub use load::{Config, Loaded, Loader};
 #[doc(hidden)] // for the server's and the command's own files
 pub use tidegate_config::complete;

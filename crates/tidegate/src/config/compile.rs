@@ -24,6 +24,7 @@ use tidegate_config::{
     Changes, Code, ConfigTable, Document, Finding, KeysFile, Report, Secret, Severity, Source, Span, Spanned, complete,
 };
 
+pub(crate) use self::gateway::Setting;
 #[cfg(feature = "redis")]
 pub(crate) use self::limits::limits_from_json;
 pub(crate) use self::limits::{NamedLimit, is_limit_name, limit_names};
