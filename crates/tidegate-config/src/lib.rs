@@ -32,6 +32,7 @@ mod toml;
 mod tree;
 mod types;
 mod values;
+pub mod watch;
 #[cfg(feature = "yaml")]
 mod yaml;
 

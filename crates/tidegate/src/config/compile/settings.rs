@@ -303,11 +303,11 @@ mod tests {
         let after = "instances = 3\ndeadline = '30ms'\nprefix = 'p'\nkill_switch = true\nreceipt_secret = '0123456789abcdef'\n\
                      [plan_sources]\nheader = 'x-plan'\n[gateway]\nheaders_max = 60\naccess_log = 'json'\n";
         let expected = [
+            "plan_sources.redis_hash",
             "prefix",
             "instances",
             "deadline",
             "receipt_secret",
-            "plan_sources.redis_hash",
             "gateway.access_log",
             "gateway.headers_max",
         ];
