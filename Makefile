@@ -82,4 +82,4 @@ deny: ## check licences, sources and advisories of the dependencies
 
 # Together, because each needs the ones before it, which a registry may not have yet.
 package: ## package the published crates, and compile each from its package
-	cargo package --locked -p tidegate-core -p tidegate-redis -p tidegate -p tidegate-server -p tidegate-cli
+	cargo package --locked -p tidegate-core -p tidegate-config -p tidegate-redis -p tidegate -p tidegate-server -p tidegate-cli

@@ -100,6 +100,7 @@ pub use names::NameError;
 pub use preview::Preview;
 pub use redemption::{ReceiptId, Redeemed, Redemption};
 pub use store::{
-    Atomicity, InstanceId, LiveInstances, Location, Shard, ShardId, Store, StoreError, StoreErrorKind, StoreFuture,
+    Atomicity, InstanceId, LiveInstances, Location, OnFailure, Shard, ShardId, Store, StoreError, StoreErrorKind,
+    StoreFuture,
 };
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};

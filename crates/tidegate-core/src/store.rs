@@ -438,6 +438,28 @@ crate::__names! {
     }
 }
 
+/// The failure policy: how a check is decided when the store does not answer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum OnFailure {
+    /// Decides with this instance's share of the quota, counted in process memory. Admits the request uncounted if the
+    /// memory store panics.
+    #[default]
+    Local,
+    /// Admits the request as far as this limit is concerned. Nothing is counted, and the decision has no status for it.
+    Allow,
+    /// Refuses the request as unavailable, whatever the policies of its other limits are.
+    Deny,
+}
+
+crate::__names! {
+    "failure policy" OnFailure {
+        Local = "local",
+        Allow = "allow",
+        Deny = "deny",
+    }
+}
+
 impl StoreErrorKind {
     /// Returns whether certainly nothing was executed, so that a retry cannot charge twice.
     ///

@@ -65,7 +65,6 @@ mod policies;
 mod policy;
 mod refusal;
 mod strictest;
-mod style;
 mod template;
 mod verdict;
 
@@ -77,7 +76,7 @@ pub use policies::Policies;
 pub(crate) use policy::is_rule_name;
 pub use policy::{Policy, PolicyNameError, RuleNameError};
 pub use refusal::RefusalDetails;
-pub use style::{Style, StyleError, Styles};
 pub(crate) use template::placeholder_names;
 pub use template::{BodyTemplate, TemplateError};
+pub use tidegate_config::{Style, StyleError, Styles};
 pub use verdict::{GrpcCode, Verdict};

@@ -1,9 +1,8 @@
 //! Configuration files: TOML or YAML, checked as a whole, with the place of every error.
 //!
 //! ```text
-//!   file ─▶ tree ─▶ Config ─▶ RuleSet + Settings + findings         or a Report
-//!           toml.rs  read.rs   compile/, lint.rs                     finding.rs, source.rs, mask.rs
-//!           yaml.rs  types.rs
+//!   file ─▶ tables ─▶ RuleSet + Settings + findings         or a Report
+//!           tidegate-config   compile/, lint.rs
 //! ```
 //!
 //! The layer and the server use the same files. `docs/configuration.toml` is an example with every field,
@@ -41,50 +40,21 @@
 //! **No secrets in reports.** Reports quote lines of the file with all secrets masked. A file that cannot be parsed is
 //! not quoted.
 
-mod changes;
 mod compile;
-#[doc(hidden)] // for the server's and the command's own files
-pub mod complete;
-mod finding;
-mod forms;
 mod lint;
 mod load;
-mod mask;
-mod read;
-#[cfg(feature = "schema")]
-mod schema;
-mod source;
-mod span;
-mod table;
-mod toml;
-mod tree;
-mod types;
 #[doc(hidden)] // for the server's own files
 pub mod watch;
-#[cfg(feature = "yaml")]
-mod yaml;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use changes::{Changes, Part, PartKind};
 pub use compile::Settings;
 #[cfg(feature = "redis")]
 pub(crate) use compile::limits_from_json;
-pub(crate) use compile::{is_limit_name, limit_names};
-pub use finding::{Code, CodeError, Finding, Report, Severity};
-pub use forms::Secret;
-pub use load::{Format, Loaded, Loader};
-pub use span::Span;
-pub use types::Config;
+pub(crate) use compile::{Compiler, Setting, is_limit_name, limit_names};
+pub use load::{Config, Loaded, Loader};
+#[doc(hidden)] // for the server's and the command's own files
+pub use tidegate_config::complete;
+pub use tidegate_config::{Changes, Code, CodeError, Finding, Format, Part, PartKind, Report, Secret, Severity, Span};
 pub use watch::RulesWatcher;
-pub(crate) use {
-    forms::{AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, StoreEntry, StoreUrl, TimeText},
-    read::FieldValue,
-    span::Spanned,
-    table::ValueNames,
-    types::{
-        AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Jwt, JwtAlgorithm, LimitTable, PlanTable, RuleStore,
-        RuleTable,
-    },
-};

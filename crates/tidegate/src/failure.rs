@@ -27,29 +27,8 @@
 
 use std::sync::Arc;
 
+pub use tidegate_core::OnFailure;
 use tidegate_core::{Demand, KeyError, Limit, StoreError, StoreErrorKind, Wait};
-
-/// The failure policy: how a check is decided when the store does not answer.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[non_exhaustive]
-pub enum OnFailure {
-    /// Decides with this instance's share of the quota, counted in process memory. Admits the request uncounted if the
-    /// memory store panics.
-    #[default]
-    Local,
-    /// Admits the request as far as this limit is concerned. Nothing is counted, and the decision has no status for it.
-    Allow,
-    /// Refuses the request as unavailable, whatever the policies of its other limits are.
-    Deny,
-}
-
-tidegate_core::__names! {
-    "failure policy" OnFailure {
-        Local = "local",
-        Allow = "allow",
-        Deny = "deny",
-    }
-}
 
 /// The error of a check whose store did not answer and whose failure policy is [`OnFailure::Deny`].
 ///

@@ -9,9 +9,13 @@ mod server_url;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_config::{GatewayTable, TimeoutsTable};
+
 pub use routes::Routes;
 pub(crate) use routes::{PathPrefix, Route};
 pub use server_url::{ServerUrl, ServerUrlError};
+
+use crate::config::{Compiler, Setting};
 
 /// The settings of a gateway: its listener, its upstreams and the routes to them.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -33,19 +37,6 @@ pub struct GatewaySettings {
 }
 
 impl GatewaySettings {
-    /// Returns the names of the settings that differ from those of a reload, which take effect only after a restart.
-    pub(crate) fn changed_names(&self, after: &GatewaySettings) -> Vec<&'static str> {
-        // The pattern names every field, so that a new one cannot be forgotten.
-        let GatewaySettings { listen, proxy_protocol, access_log, bounds, upstreams: _, routes: _ } = self;
-        let changes = [
-            ("gateway.listen", *listen != after.listen),
-            ("gateway.proxy_protocol", *proxy_protocol != after.proxy_protocol),
-            ("gateway.access_log", *access_log != after.access_log),
-            ("the bounds of [gateway]", *bounds != after.bounds),
-        ];
-        changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(name, _)| name).collect()
-    }
-
     /// Replaces all upstreams with one, named `upstream`, that gets all requests and distributes them over `servers`.
     #[must_use]
     pub fn with_servers(self, servers: Vec<ServerUrl>) -> GatewaySettings {
@@ -54,6 +45,10 @@ impl GatewaySettings {
     }
 }
 
+/// The largest value of `connections_per_address`, `max_concurrent`, `queue` and `idle_connections`.
+pub(crate) const REQUESTS_MAX: u32 = 1_000_000;
+/// The largest value of `body_rate_min`, in bytes per second.
+const RATE_MAX: u32 = 1_000_000;
 /// The name of the upstream that `--upstream` defines.
 const ONLY_UPSTREAM: &str = "upstream";
 
@@ -67,13 +62,15 @@ pub enum AccessLogFormat {
     Combined,
 }
 
-/// Declares a struct of settings, each with its default.
+/// Declares a struct of settings from the table that has them, each with its default and, for a number, its range.
 macro_rules! settings_with_defaults {
+    (@range) => { () };
+    (@range $range:expr) => { $range };
     ($(
         $(#[$about:meta])*
-        pub struct $name:ident {$(
+        pub struct $name:ident of $table:ident {$(
             $(#[$about_field:meta])*
-            pub $field:ident: $type:ty = $default:expr,
+            pub $field:ident: $type:ty = $default:expr $(, in $range:expr)?;
         )*}
     )*) => {$(
         $(#[$about])*
@@ -89,53 +86,68 @@ macro_rules! settings_with_defaults {
                 $name { $($field: $default),* }
             }
         }
+
+        impl $name {
+            /// Compiles the fields of a table. One that is absent has its default, and so has an invalid one, for which
+            /// this adds an error.
+            pub(crate) fn compile(table: &$table, compiler: &mut Compiler<'_>) -> $name {
+                let mut settings = $name::default();
+                $(
+                    let range = settings_with_defaults!(@range $($range)?);
+                    if let Some(value) = Setting::compile(&table.$field, range, compiler) {
+                        settings.$field = value;
+                    }
+                )*
+                settings
+            }
+        }
     )*};
 }
 
 settings_with_defaults! {
 /// The limits of a gateway on what one client may send.
-pub struct GatewayBounds {
+pub struct GatewayBounds of GatewayTable {
     /// The maximum size of the request line and all headers together, in bytes. A larger request is answered with 431.
     /// Defaults to 32 KiB.
-    pub header_bytes_max: usize = 32 * 1024,
+    pub header_bytes_max: usize = 32 * 1024, in (8_192, 1_048_576);
     /// The maximum number of headers of a request. A request with more is answered with 431. Defaults to 100.
-    pub headers_max: usize = 100,
+    pub headers_max: usize = 100, in (1, 10_000);
     /// The maximum length of a URI with its query, in bytes. A request with a longer one is answered with 414. Defaults
     /// to 16 KiB.
-    pub uri_bytes_max: usize = 16 * 1024,
+    pub uri_bytes_max: usize = 16 * 1024, in (1, 65_534);
     /// The maximum number of concurrent requests on an HTTP/2 connection. Defaults to 100.
-    pub streams_max: u32 = 100,
+    pub streams_max: u32 = 100, in (1, 10_000);
     /// The maximum number of connections from one client address. Further ones are rejected. Does not apply to trusted
     /// proxies. An IPv6 address is counted by its /64 network. Defaults to 1,000.
-    pub connections_per_address: usize = 1_000,
+    pub connections_per_address: usize = 1_000, in (1, REQUESTS_MAX);
     /// How long to wait for the next bytes of a request body before the request is answered with 408. Defaults to 30 s.
-    pub body_timeout: Duration = Duration::from_secs(30),
+    pub body_timeout: Duration = Duration::from_secs(30);
     /// The minimum rate at which a client must send a request body and accept a response body, in bytes per second.
     /// Defaults to 240; 0 means no minimum.
     ///
     /// Only the time in which the gateway waits for the client counts. A client that is slower than this for longer than
     /// `body_timeout` (request) or `UpstreamTimeouts::idle` (response) is cut off.
-    pub body_rate_min: u32 = 240,
+    pub body_rate_min: u32 = 240, in (0, RATE_MAX);
     /// Whether headers whose names contain underscores are forwarded. Defaults to false: they are dropped.
     ///
     /// Many servers (CGI, WSGI, PHP) cannot tell `X_Api_Key` from `X-Api-Key`. The rules see only the latter, so a client
     /// could be counted by one key and use another.
-    pub underscores_in_headers: bool = false,
+    pub underscores_in_headers: bool = false;
 }
 
 /// The timeouts of requests to an upstream.
-pub struct UpstreamTimeouts {
+pub struct UpstreamTimeouts of TimeoutsTable {
     /// The time to connect to a server, TLS handshake included. Defaults to 3 s.
-    pub connect: Duration = Duration::from_secs(3),
+    pub connect: Duration = Duration::from_secs(3);
     /// The time from sending a request to the head of its response. Defaults to 60 s.
-    pub header: Duration = Duration::from_secs(60),
+    pub header: Duration = Duration::from_secs(60);
     /// The time without a byte of a response body, because the server sends none or the client accepts none, or of a
     /// tunnel, after which it is aborted. Defaults to 60 s.
-    pub idle: Duration = Duration::from_secs(60),
+    pub idle: Duration = Duration::from_secs(60);
     /// The time from a request's arrival to the end of its response. Tunnels have no such limit. Defaults to 1 h.
-    pub total: Duration = Duration::from_secs(3_600),
+    pub total: Duration = Duration::from_secs(3_600);
     /// The time that a request may wait in the queue. Defaults to 1 s.
-    pub queue: Duration = Duration::from_secs(1),
+    pub queue: Duration = Duration::from_secs(1);
 }
 }
 

@@ -35,12 +35,11 @@ mod proxies;
 mod single_value;
 mod subject;
 mod subject_kind;
-pub(crate) mod suggest;
 mod user;
 
 pub use address::{AddressKey, AddressPrefixes, PrefixError};
-pub use anonymize::{Anonymizer, Pseudonym, Rotate, Salt, SecretError};
-pub use api_key::{API_KEY_BYTES_MAX, ApiKey, ApiKeys, KeyDigest, KeyDigestError, KeySource, KeyTable, KnownKey};
+pub use anonymize::{Anonymizer, Pseudonym, Salt, SecretError};
+pub use api_key::{API_KEY_BYTES_MAX, ApiKey, KeySource, KeyTable, KnownKey};
 pub use identifier::{Caller, Identifier, Identity, Origin};
 #[cfg(feature = "jwt")]
 pub use jwt::{TokenKeyError, TokenVerifier};
@@ -49,4 +48,5 @@ pub(crate) use prefix_table::PrefixTable;
 pub use proxies::{ForwardingHeader, ForwardingHeaderError, TrustedProxies};
 pub use subject::SubjectKey;
 pub use subject_kind::{Subject, SubjectError, Subjects};
+pub use tidegate_config::{ApiKeys, KeyDigest, KeyDigestError, Rotate};
 pub use user::{TOKEN_BYTES_MAX, TokenError, User};

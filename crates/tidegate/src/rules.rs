@@ -86,7 +86,8 @@ pub use plan_hash::PlanHash;
 #[cfg(feature = "tower")]
 pub(crate) use request::FindUri;
 pub use request::RequestView;
-pub use rule::{Charge, CompiledRule, Mode};
+pub use rule::CompiledRule;
 pub(crate) use rule::{Overlaps, RuleLimits};
 pub(crate) use set::SetParts;
 pub use set::{KeyProblem, Matched, RuleSet};
+pub use tidegate_config::{Charge, Mode};

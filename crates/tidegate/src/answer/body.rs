@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
+use tidegate_config::BodyName;
 use tidegate_core::{NameError, Wait};
 
 use super::accept::asks_for_problem;
@@ -85,14 +86,23 @@ impl BodyFormat {
         BodyFormat::Custom(CustomFormat(Arc::new(body)))
     }
 
+    /// Returns the format with this name.
+    pub(crate) const fn named(name: BodyName) -> BodyFormat {
+        match name {
+            BodyName::Json => BodyFormat::Json,
+            BodyName::Problem => BodyFormat::Problem,
+            BodyName::Text => BodyFormat::Text,
+        }
+    }
+
     /// Returns the name of the format: `json`, `problem`, `text`, `template` or `custom`.
     ///
     /// [`FromStr`](std::str::FromStr) parses the first three.
     pub fn as_str(&self) -> &'static str {
         match self {
-            BodyFormat::Json => "json",
-            BodyFormat::Problem => "problem",
-            BodyFormat::Text => "text",
+            BodyFormat::Json => BodyName::Json.as_str(),
+            BodyFormat::Problem => BodyName::Problem.as_str(),
+            BodyFormat::Text => BodyName::Text.as_str(),
             BodyFormat::Template(_) => "template",
             BodyFormat::Custom(_) => "custom",
         }
@@ -128,12 +138,7 @@ impl std::str::FromStr for BodyFormat {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<BodyFormat, NameError> {
-        match text {
-            "json" => Ok(BodyFormat::Json),
-            "problem" => Ok(BodyFormat::Problem),
-            "text" => Ok(BodyFormat::Text),
-            _ => Err(NameError::new("body format", text, &["json", "problem", "text"])),
-        }
+        text.parse().map(BodyFormat::named)
     }
 }
 

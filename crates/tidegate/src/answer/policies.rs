@@ -6,13 +6,13 @@ use bytes::Bytes;
 use http::header::{ACCESS_CONTROL_EXPOSE_HEADERS, CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response};
 use smallvec::SmallVec;
+use tidegate_config::{IetfDraft, Style};
 use tidegate_core::{Decision, LimitStatus, Source, Wait};
 
 use super::body::BodyFormat;
 use super::policy::Policy;
 use super::refusal::{RefusalDetails, retry_after_secs};
 use super::strictest::strictest;
-use super::style::{IetfDraft, Style};
 
 /// Size of the stack buffer for `RateLimit`: about four policies with short names.
 const STACK_BYTES: usize = 128;

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use http::HeaderValue;
+use tidegate_config::Styles;
 use tidegate_core::Limit;
 
 use super::body::BodyFormat;
-use super::style::Styles;
 
 /// A limit and how responses report it: its name for clients, its plan, its header styles, the format of its refusals.
 ///

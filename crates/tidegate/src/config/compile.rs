@@ -20,20 +20,17 @@ use std::fs::Metadata;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub(crate) use self::keys::KeysFile;
+use tidegate_config::{
+    Changes, Code, ConfigTable, Document, Finding, KeysFile, Report, Secret, Severity, Source, Span, Spanned, complete,
+};
+
+pub(crate) use self::gateway::Setting;
 #[cfg(feature = "redis")]
 pub(crate) use self::limits::limits_from_json;
 pub(crate) use self::limits::{NamedLimit, is_limit_name, limit_names};
 pub use self::settings::Settings;
-
-use super::changes::Changes;
-use super::finding::{Code, Finding, Report, Severity};
-use super::forms::Secret;
 use super::lint;
 use super::load::{Loaded, Loader};
-use super::source::Source;
-use super::span::{Span, Spanned};
-use super::types::Config;
 use crate::rules::{CompiledRule, KeyEntry, RuleSet, SetParts};
 
 /// Checks a configuration and compiles it to rules and settings. Reads the keys file and the secrets that it names.
@@ -42,10 +39,12 @@ use crate::rules::{CompiledRule, KeyEntry, RuleSet, SetParts};
 ///
 /// # Errors
 /// If the configuration has an error. The report has all findings, including warnings.
-pub(crate) fn compile(config: Config, source: Arc<Source>, loader: &Loader) -> Result<Loaded, Report> {
+pub(crate) fn compile(config: ConfigTable, source: Arc<Source>, loader: &Loader) -> Result<Loaded, Report> {
     let name = source.name().to_owned();
     let mut compiler = Compiler { source, loader, findings: Vec::new(), files: Vec::new(), secret_files: Vec::new() };
-    compiler.check_line_end(&config);
+    if config.expect.is_some() {
+        compiler.findings.extend(complete::check_line_end(&compiler.source));
+    }
     let settings = compiler.settings(&config);
     let gateway = compiler.gateway(&config);
     let (parts, traits, keys_file) = compiler.parts(&config, &settings);
@@ -63,12 +62,9 @@ pub(crate) fn compile(config: Config, source: Arc<Source>, loader: &Loader) -> R
         settings,
         gateway,
         findings,
-        config,
         changes: Changes::default(),
         files,
-        keys_file,
-        secret_files,
-        source,
+        document: Document { config, source, keys_file, secret_files },
     })
 }
 
@@ -106,6 +102,11 @@ impl Compiler<'_> {
         }
     }
 
+    /// Adds a finding as [`note`](Self::note) does, if there is one.
+    pub(crate) fn note_if(&mut self, finding: Option<Finding>) {
+        finding.into_iter().for_each(|finding| self.note(finding));
+    }
+
     /// Returns the value of `Ok`. For `Err`, adds an error with this code and span, and returns `None`.
     pub(crate) fn accept<T, E: std::fmt::Display>(
         &mut self,
@@ -116,11 +117,6 @@ impl Compiler<'_> {
         result.map_err(|error| self.note(Finding::new(code, error.to_string()).at(span))).ok()
     }
 
-    /// Returns the source of the configuration itself.
-    pub(crate) fn source(&self) -> Arc<Source> {
-        self.source.clone()
-    }
-
     /// Returns the span of a part of a string in the configuration. `part` is a range of bytes in the string.
     ///
     /// Returns the span of the whole string if it is empty or written with escapes.
@@ -128,7 +124,7 @@ impl Compiler<'_> {
         self.source.inside(text.span(), text, part)
     }
 
-    fn parts(&mut self, config: &Config, settings: &Settings) -> (SetParts, LintInput, KeysFile) {
+    fn parts(&mut self, config: &ConfigTable, settings: &Settings) -> (SetParts, LintInput, KeysFile) {
         let identifier = self.identifier(config, settings);
         let mut limit_sets = self.plans(config);
         let (keys, keys_file) = self.keys(config, &mut limit_sets);

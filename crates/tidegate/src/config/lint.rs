@@ -5,13 +5,10 @@ mod overlap;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use tidegate_config::{Code, ConfigTable, Finding, Limits, MatchTable, RuleTable, Source, Span};
 use tidegate_core::Limit;
 
 use super::compile::{Compiler, LintInput, NamedLimit, Settings};
-use super::finding::{Code, Finding};
-use super::source::Source;
-use super::span::Span;
-use super::types::{Config, MatchTable, RuleTable};
 use crate::identity::{ApiKeys, Subject};
 use crate::rules::matcher::Conditions;
 use crate::rules::pattern::Pattern;
@@ -25,7 +22,7 @@ const DEADLINE_MS_MAX: u128 = 1_000;
 /// Also adds an error if rules take their limits from plans and `default` is not among these, and if a request can
 /// match rules with too many limits. `parts` must be compiled from `config`: rules have the same indices in both.
 pub(crate) fn lint(
-    config: &Config,
+    config: &ConfigTable,
     settings: &Settings,
     parts: &SetParts,
     input: &LintInput,
@@ -46,7 +43,7 @@ pub(crate) fn lint(
 /// Adds a finding, given its code, span, message and help.
 type Note<'n> = dyn FnMut(Code, Span, String, &str) + 'n;
 
-fn switches(config: &Config, note: &mut Note<'_>) {
+fn switches(config: &ConfigTable, note: &mut Note<'_>) {
     if *config.kill_switch {
         let message = "the kill switch is on: nothing is limited and no ban applies".to_owned();
         note(
@@ -66,7 +63,7 @@ fn switches(config: &Config, note: &mut Note<'_>) {
     }
 }
 
-fn proxies(config: &Config, parts: &SetParts, note: &mut Note<'_>) {
+fn proxies(config: &ConfigTable, parts: &SetParts, note: &mut Note<'_>) {
     let networks = parts.identifier.proxies().networks();
     let are_written = !config.trusted_proxies.is_empty();
     if let Some(header) = &config.forwarding_header
@@ -90,7 +87,7 @@ fn proxies(config: &Config, parts: &SetParts, note: &mut Note<'_>) {
     }
 }
 
-fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
+fn store(config: &ConfigTable, settings: &Settings, note: &mut Note<'_>) {
     if let Some(instances) = settings.instances.filter(|&instances| instances > 1 && !settings.is_shared()) {
         let span = config.instances.as_ref().map(|instances| instances.span()).unwrap_or_default();
         let message = format!("there are {instances} instances, each with counters in its own memory");
@@ -114,7 +111,7 @@ fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
     }
 }
 
-fn exemptions(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'_>) {
+fn exemptions(config: &ConfigTable, parts: &SetParts, input: &LintInput, note: &mut Note<'_>) {
     if parts.exempt.addresses.contains_all_v4_or_v6() {
         let span = config.exempt.addresses.first().map(|text| text.span()).unwrap_or_default();
         let message = "every address is exempt: nothing is limited".to_owned();
@@ -128,9 +125,9 @@ fn exemptions(config: &Config, parts: &SetParts, input: &LintInput, note: &mut N
     }
 }
 
-fn plans(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'_>) {
+fn plans(config: &ConfigTable, parts: &SetParts, input: &LintInput, note: &mut Note<'_>) {
     let Some((first, _)) = config.plans.first_key_value() else { return };
-    let Some(user) = config.rules.iter().find(|rule| matches!(*rule.limits, super::forms::Limits::Plan)) else {
+    let Some(user) = config.rules.iter().find(|rule| matches!(*rule.limits, Limits::Plan)) else {
         let message = "no rule takes its limits from plans".to_owned();
         note(Code::PlanUnused, first.span(), message, "write `limits = \"plan\"` in the rules that should use them");
         return;
@@ -166,7 +163,7 @@ fn plans(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'
     }
 }
 
-fn rules(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'_>) {
+fn rules(config: &ConfigTable, parts: &SetParts, input: &LintInput, note: &mut Note<'_>) {
     let conditions = parts.matcher.conditions();
     let mut same: HashMap<String, &str> = HashMap::new();
     for ((table, rule), conditions) in config.rules.iter().zip(&parts.rules).zip(conditions) {
@@ -192,7 +189,7 @@ fn rules(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'
 }
 
 /// Warns about a group of a rule that no listed key has, unless keys come from elsewhere too.
-fn groups(config: &Config, table: &RuleTable, parts: &SetParts, note: &mut Note<'_>) {
+fn groups(config: &ConfigTable, table: &RuleTable, parts: &SetParts, note: &mut Note<'_>) {
     let Some(groups) = table.matches.groups.as_ref().filter(|_| config.key_sources.redis_hash.is_none()) else {
         return;
     };
@@ -222,7 +219,7 @@ fn unreachable_rule(table: &RuleTable, conditions: &Conditions, input: &LintInpu
     }
 }
 
-fn subjects(config: &Config, table: &RuleTable, rule: &CompiledRule, parts: &SetParts, note: &mut Note<'_>) {
+fn subjects(config: &ConfigTable, table: &RuleTable, rule: &CompiledRule, parts: &SetParts, note: &mut Note<'_>) {
     let Some(by) = &table.by else { return };
     let knows_keys =
         !parts.keys.is_empty() || config.api_keys == ApiKeys::Any || config.key_sources.redis_hash.is_some();

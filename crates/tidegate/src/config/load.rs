@@ -4,21 +4,12 @@ use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::changes::Changes;
-use super::compile::{self, KeysFile, Settings};
-use super::complete;
-use super::finding::{Code, Finding, Report};
-use super::forms::{AnonymizeEntry, HeaderTest, Secret};
-use super::mask::mask;
-use super::read::{FieldValue, ReadResult, Reader};
-use super::source::Source;
-use super::span::Spanned;
-use super::table::Table;
-use super::toml;
-use super::tree::SyntaxError;
-use super::types::{Config, MatchTable};
-#[cfg(feature = "yaml")]
-use super::yaml;
+use tidegate_config::{
+    Changes, Code, ConfigTable, Document, Finding, Format, HeaderTest, MatchTable, Report, Secret, Severity, Spanned,
+    complete,
+};
+
+use super::compile::{self, Settings};
 use crate::__io_reason;
 #[cfg(feature = "redis")]
 use crate::engine::Engine;
@@ -28,28 +19,6 @@ use crate::limiter::StoreUrlError;
 use crate::rules::matcher::{Conditions, HeaderText};
 use crate::rules::path::LazyReadings;
 use crate::rules::{RequestView, RuleSet};
-
-/// The format of a configuration file.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum Format {
-    /// TOML, for files that end in `.toml`.
-    Toml,
-    /// YAML, for files that end in `.yaml` or `.yml`.
-    Yaml,
-}
-
-impl Format {
-    /// Returns the format for the extension of a file name (`toml`, `yaml` or `yml`, in any case), or `None` for
-    /// another extension or none. The file is not read.
-    pub fn of(path: &Path) -> Option<Format> {
-        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
-            "toml" => Some(Format::Toml),
-            "yaml" | "yml" => Some(Format::Yaml),
-            _ => None,
-        }
-    }
-}
 
 /// A configuration without errors, compiled and ready for use.
 #[derive(Clone, Debug)]
@@ -64,8 +33,6 @@ pub struct Loaded {
     pub gateway: GatewaySettings,
     /// Warnings and advice. Never an error.
     pub findings: Vec<Finding>,
-    /// The tables of the file before they were compiled.
-    pub(crate) config: Config,
     /// The differences from the configuration that this one replaces. Empty unless it was loaded by [`Loader::reload`].
     pub changes: Changes,
     /// The files that were read, each with its metadata from before the read: the configuration file first, unless a
@@ -73,10 +40,8 @@ pub struct Loaded {
     pub files: Vec<(PathBuf, Metadata)>,
     /// The paths of the files that the configuration names: the keys file, and the files with secrets.
     pub referenced_files: Vec<PathBuf>,
-    pub(crate) keys_file: KeysFile,
-    /// The secrets that were read from files, each with the name of its file as written in the configuration.
-    pub(crate) secret_files: Vec<(String, Secret)>,
-    pub(crate) source: Arc<Source>,
+    /// The configuration as written.
+    pub(crate) document: Document,
 }
 
 impl Loaded {
@@ -88,7 +53,7 @@ impl Loaded {
     /// contains the value that a header is compared with.
     pub fn unmet_conditions(&self, index: usize, request: &RequestView<'_>) -> Vec<String> {
         let matcher = self.rules.matcher();
-        let (Some(rule), Some(all)) = (self.config.rules.get(index), matcher.conditions().get(index)) else {
+        let (Some(rule), Some(all)) = (self.document.config.rules.get(index), matcher.conditions().get(index)) else {
             return Vec::new();
         };
         let MatchTable { methods, path, host, groups: _, headers } = &*rule.matches;
@@ -131,9 +96,21 @@ impl Loaded {
     /// or too long. Its response body is the decision. No rule decides it, so shadow mode has no effect. Settings that
     /// identify callers, such as `plans` and `trusted_proxies`, are not listed, since such a check has no caller.
     pub fn settings_for_requests_only(&self) -> Vec<&'static str> {
-        let mut settings = self.config.set_for_requests_only();
-        settings.sort_unstable();
-        settings
+        self.document.config.settings_for_requests_only()
+    }
+
+    /// Returns this configuration as one that may replace the active configuration `running`.
+    ///
+    /// Sets [`Loaded::changes`], and puts warnings about removed parts and a missing newline before the other findings.
+    ///
+    /// # Errors
+    /// If the file, its keys file or a secret file may be truncated. The report has all findings.
+    pub(crate) fn into_replacement_of(mut self, running: &Loaded) -> Result<Loaded, Report> {
+        self.changes = Changes::between(&running.document, &self.document);
+        let found = complete::check_replacement(&self.document, &running.document, &self.changes);
+        let is_refused = found.iter().any(|finding| finding.severity() == Severity::Error);
+        self.findings.splice(0..0, found);
+        if is_refused { Err(Report::new(self.document.source.name(), self.findings)) } else { Ok(self) }
     }
 }
 
@@ -333,7 +310,15 @@ impl Loader {
     ///   `running`; or
     /// - a secret that is read from a file is only the beginning of the one of `running`.
     pub fn reload(&self, path: impl AsRef<Path>, running: &Loaded) -> Result<Loaded, Report> {
-        Loader { is_reload: true, ..self.clone() }.load(path)?.into_replacement_of(running)
+        let mut loaded = Loader { is_reload: true, ..self.clone() }.load(path)?.into_replacement_of(running)?;
+        // What this loader overrides stays the same.
+        let has_same_access = loaded.settings.access == running.settings.access;
+        loaded.changes.restart.retain(|setting| match setting.as_str() {
+            "store" => self.store.is_none() || !has_same_access,
+            "instances" => self.instances.is_none(),
+            _ => true,
+        });
+        Ok(loaded)
     }
 
     /// Returns the paths of the files that a configuration file names: its keys file, and the files with secrets.
@@ -344,8 +329,8 @@ impl Loader {
         let path = path.as_ref();
         let Ok((text, format, _)) = self.read_file(path) else { return Vec::new() };
         let directory = path.parent().unwrap_or(Path::new(""));
-        let (config, ..) = read::<Config>("", &text, format);
-        config.iter().flat_map(Config::named_files).map(|name| directory.join(name)).collect()
+        let (config, ..) = ConfigTable::read("", &text, format);
+        config.iter().flat_map(ConfigTable::named_files).map(|name| directory.join(name)).collect()
     }
 
     /// Checks and compiles the text of a configuration. Reports use `name` as the name of its file.
@@ -356,7 +341,7 @@ impl Loader {
     /// If the configuration has an error, or a file or variable that it names cannot be read. The report has all
     /// errors, with line and column where they have a place.
     pub fn load_text(&self, name: &str, text: &str, format: Format) -> Result<Loaded, Report> {
-        let (config, source, mut errors) = read::<Config>(name, text, format);
+        let (config, source, mut errors) = ConfigTable::read(name, text, format);
         let Some(config) = config else { return Err(Report::new(name, errors)) };
         let compiled = compile::compile(config, source, self);
         if errors.is_empty() {
@@ -371,12 +356,11 @@ impl Loader {
 
     /// Checks and compiles a configuration that was built in code.
     ///
-    /// `values` are the names of its values. The span of a value starts at the index of its name.
-    ///
     /// # Errors
     /// If the configuration has an error. The report has all findings, each with the name of its value in the message.
-    pub(crate) fn compile(&self, config: Config, values: Vec<String>) -> Result<Loaded, Report> {
-        compile::compile(config, Arc::new(Source::of_values("the rules", values)), self)
+    pub(crate) fn compile(&self, config: ConfigTable) -> Result<Loaded, Report> {
+        let (config, source) = config.with_names();
+        compile::compile(config, source, self)
     }
 
     /// Returns the store that overrides the one of the file, or `None` if [`Loader::store`] was not called.
@@ -454,20 +438,14 @@ impl Loader {
     }
 }
 
-impl Config {
-    /// Returns the names of the keys file, of the files with secrets and of those with certificate authorities, as
-    /// written in the configuration.
-    pub(crate) fn named_files(&self) -> impl Iterator<Item = &str> {
-        let jwt = self.jwt.as_ref().and_then(|jwt| jwt.key_file.as_ref());
-        let secret = match &*self.anonymize {
-            AnonymizeEntry::On(anonymize) => anonymize.secret_file.as_ref(),
-            AnonymizeEntry::Off => None,
-        };
-        let authorities = self.upstreams.iter().filter_map(|upstream| upstream.ca_file.as_ref());
-        let files = self.keys_file.iter().chain(&self.receipt_secret_file).chain(jwt).chain(secret);
-        files.chain(authorities).map(|name| name.as_str())
-    }
+/// Loads a configuration with the default settings of a [`Loader`].
+///
+/// The layer and the server use the same files.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Config;
 
+impl Config {
     /// Reads, checks and compiles a configuration file: TOML or YAML, by the extension of its name.
     ///
     /// Also reads the keys file, the secret files and the environment variables that it names.
@@ -490,41 +468,10 @@ impl Config {
     pub fn from_text(text: &str, format: Format) -> Result<Loaded, Report> {
         Loader::new().load_text("configuration", text, format)
     }
-}
 
-/// Parses a text and reads a value of type `T` from it. Returns the value, the source for findings, and all errors in
-/// the order of the text.
-///
-/// If there are errors, the value may still be `Some`: it has the parts that could be read, so that they can be checked
-/// too. It is `None` if the text cannot be parsed, or if a required part is missing. `name` is the name of the file in
-/// reports.
-pub(crate) fn read<T: FieldValue>(name: &str, text: &str, format: Format) -> (Option<T>, Arc<Source>, Vec<Finding>) {
-    let parsed = match format {
-        Format::Toml => toml::parse(text),
-        #[cfg(feature = "yaml")]
-        Format::Yaml => yaml::parse(text),
-        #[cfg(not(feature = "yaml"))]
-        Format::Yaml => {
-            let finding =
-                Finding::new(Code::UnknownFormat, format!("{name}: this program was built without YAML support"));
-            let finding = finding.help("write it as TOML, or build with the feature `yaml`");
-            return (None, Arc::new(Source::unquoted(name, text)), vec![finding]);
-        }
-    };
-    let (value, source, mut errors) = match parsed {
-        Ok(root) => {
-            let mut reader = Reader::new(text);
-            let value = T::from_node(&root, &mut reader);
-            let ReadResult { errors, shown, partly_read } = reader.finish();
-            (value, Source::masked(name, text, mask(text, &root, &shown), partly_read), errors)
-        }
-        Err(errors) => {
-            let finding = |error: SyntaxError| Finding::new(Code::Syntax, error.message).at(error.span);
-            (None, Source::unquoted(name, text), errors.into_iter().map(finding).collect())
-        }
-    };
-    let source = Arc::new(source);
-    errors = errors.into_iter().map(|finding| finding.located(&source)).collect();
-    errors.sort_by_key(|finding| finding.span().unwrap_or_default());
-    (value, source, errors)
+    /// Returns the JSON schema of a configuration file, with which editors can complete and check it.
+    #[cfg(feature = "schema")]
+    pub fn schema() -> tidegate_config::Schema {
+        ConfigTable::schema()
+    }
 }

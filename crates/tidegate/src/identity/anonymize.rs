@@ -19,30 +19,13 @@ use std::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
+use tidegate_config::Rotate;
 use tidegate_core::{Timestamp, Wait};
 
 /// Minimum length of the secret in bytes. All values of 16 random bytes cannot be tried.
 const SECRET_BYTES_MIN: usize = 16;
 
 const DAY_US: u64 = 86_400_000_000;
-
-/// Whether pseudonyms change every day. Defaults to daily.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[non_exhaustive]
-pub enum Rotate {
-    /// Pseudonyms change at midnight UTC.
-    #[default]
-    Daily,
-    /// Pseudonyms never change.
-    Never,
-}
-
-tidegate_core::__names! {
-    "rotation" Rotate {
-        Daily = "daily",
-        Never = "never",
-    }
-}
 
 /// The error for an [`Anonymizer`] secret that is shorter than 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

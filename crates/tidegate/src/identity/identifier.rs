@@ -19,11 +19,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName};
+use tidegate_config::{ApiKeys, KeyDigest};
 use tidegate_core::{Timestamp, Wait};
 
 use super::address::{AddressKey, AddressPrefixes};
 use super::anonymize::{Anonymizer, Salt};
-use super::api_key::{ApiKey, ApiKeys, KeyDigest, KeySource, KnownKey, bearer_token};
+use super::api_key::{ApiKey, KeySource, KnownKey, bearer_token};
 #[cfg(feature = "jwt")]
 use super::jwt::TokenVerifier;
 use super::proxies::TrustedProxies;

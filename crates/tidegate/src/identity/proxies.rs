@@ -35,8 +35,8 @@ use std::str::FromStr;
 use http::{HeaderMap, HeaderName};
 
 use super::address::parse_node;
+use super::forwarded;
 use super::networks::Networks;
-use super::{forwarded, suggest};
 
 /// Maximum number of entries that are read.
 const ENTRIES_MAX: usize = 100;
@@ -114,7 +114,7 @@ impl FromStr for ForwardingHeader {
                 Err(error("this header contains no address".to_owned()))
             }
             // A misspelt name would be a header that no proxy writes, so that all clients would share one quota.
-            other => match suggest::nearest(other, ["X-Forwarded-For", "Forwarded"]) {
+            other => match tidegate_config::nearest(other, ["X-Forwarded-For", "Forwarded"]) {
                 Some(meant) => Err(error(format!("unknown header; did you mean {meant}?"))),
                 None => Ok(ForwardingHeader { name, syntax: Syntax::List }),
             },

@@ -5,8 +5,7 @@ use std::str::FromStr;
 
 use http::HeaderName;
 use smallvec::{SmallVec, smallvec};
-
-use super::suggest;
+use tidegate_config::nearest;
 
 /// Maximum number of kinds in one subject.
 const KINDS_MAX: usize = 8;
@@ -97,7 +96,7 @@ impl FromStr for Subject {
                 .map_err(|_| error(format!("expected a header name after header:, found {name:?}"))),
             Some(("cookie", name)) if is_cookie_name(name) => Ok(Subject::Cookie(name.to_owned())),
             Some(("cookie", name)) => Err(error(format!("expected a cookie name after cookie:, found {name:?}"))),
-            Some((word, name)) => Err(error(match suggest::nearest(word, ["header", "cookie"]) {
+            Some((word, name)) => Err(error(match nearest(word, ["header", "cookie"]) {
                 Some(meant) => format!("unknown kind of subject {text:?}; did you mean {meant}:{name}?"),
                 None => format!("unknown kind of subject {text:?}; only header and cookie take a name"),
             })),
@@ -116,7 +115,7 @@ fn parse_word(word: &str) -> Result<Subject, SubjectError> {
         "header" | "cookie" => return Err(error(format!("expected a name: {word}:NAME"))),
         _ => {
             let words = ["caller", "ip", "api_key", "user", "header:NAME", "cookie:NAME", "path", "global"];
-            return Err(error(match suggest::nearest(word, words) {
+            return Err(error(match nearest(word, words) {
                 Some(meant) => format!("unknown kind of subject {word:?}; did you mean {meant}?"),
                 None => format!("unknown kind of subject {word:?}"),
             }));

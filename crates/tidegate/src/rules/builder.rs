@@ -38,15 +38,18 @@ mod tests;
 
 use std::time::Duration;
 
+use tidegate_config::{
+    AddressPlan, Anonymize, AnonymizeEntry, BodyEntry, BodyInCode, ConfigTable, IntoField, OneOrMany, Secret, Spanned,
+    StoreEntry, StoreUrl, TimeText,
+};
+use tidegate_core::OnFailure;
+
 pub use self::callers::{Ban, JwtSettings, ListedKey, Plan, SecretSource};
 pub use self::rule::{LimitText, Rule};
 use super::RuleSet;
 use crate::answer::{BodyFormat, Style};
-use crate::config::{
-    AddressPlan, Anonymize, AnonymizeEntry, BodyEntry, Config, FieldValue, Loaded, Loader, OneOrMany, Report, Secret,
-    Spanned, StoreEntry, StoreUrl, TimeText, ValueNames,
-};
-use crate::identity::Rotate;
+use crate::config::{Loaded, Loader, Report};
+use crate::identity::{ApiKeys, Rotate};
 
 /// A builder for a [`RuleSet`]: rules, plans, API keys, bans, exemptions, and how callers are identified.
 ///
@@ -65,7 +68,32 @@ use crate::identity::Rotate;
 /// ```
 #[derive(Clone, Debug, Default)]
 #[must_use = "rules have no effect until they are built"]
-pub struct Rules(pub(crate) Config);
+pub struct Rules(ConfigTable);
+
+/// Declares a method for each field of the configuration with the option `set`.
+macro_rules! setters {
+    ($($field:ident [$($about:tt)*] { $($options:tt)* })*) => {$(
+        setters!(@method $field [$($about)*] $($options)*);
+    )*};
+    (@method $field:ident [$($about:tt)*] set: $set:ty $(, $more:literal)?) => {
+        impl Rules {
+            #[doc = concat!("Sets `", stringify!($field), "`, as in a configuration file.")]
+            #[doc = ""]
+            $($about)*
+            $(
+                #[doc = ""]
+                #[doc = $more]
+            )?
+            pub fn $field(mut self, value: $set) -> Rules {
+                self.0.$field = IntoField::into_field(value);
+                self
+            }
+        }
+    };
+    (@method $field:ident [$($about:tt)*] $($other:tt)*) => {};
+}
+
+tidegate_config::__setters!();
 
 impl Rules {
     /// Creates a builder without rules and with the default settings.
@@ -258,7 +286,7 @@ impl Rules {
     /// Sets the format of the bodies of refusals by rules without their own. Defaults to JSON, or to text
     /// for [shields](Rule::shield).
     pub fn body(mut self, format: BodyFormat) -> Rules {
-        self.0.body = Some(BodyEntry::Format(format));
+        self.0.body = Some(BodyEntry::InCode(BodyInCode::new(format)));
         self
     }
 
@@ -326,10 +354,7 @@ impl Rules {
     /// # Errors
     /// If a value is invalid, or a file or variable cannot be read. The report has all errors and warnings.
     pub fn compile_with(self, loader: &Loader) -> Result<Loaded, Report> {
-        let mut config = self.0;
-        let mut names = ValueNames::default();
-        config.name_values("", &mut names);
-        loader.compile(config, names.0)
+        loader.compile(self.0)
     }
 }
 

@@ -4,80 +4,12 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tidegate_core::{Cost, Limit};
+use tidegate_config::{Charge, Mode};
+use tidegate_core::{Cost, Limit, OnFailure};
 
 use super::plan::LimitSet;
 use crate::answer::Policy;
-use crate::failure::OnFailure;
 use crate::identity::Subjects;
-
-/// Whether a rule denies requests (`enforce`, the default), only counts them (`shadow`), or is ignored (`off`).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[non_exhaustive]
-pub enum Mode {
-    /// The rule denies requests that exceed its limits.
-    #[default]
-    Enforce,
-    /// The limits of the rule never deny a request, and no header shows them.
-    ///
-    /// The rule is decided after all enforced rules have admitted a request, and charged if its limits would have
-    /// admitted it too. Its decisions are counted: [`Engine::rule_stats`](crate::engine::Engine::rule_stats).
-    Shadow,
-    /// The rule is ignored.
-    Off,
-}
-
-tidegate_core::__names! {
-    "mode" Mode {
-        Enforce = "enforce",
-        Shadow = "shadow",
-        Off = "off",
-    }
-}
-
-/// Which requests a rule charges: all (`always`, the default), or only those whose response is a failure (`on_failure`)
-/// or a success (`on_success`).
-///
-/// Units are always charged at the start of a request, and refunded at its end if its response is not to be charged.
-/// A response with a status of 400 or above or a `grpc-status` other than 0, and an error of the service, is a failure. Without
-/// a response (the client disconnected, or the service panicked) the charge is kept.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[non_exhaustive]
-pub enum Charge {
-    /// Every request is charged.
-    #[default]
-    Always,
-    /// Only failed requests are charged, for example failed logins: a success refunds.
-    OnFailure,
-    /// Only successful requests are charged: a failure refunds.
-    OnSuccess,
-}
-
-tidegate_core::__names! {
-    "charge" Charge {
-        Always = "always",
-        OnFailure = "on_failure",
-        OnSuccess = "on_success",
-    }
-}
-
-impl Charge {
-    /// Returns whether units are refunded after some responses: `false` only for `Always`.
-    pub const fn is_refundable(self) -> bool {
-        !matches!(self, Charge::Always)
-    }
-
-    /// Returns whether the units of a request are refunded, given whether its response was a success.
-    ///
-    /// `OnFailure` refunds successes, `OnSuccess` refunds failures, `Always` refunds nothing.
-    pub const fn refunds(self, succeeded: bool) -> bool {
-        match self {
-            Charge::Always => false,
-            Charge::OnFailure => succeeded,
-            Charge::OnSuccess => !succeeded,
-        }
-    }
-}
 
 /// A compiled rule: the subject by which it counts requests, its limits, and how it charges and refuses.
 ///

@@ -7,11 +7,12 @@ use std::process::Command;
 use toml::{Table, Value};
 
 /// The categories of crates.io that are used here. It refuses a crate with an unknown one.
-const CATEGORIES: [&str; 8] = [
+const CATEGORIES: [&str; 9] = [
     "algorithms",
     "asynchronous",
     "command-line-utilities",
     "concurrency",
+    "config",
     "database",
     "network-programming",
     "web-programming",
@@ -41,7 +42,7 @@ fn words<'a>(package: &'a Value, field: &str) -> Vec<&'a str> {
 #[test]
 fn published_crates_have_what_crates_io_shows() {
     let crates = published();
-    assert_eq!(crates.len(), 5, "{:?}", crates.iter().map(|(directory, _)| directory).collect::<Vec<_>>());
+    assert_eq!(crates.len(), 6, "{:?}", crates.iter().map(|(directory, _)| directory).collect::<Vec<_>>());
     let workspace = read(&repository().join("Cargo.toml"));
     for (directory, manifest) in &crates {
         let (name, package) = (directory.display(), &manifest["package"]);
@@ -77,16 +78,21 @@ fn docs_rs_builds_crates_with_features_with_all_of_them() {
         assert_eq!(all, Some(true), "{}", directory.display());
         checked += 1;
     }
-    assert_eq!(checked, 2, "tidegate and tidegate-redis");
+    assert_eq!(checked, 3, "tidegate, tidegate-config and tidegate-redis");
 }
 
 #[test]
 fn default_features_of_the_library_are_few() {
     let manifest = read(&repository().join("crates/tidegate/Cargo.toml"));
     assert_eq!(words(&manifest["features"], "default"), ["redis", "rules"]);
-    let dependencies = manifest["dependencies"].as_table().unwrap();
-    for heavy in ["pem", "ring", "serde-saphyr", "spki", "axum", "schemars"] {
-        assert_eq!(dependencies[heavy]["optional"], Value::Boolean(true), "{heavy}");
+    let config = read(&repository().join("crates/tidegate-config/Cargo.toml"));
+    assert!(config["features"].get("default").is_none());
+    for (manifest, heavy) in
+        [(&manifest, &["pem", "ring", "spki", "axum", "tidegate-config"][..]), (&config, &["serde-saphyr", "schemars"])]
+    {
+        for heavy in heavy {
+            assert_eq!(manifest["dependencies"][heavy]["optional"], Value::Boolean(true), "{heavy}");
+        }
     }
 }
 

@@ -1,19 +1,17 @@
 //! Compiles the formats of bodies.
 
+use tidegate_config::{BodyEntry, Code, Finding, Spanned, TemplateTable, nearest};
+
 use super::Compiler;
 use crate::answer::{BodyFormat, BodyTemplate, TemplateError, placeholder_names};
-use crate::config::finding::{Code, Finding};
-use crate::config::forms::BodyEntry;
-use crate::config::span::Spanned;
-use crate::config::types::TemplateTable;
-use crate::identity::suggest::nearest;
 
 impl Compiler<'_> {
     /// Compiles the format of a body. Adds an error for each mistake in a template, and returns `None` then.
     pub(super) fn body(&mut self, entry: &BodyEntry) -> Option<BodyFormat> {
         match entry {
-            BodyEntry::Format(format) => Some(format.clone()),
+            BodyEntry::Named(name) => Some(BodyFormat::named(*name)),
             BodyEntry::Template(table) => self.template(table).map(BodyFormat::Template),
+            BodyEntry::InCode(body) => body.format().cloned(),
         }
     }
 

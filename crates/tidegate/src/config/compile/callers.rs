@@ -3,13 +3,12 @@
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use tidegate_config::{
+    Anonymize, AnonymizeEntry, BanKind, Code, ConfigTable, Finding, OneOrMany, Secret, Span, Spanned,
+};
 use tidegate_core::Timestamp;
 
 use super::{Compiler, Settings};
-use crate::config::finding::{Code, Finding};
-use crate::config::forms::{AnonymizeEntry, OneOrMany, Secret};
-use crate::config::span::{Span, Spanned};
-use crate::config::types::{Anonymize, BanKind, Config};
 use crate::identity::{AddressPrefixes, Anonymizer, ForwardingHeader, Identifier, KeyDigest, Networks, TrustedProxies};
 use crate::rules::CompiledBan;
 use crate::rules::lists::{BanList, ExemptList};
@@ -23,7 +22,7 @@ impl Compiler<'_> {
     /// Reads the key for tokens and the secret for pseudonyms from environment variables or files, if they are given
     /// so. Adds an error for each invalid value and continues without it: an invalid network is left out and the others
     /// are kept, and any other value has its default.
-    pub(super) fn identifier(&mut self, config: &Config, settings: &Settings) -> Identifier {
+    pub(super) fn identifier(&mut self, config: &ConfigTable, settings: &Settings) -> Identifier {
         let networks = self.networks(&config.trusted_proxies);
         let header = config.forwarding_header.as_ref().and_then(|name| {
             let parsed = name.parse::<ForwardingHeader>();
@@ -140,7 +139,7 @@ impl Compiler<'_> {
     /// Compiles the exempt addresses and paths. Returns them, and the patterns of the paths for the lints.
     ///
     /// Adds an error for each invalid entry and leaves it out. Exempt keys are compiled by [`Compiler::keys`].
-    pub(super) fn exempt(&mut self, config: &Config) -> (ExemptList, Vec<Pattern>) {
+    pub(super) fn exempt(&mut self, config: &ConfigTable) -> (ExemptList, Vec<Pattern>) {
         let patterns: Vec<Pattern> = config.exempt.paths.iter().filter_map(|text| self.pattern(text)).collect();
         let mut paths = Trie::default();
         for pattern in &patterns {
@@ -152,7 +151,7 @@ impl Compiler<'_> {
     /// Compiles the bans on networks, API keys and users. Adds an error for each invalid value.
     ///
     /// A ban on an invalid network is left out. One with an invalid end is compiled as permanent.
-    pub(super) fn bans(&mut self, config: &Config) -> BanList {
+    pub(super) fn bans(&mut self, config: &ConfigTable) -> BanList {
         let (mut bans, mut banned_networks) = (BanList::default(), Vec::new());
         for entry in &config.bans {
             let until = entry.until.as_ref().and_then(|text| self.instant(text));

@@ -4,28 +4,53 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_config::{AccessLog, Code, ConfigTable, Finding, GatewayTable, Spanned, TimeText, UpstreamTable};
+
 use super::Compiler;
-use crate::config::finding::{Code, Finding};
-use crate::config::forms::TimeText;
-use crate::config::span::Spanned;
-use crate::config::types::{AccessLog, Config, GatewayTable, UpstreamTable};
 use crate::gateway::{
-    AccessLogFormat, GatewayBounds, GatewaySettings, PathPrefix, Route, Routes, ServerUrl, UpstreamSettings,
+    AccessLogFormat, GatewayBounds, GatewaySettings, PathPrefix, REQUESTS_MAX, Route, Routes, ServerUrl,
+    UpstreamSettings, UpstreamTimeouts,
 };
 
 const NAME_BYTES_MAX: usize = 64;
 /// The maximum number of servers of an upstream.
 const SERVERS_MAX: usize = 256;
-/// The largest value of `max_concurrent`, `queue` and `idle_connections`.
-const REQUESTS_MAX: u32 = 1_000_000;
-/// The largest value of `body_rate_min`, in bytes per second.
-const RATE_MAX: u32 = 1_000_000;
 /// The line that begins a certificate in a PEM file.
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
+/// The value of a setting, compiled from a field of a table.
+pub(crate) trait Setting<Field, Range>: Sized {
+    /// Returns the value of a field. Adds an error and returns `None` if it is invalid. Returns `None` if it is absent.
+    fn compile(field: &Field, range: Range, compiler: &mut Compiler<'_>) -> Option<Self>;
+}
+
+impl Setting<Option<bool>, ()> for bool {
+    fn compile(field: &Option<bool>, _: (), _: &mut Compiler<'_>) -> Option<bool> {
+        *field
+    }
+}
+
+impl Setting<Option<Spanned<TimeText>>, ()> for Duration {
+    fn compile(field: &Option<Spanned<TimeText>>, _: (), compiler: &mut Compiler<'_>) -> Option<Duration> {
+        compiler.time(field.as_ref()?)
+    }
+}
+
+impl Setting<Option<Spanned<u32>>, (u32, u32)> for u32 {
+    fn compile(field: &Option<Spanned<u32>>, range: (u32, u32), compiler: &mut Compiler<'_>) -> Option<u32> {
+        compiler.number(field.as_ref()?, range)
+    }
+}
+
+impl Setting<Option<Spanned<u32>>, (u32, u32)> for usize {
+    fn compile(field: &Option<Spanned<u32>>, range: (u32, u32), compiler: &mut Compiler<'_>) -> Option<usize> {
+        compiler.number(field.as_ref()?, range).map(|number| number as usize)
+    }
+}
+
 impl Compiler<'_> {
     /// Compiles the tables `[gateway]` and `[[upstreams]]`. Adds an error for each invalid value.
-    pub(super) fn gateway(&mut self, config: &Config) -> GatewaySettings {
+    pub(super) fn gateway(&mut self, config: &ConfigTable) -> GatewaySettings {
         let table = &config.gateway;
         let (mut upstreams, mut routes) = (Vec::new(), Vec::new());
         let mut names: HashMap<&str, ()> = HashMap::new();
@@ -61,7 +86,7 @@ impl Compiler<'_> {
                 AccessLog::Json => Some(AccessLogFormat::Json),
                 AccessLog::Combined => Some(AccessLogFormat::Combined),
             },
-            bounds: self.gateway_bounds(table),
+            bounds: GatewayBounds::compile(table, self),
             upstreams,
             routes,
         }
@@ -88,28 +113,6 @@ impl Compiler<'_> {
             self.note(Finding::new(Code::InvalidValue, message).help(help).at(setting.span()));
         }
         true
-    }
-
-    fn gateway_bounds(&mut self, table: &GatewayTable) -> GatewayBounds {
-        let mut bounds = GatewayBounds::default();
-        let mut number = |value: &Option<Spanned<u32>>, range: (u32, u32), set: &mut dyn FnMut(u32)| {
-            if let Some(value) = value.as_ref().and_then(|value| self.number(value, range)) {
-                set(value);
-            }
-        };
-        number(&table.header_bytes_max, (8_192, 1_048_576), &mut |bytes| bounds.header_bytes_max = bytes as usize);
-        number(&table.headers_max, (1, 10_000), &mut |count| bounds.headers_max = count as usize);
-        number(&table.uri_bytes_max, (1, 65_534), &mut |bytes| bounds.uri_bytes_max = bytes as usize);
-        number(&table.streams_max, (1, 10_000), &mut |count| bounds.streams_max = count);
-        bounds.underscores_in_headers = table.underscores_in_headers.unwrap_or(false);
-        number(&table.body_rate_min, (0, RATE_MAX), &mut |rate| bounds.body_rate_min = rate);
-        number(&table.connections_per_address, (1, REQUESTS_MAX), &mut |count| {
-            bounds.connections_per_address = count as usize;
-        });
-        if let Some(timeout) = table.body_timeout.as_ref().and_then(|text| self.time(text)) {
-            bounds.body_timeout = timeout;
-        }
-        bounds
     }
 
     /// Returns a number in a range, or adds an error and returns `None`.
@@ -143,8 +146,8 @@ impl Compiler<'_> {
         }
         let mut settings = UpstreamSettings::new(table.name.as_str(), servers);
         let mut number = |value: &Option<Spanned<u32>>, min: u32, set: &mut usize| {
-            if let Some(value) = value.as_ref().and_then(|value| self.number(value, (min, REQUESTS_MAX))) {
-                *set = value as usize;
+            if let Some(value) = Setting::compile(value, (min, REQUESTS_MAX), self) {
+                *set = value;
             }
         };
         number(&table.max_concurrent, 1, &mut settings.max_concurrent);
@@ -168,17 +171,7 @@ impl Compiler<'_> {
                 }
             });
         }
-        let timeouts = &mut settings.timeouts;
-        let mut time = |text: &Option<Spanned<TimeText>>, set: &mut Duration| {
-            if let Some(time) = text.as_ref().and_then(|text| self.time(text)) {
-                *set = time;
-            }
-        };
-        time(&table.timeouts.connect, &mut timeouts.connect);
-        time(&table.timeouts.header, &mut timeouts.header);
-        time(&table.timeouts.idle, &mut timeouts.idle);
-        time(&table.timeouts.total, &mut timeouts.total);
-        time(&table.timeouts.queue, &mut timeouts.queue);
+        settings.timeouts = UpstreamTimeouts::compile(&table.timeouts, self);
         settings
     }
 

@@ -4,38 +4,15 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
+use tidegate_config::{
+    ApiKeyTable, Code, ConfigTable, Finding, KeysFile, Limits, RuleTable, Secret, Source, Spanned, complete, nearest,
+};
+
 use super::Compiler;
 use super::limits::NamedLimit;
 use crate::answer::is_rule_name;
-use crate::config::finding::{Code, Finding};
-use crate::config::forms::{Limits, Secret};
-use crate::config::load;
-use crate::config::read::{FieldValue, Reader};
-use crate::config::source::Source;
-use crate::config::span::Spanned;
-use crate::config::tree::Node;
-use crate::config::types::{ApiKeyTable, Config, RuleTable};
-use crate::identity::suggest::nearest;
 use crate::identity::{API_KEY_BYTES_MAX, ApiKey, KeyDigest, Networks};
 use crate::rules::{CompiledPlan, KeyEntry, LimitSetId};
-
-/// The content of a keys file. Empty if the configuration names none, or one that has an error.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) struct KeysFile {
-    pub(crate) keys: Vec<Spanned<ApiKeyTable>>,
-    /// The text of the file, to compare with that of a reload.
-    pub(crate) text: Secret,
-    /// Whether every value of the file could be read.
-    is_whole: bool,
-}
-
-impl FieldValue for KeysFile {
-    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<KeysFile> {
-        let fields = reader.table(node, &["keys"])?;
-        let keys = reader.field(&fields, "keys", None)?;
-        Some(KeysFile { keys, ..KeysFile::default() })
-    }
-}
 
 /// The limit sets that callers can have. The index of a set is its [`LimitSetId`].
 ///
@@ -119,7 +96,7 @@ fn limit_set(place: usize) -> LimitSetId {
 }
 
 impl Compiler<'_> {
-    pub(super) fn plans(&mut self, config: &Config) -> LimitSets {
+    pub(super) fn plans(&mut self, config: &ConfigTable) -> LimitSets {
         let source = self.source.clone();
         let mut limit_sets = LimitSets::default();
         // The map is sorted by name, so plans are found by binary search.
@@ -149,7 +126,11 @@ impl Compiler<'_> {
         limit_sets
     }
 
-    pub(super) fn address_plans(&mut self, config: &Config, limit_sets: &LimitSets) -> Vec<(Networks, LimitSetId)> {
+    pub(super) fn address_plans(
+        &mut self,
+        config: &ConfigTable,
+        limit_sets: &LimitSets,
+    ) -> Vec<(Networks, LimitSetId)> {
         let source = self.source.clone();
         let mut plans = Vec::new();
         for entry in &config.plan_sources.addresses {
@@ -170,7 +151,7 @@ impl Compiler<'_> {
     /// is not the expected one; and a warning if own limits have no effect.
     pub(super) fn keys(
         &mut self,
-        config: &Config,
+        config: &ConfigTable,
         limit_sets: &mut LimitSets,
     ) -> (HashMap<KeyDigest, KeyEntry>, KeysFile) {
         let mut keys = HashMap::new();
@@ -185,7 +166,7 @@ impl Compiler<'_> {
         // The number of keys in a keys file that cannot be read as a whole is unknown.
         if keys_file.as_ref().is_none_or(|file| file.as_ref().is_some_and(|(file, _)| file.is_whole)) {
             let in_file = keys_file.iter().flatten().map(|(file, _)| file.keys.len()).sum::<usize>();
-            self.check_count(expect, config.keys.len() + in_file, "key");
+            self.note_if(complete::check_count(expect, config.keys.len() + in_file, "key"));
         }
         let mut of_file = KeysFile::default();
         if let Some((file, file_source)) = keys_file.flatten() {
@@ -194,7 +175,7 @@ impl Compiler<'_> {
                 self.key(table, &file_source, limit_sets, &mut keys);
             }
             if expect.is_some() {
-                self.check_line_end_in(&file_source);
+                self.findings.extend(complete::check_line_end(&file_source));
             }
             of_file = file;
         }
@@ -231,11 +212,9 @@ impl Compiler<'_> {
                 return None;
             }
         };
-        let (file, source, errors) = load::read::<KeysFile>(&shown, &text, format);
-        let is_whole = errors.is_empty();
+        let (file, source, errors) = KeysFile::read(&shown, &text, format);
         self.findings.extend(errors);
-        let file = KeysFile { text: Secret::new(text), is_whole, ..file? };
-        Some((file, source))
+        Some((file?, source))
     }
 
     fn key(

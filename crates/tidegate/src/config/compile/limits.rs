@@ -3,21 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_config::{Code, Finding, LimitEntry, LimitTable, OneOrMany, Source, Span, Spanned, TimeText};
 use tidegate_core::{Limit, LimitError};
 
 use super::Compiler;
 use crate::answer::Policy;
-use crate::config::finding::{Code, Finding};
-use crate::config::forms::{LimitEntry, OneOrMany, TimeText};
-use crate::config::source::Source;
-use crate::config::span::{Span, Spanned};
-use crate::config::types::LimitTable;
 #[cfg(feature = "redis")]
-use crate::config::{
-    load::Loader,
-    read::{FieldValue, Reader},
-    tree::Node,
-};
+use crate::config::load::Loader;
 #[cfg(feature = "redis")]
 use crate::rules::{OwnLimits, OwnLimitsError};
 
@@ -59,14 +51,11 @@ pub(crate) fn limit_names(limits: &[(Option<String>, Limit)]) -> Vec<String> {
 /// The first error that loading a keys file with these limits would report.
 #[cfg(feature = "redis")]
 pub(crate) fn limits_from_json(json: &serde_json::Value) -> Result<OwnLimits, OwnLimitsError> {
-    let mut reader = Reader::new("");
-    let list = OneOrMany::<Spanned<LimitEntry>>::from_node(&Node::from_json(json), &mut reader);
+    let (list, findings) = tidegate_config::limits_from_json(json);
     let loader = Loader::new();
     let source = Arc::new(Source::unquoted("", ""));
-    let findings = reader.finish().errors;
     let (files, secret_files) = (Vec::new(), Vec::new());
     let mut compiler = Compiler { source: source.clone(), loader: &loader, findings, files, secret_files };
-    let list = list.unwrap_or_default();
     // The name of each limit is that of the compiled one, if the entry has a name at all.
     let limits = compiler.limits(&list, &source);
     if let Some(finding) = compiler.findings.first() {

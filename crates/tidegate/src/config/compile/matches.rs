@@ -1,12 +1,9 @@
 //! Compiles the conditions of rules.
 
 use http::{HeaderName, HeaderValue};
+use tidegate_config::{Code, Finding, HeaderTest, MatchTable, OneOrMany, Spanned};
 
 use super::Compiler;
-use crate::config::finding::{Code, Finding};
-use crate::config::forms::{HeaderTest, OneOrMany};
-use crate::config::span::Spanned;
-use crate::config::types::MatchTable;
 use crate::rules::host::HostPattern;
 use crate::rules::matcher::{Conditions, HeaderCondition, HeaderText};
 use crate::rules::method::{MethodError, MethodNames, MethodSet};

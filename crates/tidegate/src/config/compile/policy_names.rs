@@ -18,9 +18,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use tidegate_config::{RuleTable, Spanned};
+
 use crate::answer::Policy;
-use crate::config::span::Spanned;
-use crate::config::types::RuleTable;
 use crate::rules::matcher::Conditions;
 use crate::rules::{CompiledRule, Mode, Overlaps, RuleLimits};
 

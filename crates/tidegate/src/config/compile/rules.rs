@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use http::HeaderName;
+use tidegate_config::{Code, ConfigTable, Finding, Limits, RuleTable, Spanned, complete};
 use tidegate_core::{Algorithm, Cost};
 
 use super::Compiler;
@@ -11,10 +12,6 @@ use super::keys::LimitSets;
 use super::limits::NamedLimit;
 use super::policy_names;
 use crate::answer::{BodyFormat, Policy, Styles, is_rule_name};
-use crate::config::finding::{Code, Finding};
-use crate::config::forms::Limits;
-use crate::config::span::Spanned;
-use crate::config::types::{Config, RuleTable};
 use crate::identity::{Subject, Subjects};
 use crate::rules::matcher::Matcher;
 use crate::rules::method::MethodNames;
@@ -41,13 +38,13 @@ impl Compiler<'_> {
     /// number of rules is not the expected one.
     pub(super) fn rules(
         &mut self,
-        config: &Config,
+        config: &ConfigTable,
         styles: Styles,
         limit_sets: &LimitSets,
     ) -> (Vec<CompiledRule>, Matcher, Matcher) {
         let format = config.body.as_ref().and_then(|body| self.body(body));
         let expect = config.expect.as_ref().and_then(|expect| expect.rules.as_ref());
-        self.check_count(expect, config.rules.len(), "rule");
+        self.note_if(complete::check_count(expect, config.rules.len(), "rule"));
         self.check_rule_names(&config.rules);
         let mut names = MethodNames::default();
         let mut rules = Vec::with_capacity(config.rules.len());
@@ -74,7 +71,7 @@ impl Compiler<'_> {
 
     /// Returns the maximum length of a path in bytes. Defaults to 8,192. Adds an error if it is not 1 to 65,534, and
     /// returns it nevertheless.
-    pub(super) fn path_bytes_max(&mut self, config: &Config) -> usize {
+    pub(super) fn path_bytes_max(&mut self, config: &ConfigTable) -> usize {
         let Some(bytes) = &config.path_bytes_max else { return PATH_BYTES_MAX_DEFAULT };
         if !(1..=PATH_BYTES_MAX).contains(&**bytes) {
             let message = format!("the maximum length of a path must be from 1 to {PATH_BYTES_MAX} bytes");
@@ -103,7 +100,7 @@ impl Compiler<'_> {
     fn rule(
         &mut self,
         table: &RuleTable,
-        config: &Config,
+        config: &ConfigTable,
         defaults: (Styles, Option<&BodyFormat>),
         limit_sets: &LimitSets,
     ) -> CompiledRule {

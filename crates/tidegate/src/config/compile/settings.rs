@@ -3,18 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::Limit;
+use tidegate_config::{Code, ConfigTable, Finding, Secret, Source, Span, Spanned, TimeText};
+use tidegate_core::{Limit, OnFailure};
 
 use super::Compiler;
 use super::callers::SecretFields;
 use super::store::{StoreAccess, StorePlace};
 use crate::answer::{Style, Styles};
-use crate::config::finding::{Code, Finding};
-use crate::config::forms::{Secret, TimeText};
-use crate::config::source::Source;
-use crate::config::span::{Span, Spanned};
-use crate::config::types::Config;
-use crate::failure::OnFailure;
 #[cfg(feature = "redis")]
 use crate::limiter::{Limiter, LimiterBuilder, StoreUrlError};
 #[cfg(feature = "redis")]
@@ -56,25 +51,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Returns the names of the settings that differ from those of a reload, which take effect only after a restart.
-    ///
-    /// The failure policy is not among them: it also applies to rules, which a reload replaces.
-    pub(crate) fn changed_names(&self, after: &Settings) -> Vec<&'static str> {
-        // The pattern names every field, so that a new one cannot be forgotten.
-        let Settings { store, access, prefix, instances, deadline, on_failure: _, plan_hash, key_hash, receipt_secret } =
-            self;
-        let changes = [
-            ("store", *store != after.store || *access != after.access),
-            ("prefix", *prefix != after.prefix),
-            ("instances", *instances != after.instances),
-            ("deadline", *deadline != after.deadline),
-            ("plan_sources.redis_hash", *plan_hash != after.plan_hash),
-            ("key_sources.redis_hash", *key_hash != after.key_hash),
-            ("receipt_secret", *receipt_secret != after.receipt_secret),
-        ];
-        changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(name, _)| name).collect()
-    }
-
     /// Returns whether the counters are in a shared store. `false` if the store is `memory` or not configured.
     pub fn is_shared(&self) -> bool {
         self.store.as_ref().is_some_and(|store| *store != StorePlace::Memory)
@@ -179,7 +155,7 @@ impl Compiler<'_> {
     /// Compiles the settings of the store. Those of the loader override those of the file.
     ///
     /// Adds an error for each invalid value of the file, even if it is overridden. The loader's values are not checked.
-    pub(super) fn settings(&mut self, config: &Config) -> Settings {
+    pub(super) fn settings(&mut self, config: &ConfigTable) -> Settings {
         let (store, access) = self.store(config.store.as_ref());
         let deadline = config.deadline.as_ref().and_then(|text| self.time(text));
         let instances = config.instances.as_ref().and_then(|instances| self.instances(instances));
@@ -199,7 +175,7 @@ impl Compiler<'_> {
     /// Returns the receipt secret, or `None` if the configuration has none.
     ///
     /// Adds an error and returns `None` if it is given twice, cannot be read, or is shorter than 16 bytes.
-    fn receipt_secret(&mut self, config: &Config) -> Option<Secret> {
+    fn receipt_secret(&mut self, config: &ConfigTable) -> Option<Secret> {
         let fields = SecretFields {
             text: &config.receipt_secret,
             variable: &config.receipt_secret_env,
@@ -284,19 +260,24 @@ impl Compiler<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::config::{Format, Loader};
+    use tidegate_config::Changes;
 
-    fn settings(text: &str) -> Settings {
+    use crate::config::{Format, Loaded, Loader};
+
+    fn load(text: &str) -> Loaded {
         let loader = Loader::new().check_store_access(false);
-        loader.load_text("tidegate.toml", text, Format::Toml).unwrap().settings
+        loader.load_text("tidegate.toml", text, Format::Toml).unwrap()
+    }
+
+    /// Returns the names of the settings that take effect after a restart, if the second text replaces the first.
+    fn restart(before: &str, after: &str) -> Vec<String> {
+        Changes::between(&load(before).document, &load(after).document).restart
     }
 
     #[test]
     fn change_of_any_field_of_the_store_takes_effect_after_a_restart() {
         let table = "[store]\nkind = 'sentinel'\nurls = ['rediss://a', 'rediss://b']\nmaster = 'main'\n";
-        let before = settings(table);
-        assert_eq!(before.changed_names(&settings(table)), [""; 0]);
+        assert_eq!(restart(table, table), [""; 0]);
         for field in [
             "username = 'u'",
             "username_env = 'U'",
@@ -308,13 +289,49 @@ mod tests {
             "tls = { server_name = 'redis' }",
             "tls = { ca_file = 'ca.pem' }",
         ] {
-            let after = settings(&format!("{table}{field}\n"));
-            assert_eq!(before.changed_names(&after), ["store"], "{field}");
+            assert_eq!(restart(table, &format!("{table}{field}\n")), ["store"], "{field}");
         }
-        let cluster = |across: bool| {
-            settings(&format!("[store]\nkind = 'cluster'\nurls = ['redis://a']\ncalls_across_slots = {across}\n"))
-        };
-        assert_eq!(cluster(false).changed_names(&cluster(true)), ["store"]);
-        assert_eq!(before.changed_names(&cluster(false)), ["store"]);
+        let cluster =
+            |across: bool| format!("[store]\nkind = 'cluster'\nurls = ['redis://a']\ncalls_across_slots = {across}\n");
+        assert_eq!(restart(&cluster(false), &cluster(true)), ["store"]);
+        assert_eq!(restart(table, &cluster(false)), ["store"]);
+    }
+
+    #[test]
+    fn settings_that_are_read_at_startup_are_named_and_others_are_not() {
+        let before = "instances = 2\n[plan_sources]\nredis_hash = 'plans'\n[gateway]\nheaders_max = 50\n";
+        let after = "instances = 3\ndeadline = '30ms'\nprefix = 'p'\nkill_switch = true\nreceipt_secret = '0123456789abcdef'\n\
+                     [plan_sources]\nheader = 'x-plan'\n[gateway]\nheaders_max = 60\naccess_log = 'json'\n";
+        let expected = [
+            "plan_sources.redis_hash",
+            "prefix",
+            "instances",
+            "deadline",
+            "receipt_secret",
+            "gateway.access_log",
+            "gateway.headers_max",
+        ];
+        assert_eq!(restart(before, after), expected);
+        assert_eq!(restart("kill_switch = true", "[[rules]]\nname = 'a'\nlimits = '1/s'"), [""; 0]);
+    }
+
+    #[test]
+    fn an_overridden_setting_does_not_need_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("tidegate.toml");
+        let write = |text: &str| std::fs::write(&file, text).unwrap();
+        let secret = |text: &str| std::fs::write(dir.path().join("secret"), text).unwrap();
+        let rest = "receipt_secret_file = 'secret'";
+        secret("0123456789abcdef");
+        write(&format!("store = 'redis://a'\ninstances = 1\n{rest}"));
+        let loader = Loader::new().store("redis://b").instances(2).check_store_access(false);
+        let running = loader.load(&file).unwrap();
+        let restart = || loader.reload(&file, &running).unwrap().changes.restart;
+        write(&format!("store = 'redis://c'\ninstances = 3\n{rest}"));
+        assert_eq!(restart(), [""; 0]);
+        write(&format!("instances = 1\n{rest}\n[store]\nreplicas = 1"));
+        assert_eq!(restart(), ["store"]);
+        secret("0123456789abcdefg");
+        assert_eq!(restart(), ["store", "receipt_secret_file"]);
     }
 }

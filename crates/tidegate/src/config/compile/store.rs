@@ -2,16 +2,15 @@
 
 use std::path::PathBuf;
 
+use tidegate_config::{
+    Code, Finding, Secret, Span, Spanned, StoreEntry, StoreKind, StoreTable, StoreTlsTable, StoreUrl, TlsMinVersion,
+};
+#[cfg(feature = "redis")]
+use tidegate_redis::StoreAddress;
+
 use super::Compiler;
 use super::callers::looks_like_variable;
 use super::settings::MEMORY;
-use crate::config::finding::{Code, Finding};
-use crate::config::forms::{Secret, StoreEntry, StoreUrl};
-use crate::config::read::Named;
-use crate::config::span::{Span, Spanned};
-use crate::config::types::{StoreKind, StoreTable, StoreTlsTable, TlsMinVersion};
-#[cfg(feature = "redis")]
-use tidegate_redis::StoreAddress;
 
 /// The environment variables with the user name and the password of the Sentinels.
 const SENTINEL_USERNAME: &str = "TIDEGATE_SENTINEL_USERNAME";
@@ -394,7 +393,7 @@ impl Compiler<'_> {
             if let (Some(kind), Some(other)) = (kind, part.kind)
                 && kind != other
             {
-                let (kind, other) = (kind.name(), other.name());
+                let (kind, other) = (kind.as_str(), other.as_str());
                 let message = format!("`kind` is {kind:?}, but the scheme of the URL is that of a {other}");
                 fail(self, message, "write redis:// or rediss://, and the kind in `kind`", url);
             }
@@ -424,8 +423,8 @@ impl Compiler<'_> {
         let for_sentinels = master.into_iter().chain(logins).map(|field| (field, StoreKind::Sentinel));
         for ((field, span), required) in for_sentinels.chain(across.map(|field| (field, StoreKind::Cluster))) {
             if kind != required {
-                let message = format!("`{field}` has no effect, because the store is a {}", kind.name());
-                let help = format!("remove it, or add kind = \"{}\"", required.name());
+                let message = format!("`{field}` has no effect, because the store is a {}", kind.as_str());
+                let help = format!("remove it, or add kind = \"{}\"", required.as_str());
                 self.note(Finding::new(Code::InvalidStore, message).help(help).at(span));
             }
         }
@@ -571,9 +570,7 @@ impl UrlParts<'_> {
     fn of(url: &str) -> Option<UrlParts<'_>> {
         let (scheme, rest) = url.split_once("://")?;
         let (base, kind) = match scheme.split_once('+') {
-            Some((base, kind)) => {
-                (base, StoreKind::NAMES.iter().find(|(name, _)| *name == kind).map(|(_, kind)| *kind))
-            }
+            Some((base, kind)) => (base, kind.parse().ok()),
             None => (scheme, None),
         };
         let (login, place) = match rest.rsplit_once('@') {
@@ -591,6 +588,6 @@ impl UrlParts<'_> {
     /// Returns the scheme, such as `redis+cluster://`.
     fn scheme(&self) -> String {
         let base = if self.is_tls { "rediss" } else { "redis" };
-        self.kind.map_or_else(|| format!("{base}://"), |kind| format!("{base}+{}://", kind.name()))
+        self.kind.map_or_else(|| format!("{base}://"), |kind| format!("{base}+{}://", kind.as_str()))
     }
 }

@@ -1,15 +1,14 @@
 //! Compiles the verification of users' tokens.
 
+#[cfg(not(feature = "jwt"))]
+use tidegate_config::Finding;
+#[cfg(feature = "jwt")]
+use tidegate_config::JwtAlgorithm;
+use tidegate_config::{Code, Jwt, Spanned};
+
 use super::Compiler;
 #[cfg(feature = "jwt")]
 use super::callers::SecretFields;
-use crate::config::finding::Code;
-#[cfg(not(feature = "jwt"))]
-use crate::config::finding::Finding;
-use crate::config::span::Spanned;
-use crate::config::types::Jwt;
-#[cfg(feature = "jwt")]
-use crate::config::types::JwtAlgorithm;
 use crate::identity::Identifier;
 #[cfg(feature = "jwt")]
 use crate::identity::TokenVerifier;

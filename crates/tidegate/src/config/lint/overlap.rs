@@ -20,12 +20,11 @@
 
 use std::cmp::Reverse;
 
+use tidegate_config::{Code, ConfigTable};
 use tidegate_core::DEMANDS_MAX;
 
 use super::Note;
 use crate::config::compile::LintInput;
-use crate::config::finding::Code;
-use crate::config::types::Config;
 use crate::rules::matcher::Conditions;
 use crate::rules::{CompiledRule, Mode, RuleLimits, SetParts};
 
@@ -45,7 +44,7 @@ struct Overlap {
 
 /// Adds an error about the first rules found that one request matches and that have more than [`DEMANDS_MAX`] limits
 /// together. Adds nothing if none are found.
-pub(super) fn too_many_limits(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'_>) {
+pub(super) fn too_many_limits(config: &ConfigTable, parts: &SetParts, input: &LintInput, note: &mut Note<'_>) {
     let group = |is_in: &dyn Fn(&CompiledRule, Mode) -> bool| {
         let written = parts.rules.iter().zip(&config.rules);
         DecisionGroup { parts, input, members: written.map(|(rule, table)| is_in(rule, table.mode)).collect() }

@@ -235,7 +235,7 @@ fn cut_everywhere(running: &str, whole: &str, format: Format, mut accepted: impl
     let running = load(running).unwrap();
     for end in (0..whole.len()).filter(|end| whole.is_char_boundary(*end)) {
         let Ok(loaded) = load(&whole[..end]).and_then(|loaded| loaded.into_replacement_of(&running)) else { continue };
-        let is_same = loaded.config == whole_loaded.config;
+        let is_same = loaded.document.config == whole_loaded.document.config;
         if !is_same {
             accepted(&whole[..end], loaded);
         }
@@ -257,17 +257,19 @@ fn each_usable_beginning_of_a_real_configuration_has_a_warning() {
 /// Returns the text with `expect` at its beginning, and with `expect` at its end.
 fn with_expectations(text: &str, format: Format) -> [String; 2] {
     let loaded = real_loader().load_text("whole", text, format).unwrap();
-    let (rules, keys) = (loaded.config.rules.len(), loaded.config.keys.len() + loaded.keys_file.keys.len());
+    let (rules, keys) =
+        (loaded.document.config.rules.len(), loaded.document.config.keys.len() + loaded.document.keys_file.keys.len());
     let end = if text.ends_with('\n') { "" } else { "\n" };
-    match format {
-        Format::Toml => [
+    if format == Format::Toml {
+        [
             format!("expect = {{ rules = {rules}, keys = {keys} }}\n{text}{end}"),
             format!("{text}{end}[expect]\nrules = {rules}\nkeys = {keys}\n"),
-        ],
-        Format::Yaml => [
+        ]
+    } else {
+        [
             format!("expect: {{ rules: {rules}, keys: {keys} }}\n{text}{end}"),
             format!("{text}{end}expect:\n  rules: {rules}\n  keys: {keys}\n"),
-        ],
+        ]
     }
 }
 
@@ -306,7 +308,7 @@ fn beginning_of_a_keys_file_has_a_warning_and_is_refused_with_an_expectation() {
         std::fs::write(&file, text).unwrap();
         std::fs::write(&keys_file, &keys).unwrap();
         let running = real_loader().load(&file).unwrap();
-        let entries = |loaded: &Loaded| loaded.keys_file.keys.clone();
+        let entries = |loaded: &Loaded| loaded.document.keys_file.keys.clone();
         for end in 0..keys.len() {
             std::fs::write(&keys_file, &keys[..end]).unwrap();
             let Ok(loaded) = real_loader().reload(&file, &running) else { continue };

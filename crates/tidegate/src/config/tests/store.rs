@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use tidegate_config::Secret;
+
 use super::{findings, load, load_yaml, loader, underlined};
 use crate::config::compile::store::SecretPlace;
-use crate::config::forms::Secret;
 use crate::config::{Code, Format, Loader, Severity};
 
 fn url(text: &str) -> String {

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use tidegate_config::ConfigTable;
+
 use super::{load, load_yaml};
 use crate::answer::{BodyFormat, Style};
-use crate::config::Config;
 use crate::rules::{Charge, CompiledRule, Mode};
 use crate::{Cost, OnFailure};
 
@@ -21,7 +22,7 @@ fn limits(rule: &CompiledRule) -> Vec<String> {
 #[test]
 fn an_empty_file_is_a_configuration_with_the_defaults() {
     for loaded in [load("").unwrap(), load_yaml("").unwrap(), load_yaml("# nothing\n").unwrap()] {
-        assert_eq!(loaded.config, Config::default());
+        assert_eq!(loaded.document.config, ConfigTable::default());
         let settings = loaded.settings;
         assert_eq!((settings.prefix.as_str(), settings.deadline), ("tidegate", Duration::from_millis(25)));
         assert_eq!((settings.on_failure, settings.instances), (OnFailure::Local, None));
@@ -217,7 +218,7 @@ rules:
     limits: plan
     charge: on_failure
 ";
-    assert_eq!(load(toml).unwrap().config, load_yaml(yaml).unwrap().config);
+    assert_eq!(load(toml).unwrap().document.config, load_yaml(yaml).unwrap().document.config);
 }
 
 #[test]
@@ -262,10 +263,12 @@ fn a_reload_keeps_the_pseudonyms() {
 fn the_value_of_a_header_condition_is_not_printed() {
     let text = "[[rules]]\nname = 'a'\nmatch.headers = { x-internal = 'planted', x-other = true }\nlimits = ['1/s']";
     let loaded = load(text).unwrap();
-    for printed in [format!("{loaded:?}"), format!("{:#?}", loaded.config), format!("{:?}", loaded.rules.rules())] {
+    for printed in
+        [format!("{loaded:?}"), format!("{:#?}", loaded.document.config), format!("{:?}", loaded.rules.rules())]
+    {
         assert!(!printed.contains("planted"), "{printed}");
     }
-    let test = &loaded.config.rules[0].matches.headers;
+    let test = &loaded.document.config.rules[0].matches.headers;
     assert_eq!(format!("{:?}", test.values().collect::<Vec<_>>()), "[Equals(***), Present]");
 }
 

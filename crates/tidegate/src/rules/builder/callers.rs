@@ -2,8 +2,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tidegate_config::{ApiKeyTable, BanEntry, BanKind, Jwt, JwtAlgorithm, PlanTable, Secret, Spanned};
+
 use super::rule::{LimitText, add_text, limit_entry};
-use crate::config::{ApiKeyTable, BanEntry, BanKind, Jwt, JwtAlgorithm, PlanTable, Secret, Spanned};
 
 /// A named set of limits that callers have. Rules with [`limits_from_plan`](super::Rule::limits_from_plan) apply it.
 ///

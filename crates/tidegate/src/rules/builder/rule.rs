@@ -1,10 +1,11 @@
 //! One rule.
 
-use tidegate_core::{Cost, Limit};
+use tidegate_config::{
+    BodyEntry, BodyInCode, HeaderTest, LimitEntry, LimitTable, Limits, OneOrMany, RuleStore, RuleTable, Spanned,
+};
+use tidegate_core::{Cost, Limit, OnFailure};
 
 use crate::answer::{BodyFormat, Style};
-use crate::config::{BodyEntry, HeaderTest, LimitEntry, LimitTable, Limits, OneOrMany, RuleStore, RuleTable, Spanned};
-use crate::failure::OnFailure;
 use crate::identity::Subject;
 use crate::rules::{Charge, Mode};
 
@@ -234,7 +235,7 @@ impl Rule {
     ///
     /// A [`BodyFormat::custom`], which a configuration file cannot name, is accepted, too.
     pub fn body(mut self, format: BodyFormat) -> Rule {
-        self.0.body = Some(BodyEntry::Format(format));
+        self.0.body = Some(BodyEntry::InCode(BodyInCode::new(format)));
         self
     }
 

@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use super::changes::{self, Changes};
 use super::finding::{Code, Finding};
 use super::span::{Span, Spanned};
+use super::suggest::nearest;
 use super::table::ValueNames;
 use super::tree::{Entry, Node, Value};
-use crate::identity::suggest::nearest;
 
 /// A type that a field of a table can have: how it is read, and how findings and reloads name it.
 pub(crate) trait FieldValue: Sized + PartialEq {
@@ -60,6 +60,14 @@ pub(crate) trait FieldValue: Sized + PartialEq {
         }
     }
 
+    /// Adds the name of this value, which is read only at startup, to the changes of a reload if it differs. Of a table,
+    /// the names of the fields that differ.
+    fn note_restart(&self, after: &Self, name: &str, changes: &mut Changes) {
+        if self != after {
+            changes.restart.push(name.to_owned());
+        }
+    }
+
     /// Adds the difference between two lists of such values. By default, see [`changes::note_list`].
     fn note_item_changes(
         before: &[Spanned<Self>],
@@ -89,11 +97,6 @@ pub(crate) trait Named: Clone + PartialEq + 'static {
     /// Returns the value for a field that is absent from its table. Defaults to `None`: the field is required.
     fn absent() -> Option<Self> {
         None
-    }
-
-    /// Returns the name of this value, or an empty text if no name is written in a file.
-    fn name(&self) -> &'static str {
-        Self::NAMES.iter().find(|(_, value)| value == self).map_or("", |(name, _)| name)
     }
 
     /// Returns all names, separated by commas, for messages.

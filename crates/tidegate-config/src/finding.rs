@@ -63,7 +63,8 @@ macro_rules! codes {
             /// `false` for warnings and advice. `false` also for errors about something that is missing, such as an
             /// unknown plan, because it may be in a part that could not be read, and for too many limits, because rules
             /// match more requests without the conditions that could not be read.
-            pub(crate) fn holds_in_partly_read_file(self) -> bool {
+            #[doc(hidden)] // for crate tidegate
+            pub fn holds_in_partly_read_file(self) -> bool {
                 use Code::{DefaultPlanMissing, ExpectationUnmet, NoUpstream, PlansMissing, TooManyLimits, UnknownPlan};
                 let may_change =
                     matches!(self, DefaultPlanMissing | ExpectationUnmet | NoUpstream | PlansMissing | TooManyLimits | UnknownPlan);
@@ -181,7 +182,9 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub(crate) fn new(code: Code, message: impl Into<String>) -> Finding {
+    /// Creates a finding without a remedy and a place, with the label `here`.
+    #[doc(hidden)] // for crate tidegate
+    pub fn new(code: Code, message: impl Into<String>) -> Finding {
         Finding {
             code,
             message: message.into(),
@@ -193,21 +196,28 @@ impl Finding {
         }
     }
 
-    pub(crate) fn help(self, help: impl Into<String>) -> Finding {
+    /// Sets the remedy.
+    #[doc(hidden)] // for crate tidegate
+    pub fn help(self, help: impl Into<String>) -> Finding {
         Finding { help: Some(help.into()), ..self }
     }
 
     /// Sets the remedy for rules that were built in code, where fields of a file would be the wrong words. Defaults to that
     /// of [`help`](Finding::help).
-    pub(crate) fn help_in_code(self, help: impl Into<String>) -> Finding {
+    #[doc(hidden)] // for crate tidegate
+    pub fn help_in_code(self, help: impl Into<String>) -> Finding {
         Finding { help_in_code: Some(help.into()), ..self }
     }
 
-    pub(crate) fn label(self, label: impl Into<String>) -> Finding {
+    /// Sets the text at the underlined place.
+    #[doc(hidden)] // for crate tidegate
+    pub fn label(self, label: impl Into<String>) -> Finding {
         Finding { label: label.into(), ..self }
     }
 
-    pub(crate) fn at(self, span: Span) -> Finding {
+    /// Sets the range of bytes that the finding is about.
+    #[doc(hidden)] // for crate tidegate
+    pub fn at(self, span: Span) -> Finding {
         Finding { span, ..self }
     }
 
@@ -217,7 +227,8 @@ impl Finding {
     /// instead, and the span is removed.
     ///
     /// The remedy is then that of [`help_in_code`](Finding::help_in_code).
-    pub(crate) fn with_source(mut self, source: &Arc<Source>) -> Finding {
+    #[doc(hidden)] // for crate tidegate
+    pub fn with_source(mut self, source: &Arc<Source>) -> Finding {
         if source.is_code() && self.help_in_code.is_some() {
             self.help = self.help_in_code.take();
         }
@@ -339,7 +350,9 @@ pub struct Report {
 }
 
 impl Report {
-    pub(crate) fn new(name: &str, findings: Vec<Finding>) -> Report {
+    /// Creates a report about the configuration `name`. At least one of the findings must be an error.
+    #[doc(hidden)] // for crate tidegate
+    pub fn new(name: &str, findings: Vec<Finding>) -> Report {
         debug_assert!(findings.iter().any(|finding| finding.severity() == Severity::Error));
         Report { name: name.to_owned(), findings }
     }
@@ -351,7 +364,8 @@ impl Report {
     }
 
     /// Returns all findings, in the order of [`Report::findings`].
-    pub(crate) fn into_findings(self) -> Vec<Finding> {
+    #[doc(hidden)] // for crate tidegate
+    pub fn into_findings(self) -> Vec<Finding> {
         self.findings
     }
 

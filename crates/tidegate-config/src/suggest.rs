@@ -4,7 +4,7 @@
 ///
 /// Similar enough means an edit distance of at most a third of the accepted word's length. Case and the difference
 /// between `-` and `_` are ignored. Returns `None` for words of more than 64 characters.
-pub(crate) fn nearest<'a>(word: &str, accepted: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, accepted: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     /// Longer than every accepted word. Bounds the distance computation, which takes quadratic time.
     const CHARS_MAX: usize = 64;
 

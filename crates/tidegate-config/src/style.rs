@@ -10,31 +10,7 @@
 //! read. Both define `RateLimit-Policy`, in different forms, so a response can use only one of them. [`Styles`] cannot
 //! hold both.
 
-/// A style of rate-limit headers, `x`, `ietf` or `draft-6`: which headers report the limits of a request, and how.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum Style {
-    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset` (Unix seconds) of the most restrictive limit.
-    X,
-    /// `RateLimit` and `RateLimit-Policy` with all limits, as structured fields (the IETF draft, version 11).
-    Ietf,
-    /// `RateLimit-Limit`, `-Remaining` and `-Reset` (seconds from now) of the most restrictive limit, and
-    /// `RateLimit-Policy` with all limits (the IETF draft, version 6).
-    Draft6,
-}
-
-tidegate_core::__names! {
-    "header style" Style {
-        X = "x",
-        Ietf = "ietf",
-        Draft6 = "draft-6",
-    }
-}
-
-impl Style {
-    /// All styles.
-    pub const ALL: [Style; 3] = [Style::X, Style::Ietf, Style::Draft6];
-}
+use crate::values::Style;
 
 /// The error for header styles that cannot be combined: `ietf` and `draft-6`.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -48,8 +24,9 @@ pub enum StyleError {
 }
 
 /// The version of the IETF draft by which the `RateLimit*` headers are written. A response uses at most one.
+#[doc(hidden)] // for crate tidegate
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum IetfDraft {
+pub enum IetfDraft {
     /// [`Style::Ietf`].
     Latest,
     /// [`Style::Draft6`].
@@ -59,7 +36,7 @@ pub(super) enum IetfDraft {
 /// A set of header styles, which has at most one of `ietf` and `draft-6`. Defaults to `x` and `ietf`.
 ///
 /// ```
-/// use tidegate::answer::{Style, Styles};
+/// use tidegate_config::{Style, Styles};
 ///
 /// assert!(Styles::new([Style::X, Style::Draft6]).is_ok());
 /// assert!(Styles::new([Style::Ietf, Style::Draft6]).is_err());
@@ -107,7 +84,8 @@ impl Styles {
     }
 
     /// Returns the draft that the set selects, or `None` if it has neither `ietf` nor `draft-6`.
-    pub(super) fn draft(self) -> Option<IetfDraft> {
+    #[doc(hidden)] // for crate tidegate
+    pub fn draft(self) -> Option<IetfDraft> {
         self.draft
     }
 }

@@ -11,7 +11,7 @@ use super::span::Span;
 ///
 /// Either a file, with its name, its text and a masked copy for reports; or a configuration that was built in code,
 /// with the names of its values, such as `store`.
-pub(crate) struct Source {
+pub struct Source {
     name: String,
     text: Secret,
     /// The text with its secrets masked, of the same length. `None` if no part of the text may be quoted.
@@ -30,7 +30,7 @@ impl Source {
     }
 
     /// Creates the source of a file that could not be parsed. Reports give lines and columns, and quote nothing.
-    pub(crate) fn unquoted(name: &str, text: &str) -> Source {
+    pub fn unquoted(name: &str, text: &str) -> Source {
         Source {
             name: name.to_owned(),
             text: Secret::new(text),
@@ -54,7 +54,7 @@ impl Source {
     }
 
     /// Returns whether the configuration was built in code.
-    pub(crate) fn is_code(&self) -> bool {
+    pub fn is_code(&self) -> bool {
         !self.values.is_empty()
     }
 
@@ -62,7 +62,7 @@ impl Source {
     ///
     /// If there are such parts, a finding without a place may be about a default or a stand-in for a value that could
     /// not be read. A finding about a whole table that was read in part may be about a field that is not missing.
-    pub(crate) fn is_certain(&self, span: Span) -> bool {
+    pub fn is_certain(&self, span: Span) -> bool {
         self.partly_read.is_empty() || !(span.is_unknown() || self.partly_read.contains(&span))
     }
 
@@ -88,12 +88,12 @@ impl Source {
     }
 
     /// Returns the name of the file, or that of a configuration built in code.
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the text of the file with its secrets. It is empty for a configuration built in code.
-    pub(crate) fn text(&self) -> &str {
+    pub fn text(&self) -> &str {
         self.text.reveal()
     }
 
@@ -112,7 +112,7 @@ impl Source {
     ///
     /// Returns `value_span`, the span of the whole value, if the value is empty or written with escapes. For an empty
     /// part, returns the character after it, or the last one of the value.
-    pub(crate) fn inside(&self, value_span: Span, value: &str, part: std::ops::Range<usize>) -> Span {
+    pub fn inside(&self, value_span: Span, value: &str, part: std::ops::Range<usize>) -> Span {
         let written = self.text.reveal().get(value_span.start..value_span.end).unwrap_or_default();
         let Some(at) = written.find(value).filter(|_| !value.is_empty()) else { return value_span };
         let start = value_span.start + at;

@@ -27,12 +27,18 @@ pub(crate) struct Marks {
     pub(crate) is_required: bool,
     pub(crate) is_unlisted: bool,
     pub(crate) is_requests_only: bool,
+    pub(crate) needs_restart: bool,
     pub(crate) name_in_code: Option<&'static str>,
 }
 
 impl Marks {
-    pub(crate) const NONE: Marks =
-        Marks { is_required: false, is_unlisted: false, is_requests_only: false, name_in_code: None };
+    pub(crate) const NONE: Marks = Marks {
+        is_required: false,
+        is_unlisted: false,
+        is_requests_only: false,
+        needs_restart: false,
+        name_in_code: None,
+    };
 
     /// Marks a field that must be in the file, although its type has a value for an absent one.
     pub(crate) const fn required(self) -> Marks {
@@ -47,6 +53,11 @@ impl Marks {
     /// Marks a field that has no effect on a check that names its key and limit.
     pub(crate) const fn requests_only(self) -> Marks {
         Marks { is_requests_only: true, ..self }
+    }
+
+    /// Marks a field that is read only at startup: a change takes effect after a restart. Of a table, all its fields.
+    pub(crate) const fn restart(self) -> Marks {
+        Marks { needs_restart: true, ..self }
     }
 
     /// Sets the name of a field in findings about rules that are built in code. Defaults to its name in Rust. With an
@@ -67,7 +78,7 @@ pub(crate) trait Table {
 
 /// The names of values that were set in code. The span of a value starts at the index of its name.
 #[derive(Default)]
-pub(crate) struct ValueNames(pub(crate) Vec<String>);
+pub(crate) struct ValueNames(pub Vec<String>);
 
 impl ValueNames {
     /// Adds a name, and returns the span of its value.
@@ -84,7 +95,7 @@ pub(crate) fn joined(table: &str, separator: &str, field: &str) -> String {
 }
 
 /// A value that a method of [`Rules`](crate::rules::Rules) sets a field of type `F` to.
-pub(crate) trait IntoField<F> {
+pub trait IntoField<F> {
     /// Returns the value of the field. Its span is unknown.
     fn into_field(self) -> F;
 }
@@ -112,37 +123,33 @@ macro_rules! tables {
     (@name $field:ident) => { stringify!($field) };
     (@name $field:ident $name:literal) => { $name };
     (@marks $([$($mark:ident $(($argument:literal))?),*])?) => {
-        $crate::config::table::Marks::NONE $($(.$mark($($argument)?))*)?
+        $crate::table::Marks::NONE $($(.$mark($($argument)?))*)?
     };
     (@absent $($marks:tt)?) => {
-        if tables!(@marks $($marks)?).is_required { None } else { $crate::config::read::FieldValue::absent() }
+        if tables!(@marks $($marks)?).is_required { None } else { $crate::read::FieldValue::absent() }
     };
     (@changes { changes: $function:path } $changes:ident, $before:expr, $after:expr, $name:expr, $owner:expr) => {
         $function($changes, $before, $after)
     };
     (@changes $({ $($options:tt)* })? $changes:ident, $before:expr, $after:expr, $name:expr, $owner:expr) => {
-        $crate::config::read::FieldValue::note_changes($before, $after, $name, $owner, $changes)
+        $crate::read::FieldValue::note_changes($before, $after, $name, $owner, $changes)
     };
-    (@setter $field:ident [$($about:tt)*] { set: $set:ty $(, $more:literal)? }) => {
-        impl $crate::rules::Rules {
-            #[doc = concat!("Sets `", stringify!($field), "`, as in a configuration file.")]
-            #[doc = ""]
-            $($about)*
-            $(
-                #[doc = ""]
-                #[doc = $more]
-            )?
-            pub fn $field(mut self, value: $set) -> $crate::rules::Rules {
-                self.0.$field = $crate::config::table::IntoField::into_field(value);
-                self
-            }
+    (@setters => $fields:tt) => {};
+    (@setters $setters:ident => $fields:tt) => {
+        /// Passes the fields of the table to a macro `setters` of the caller, each with its documentation and its options.
+        #[doc(hidden)]
+        #[macro_export]
+        macro_rules! $setters {
+            () => {
+                setters! $fields
+            };
         }
     };
-    (@setter $field:ident [$($about:tt)*] $($other:tt)?) => {};
     ($(
         $(#[$attribute:meta])*
-        $visibility:vis struct $table:ident $(named $namer:path)? {$(
-            $(#[$about:meta])*
+        $visibility:vis struct $table:ident $(setters $setters:ident)? $(named $namer:path)? {$(
+            $(#[doc = $about:literal])*
+            $(#[cfg_attr($($schema:tt)*)])?
             $field:ident $(as $name:literal)?: $type:ty $([$($marks:tt)*])? $({ $($options:tt)* })?,
         )*}
     )*) => {$(
@@ -150,15 +157,16 @@ macro_rules! tables {
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
         $(#[$attribute])*
         $visibility struct $table {$(
-            $(#[$about])*
+            $(#[doc = $about])*
+            $(#[cfg_attr($($schema)*)])?
             $(#[cfg_attr(feature = "schema", schemars(rename = $name))])?
-            pub(crate) $field: $type,
+            pub $field: $type,
         )*}
 
-        impl $crate::config::read::FieldValue for $table {
+        impl $crate::read::FieldValue for $table {
             fn from_node(
-                node: &$crate::config::tree::Node,
-                reader: &mut $crate::config::read::Reader<'_>,
+                node: &$crate::tree::Node,
+                reader: &mut $crate::read::Reader<'_>,
             ) -> Option<$table> {
                 let fields = reader.table(node, &[$(tables!(@name $field $($name)?)),*])?;
                 $(
@@ -179,11 +187,22 @@ macro_rules! tables {
                 after: &$table,
                 name: &str,
                 owner: &str,
-                changes: &mut $crate::config::changes::Changes,
+                changes: &mut $crate::changes::Changes,
             ) {
                 $(if !tables!(@marks $([$($marks)*])?).is_unlisted {
                     tables!(@changes $({ $($options)* })? changes, &self.$field, &after.$field,
-                        &$crate::config::table::joined(name, ".", tables!(@name $field $($name)?)), owner);
+                        &$crate::table::joined(name, ".", tables!(@name $field $($name)?)), owner);
+                })*
+                $(if tables!(@marks $([$($marks)*])?).needs_restart {
+                    let name = $crate::table::joined(name, ".", tables!(@name $field $($name)?));
+                    $crate::read::FieldValue::note_restart(&self.$field, &after.$field, &name, changes);
+                })*
+            }
+
+            fn note_restart(&self, after: &$table, name: &str, changes: &mut $crate::changes::Changes) {
+                $({
+                    let name = $crate::table::joined(name, ".", tables!(@name $field $($name)?));
+                    $crate::read::FieldValue::note_restart(&self.$field, &after.$field, &name, changes);
                 })*
             }
 
@@ -192,7 +211,7 @@ macro_rules! tables {
                 after: &$table,
                 name: &str,
                 owner: &str,
-                changes: &mut $crate::config::changes::Changes,
+                changes: &mut $crate::changes::Changes,
             ) {
                 if self != after {
                     changes.changed_field(name, owner);
@@ -200,10 +219,10 @@ macro_rules! tables {
                 }
             }
 
-            fn name_values(&mut self, name: &str, names: &mut $crate::config::table::ValueNames) {
+            fn name_values(&mut self, name: &str, names: &mut $crate::table::ValueNames) {
                 $({
                     let field = tables!(@marks $([$($marks)*])?).name_in_code.unwrap_or(stringify!($field));
-                    self.$field.name_values(&$crate::config::table::joined(name, ", ", field), names);
+                    self.$field.name_values(&$crate::table::joined(name, ", ", field), names);
                 })*
             }
 
@@ -212,11 +231,11 @@ macro_rules! tables {
             })?
         }
 
-        impl $crate::config::table::Table for $table {
+        impl $crate::table::Table for $table {
             fn set_for_requests_only(&self) -> Vec<&'static str> {
                 let mut names = Vec::new();
                 $(if tables!(@marks $([$($marks)*])?).is_requests_only
-                    && $crate::config::read::FieldValue::absent().as_ref() != Some(&self.$field)
+                    && $crate::read::FieldValue::absent().as_ref() != Some(&self.$field)
                 {
                     names.push(tables!(@name $field $($name)?));
                 })*
@@ -228,7 +247,9 @@ macro_rules! tables {
             }
         }
 
-        $(tables!(@setter $field [$(#[$about])*] $({ $($options)* })?);)*
+        tables!(@setters $($setters)? => {
+            $($field [$(#[doc = $about])*] { $($($options)*)? })*
+        });
     )*};
 }
 

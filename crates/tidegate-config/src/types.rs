@@ -7,20 +7,19 @@
 
 use std::collections::BTreeMap;
 
-use tidegate_core::Algorithm;
+use tidegate_core::{Algorithm, OnFailure};
 
-use super::changes::Changes;
-use super::forms::{
+use crate::changes::Changes;
+use crate::forms::{
     AnonymizeEntry, BodyEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret, StoreEntry, StoreUrl,
     TimeText,
 };
-use super::read::Named;
-use super::span::Spanned;
-use super::table::tables;
-use crate::answer::{BodyFormat, Style};
-use crate::failure::OnFailure;
-use crate::identity::{ApiKeys, Rotate};
-use crate::rules::{Charge, Mode};
+use crate::read::Named;
+use crate::span::Spanned;
+use crate::table::tables;
+use crate::values::{
+    AccessLog, ApiKeys, BanKind, Charge, JwtAlgorithm, Mode, Rotate, RuleStore, StoreKind, Style, TlsMinVersion,
+};
 
 tables! {
 /// The settings, plans, keys and rules of a configuration file, as written. The layer and the server use the same
@@ -29,21 +28,22 @@ tables! {
 /// A file is loaded by `Config::load` or a `Loader`, which check and compile it.
 #[derive(Default)]
 #[cfg_attr(feature = "schema", schemars(default, title = "Tidegate configuration"))]
-pub struct Config {
+pub struct ConfigTable setters __setters {
     /// The expected number of rules and keys. A file with a different number, for example because it was truncated, is
     /// rejected.
     expect: Option<Spanned<Expect>> [unlisted],
     /// The store for the counters: `memory`, a `redis://`, `redis+cluster://` or `redis+sentinel://` URL, with `rediss`
     /// for TLS, or a table with URLs, credentials and TLS.
-    store: Option<Spanned<StoreEntry>>,
+    store: Option<Spanned<StoreEntry>> [restart],
     /// The prefix of every key in the store. Defaults to `tidegate`.
-    prefix: Option<Spanned<String>>,
+    prefix: Option<Spanned<String>> [restart],
     /// The number of instances that share the quotas while the store is unavailable. Defaults to the number of instances
     /// that share the store.
-    instances: Option<Spanned<u32>> { set: u32, "At least 1. Ignored by [`Engine::new`](crate::engine::Engine::new), which uses the limiter that it is given." },
+    instances: Option<Spanned<u32>> [restart] { set: u32, "At least 1. Ignored by [`Engine::new`](crate::engine::Engine::new), which uses the limiter that it is given." },
     /// The deadline for a decision by the store. Defaults to `25ms`.
-    deadline: Option<Spanned<TimeText>>,
+    deadline: Option<Spanned<TimeText>> [restart],
     /// How requests are decided while the store is unavailable: `local`, `allow` or `deny`. Defaults to `local`.
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::named::<OnFailure>"))]
     on_failure: OnFailure { set: OnFailure, "A rule may have [its own](crate::rules::Rule::on_failure)." },
     /// The header fields that report the limits. Defaults to `x` and `ietf`.
     headers: Option<Spanned<Vec<Style>>>,
@@ -82,11 +82,11 @@ pub struct Config {
     jwt: Option<Spanned<Jwt>>,
 
     /// The secret with which `tidegate serve` encrypts receipts: at least 16 bytes, the same on all instances.
-    receipt_secret: Option<Spanned<Secret>>,
+    receipt_secret: Option<Spanned<Secret>> [restart],
     /// The name of the environment variable that holds the receipt secret.
-    receipt_secret_env: Option<Spanned<Secret>> [in_code("receipt_secret")],
+    receipt_secret_env: Option<Spanned<Secret>> [restart, in_code("receipt_secret")],
     /// The name of the file that holds the receipt secret.
-    receipt_secret_file: Option<Spanned<String>> [in_code("receipt_secret")],
+    receipt_secret_file: Option<Spanned<String>> [restart, in_code("receipt_secret")],
 
     /// Requests that are never limited. The bans of this file still apply to them.
     exempt: Exempt [requests_only, in_code("")] { changes: Changes::exempt },
@@ -104,7 +104,7 @@ pub struct Config {
     /// Further sources of a caller's plan: its address, a header, a Redis hash.
     plan_sources: PlanSources [in_code("")],
     /// The listener of the gateway, and bounds on what a client may send to it.
-    gateway: GatewayTable,
+    gateway: GatewayTable [restart],
     /// The services to which the gateway forwards requests. A reload without any fails unless the file has
     /// `upstreams = []`.
     upstreams: OptionalList<Spanned<UpstreamTable>> { changes: Changes::upstreams },
@@ -115,7 +115,7 @@ pub struct Config {
 /// The store, written as a table: where it is, and how to connect to it. The files are read again at each connect.
 #[derive(Default)]
 #[cfg_attr(feature = "schema", schemars(default))]
-pub(crate) struct StoreTable {
+pub struct StoreTable {
     /// The URL of the server, or those of some nodes of the cluster, or of the Sentinels: `redis://host:port`, or
     /// `rediss://host:port` for TLS.
     urls: Option<Spanned<OneOrMany<Spanned<StoreUrl>>>>,
@@ -159,7 +159,7 @@ pub(crate) struct StoreTable {
 /// How connections to the store use TLS.
 #[derive(Default)]
 #[cfg_attr(feature = "schema", schemars(default))]
-pub(crate) struct StoreTlsTable {
+pub struct StoreTlsTable {
     /// A PEM file with the certificate authorities to trust. Defaults to the system's.
     ca_file: Option<Spanned<String>>,
     /// A PEM file with the client certificate. Requires `key_file`.
@@ -175,7 +175,7 @@ pub(crate) struct StoreTlsTable {
 /// The listener of the gateway.
 #[derive(Default)]
 #[cfg_attr(feature = "schema", schemars(default))]
-pub(crate) struct GatewayTable {
+pub struct GatewayTable {
     /// The address on which the gateway listens, `HOST:PORT`.
     listen: Option<Spanned<String>>,
     /// Whether connections from `trusted_proxies` begin with a PROXY protocol header, which names the client. Defaults to
@@ -204,7 +204,7 @@ pub(crate) struct GatewayTable {
 }
 
 /// An upstream: a service behind the gateway.
-pub(crate) struct UpstreamTable {
+pub struct UpstreamTable {
     /// The name, for metrics and logs.
     name: Spanned<String>,
     /// The URLs of its servers, such as `http://127.0.0.1:3000`. Requests are distributed over them in turn.
@@ -233,7 +233,7 @@ pub(crate) struct UpstreamTable {
 /// Which requests an upstream gets. The most specific host wins, then the longest path.
 #[derive(Default)]
 #[cfg_attr(feature = "schema", schemars(default))]
-pub(crate) struct UpstreamMatch {
+pub struct UpstreamMatch {
     /// Any of these hosts: `api.example.com`, `*.example.com`.
     host: Option<Spanned<OneOrMany<Spanned<String>>>>,
     /// A prefix of the path, such as `/api`: matches `/api` and everything below it.
@@ -243,7 +243,7 @@ pub(crate) struct UpstreamMatch {
 /// The timeouts of requests to an upstream.
 #[derive(Default)]
 #[cfg_attr(feature = "schema", schemars(default))]
-pub(crate) struct TimeoutsTable {
+pub struct TimeoutsTable {
     /// The time to connect to a server. Defaults to `3s`.
     connect: Option<Spanned<TimeText>>,
     /// The time from the end of a request to the head of its response. Defaults to `60s`.
@@ -259,7 +259,7 @@ pub(crate) struct TimeoutsTable {
 /// The expected number of rules and keys. A different number is an error; an absent number is not checked.
 #[derive(Default)]
 #[cfg_attr(feature = "schema", schemars(default))]
-pub(crate) struct Expect {
+pub struct Expect {
     /// The number of rules.
     rules: Option<Spanned<u32>>,
     /// The number of keys, including those of the keys file.
@@ -268,7 +268,7 @@ pub(crate) struct Expect {
 
 /// A rule: which requests it matches, by which subject they are counted, and against which limits.
 #[derive(Default)]
-pub(crate) struct RuleTable named rule_in_code {
+pub struct RuleTable named rule_in_code {
     /// The name. It is used in metrics and logs and is part of the counters' keys, so a renamed rule starts with new
     /// counters.
     name: Spanned<String> [unlisted, in_code("")],
@@ -283,6 +283,7 @@ pub(crate) struct RuleTable named rule_in_code {
     #[cfg_attr(feature = "schema", schemars(default))]
     mode: Mode,
     /// How this rule decides while the store is unavailable. Defaults to the `on_failure` of the file.
+    #[cfg_attr(feature = "schema", schemars(default, schema_with = "crate::schema::named::<OnFailure>"))]
     on_failure: Option<OnFailure>,
     /// Which requests are charged, by their outcome. Defaults to `always`.
     #[cfg_attr(feature = "schema", schemars(default))]
@@ -298,7 +299,7 @@ pub(crate) struct RuleTable named rule_in_code {
 }
 
 /// The body of a refusal, written as a template.
-pub(crate) struct TemplateTable {
+pub struct TemplateTable {
     /// The body with placeholders, such as `{"wait":{retry_after}}`.
     template: Spanned<String>,
     /// The content type of the body, for which values are escaped. Defaults to `application/json`.
@@ -308,7 +309,7 @@ pub(crate) struct TemplateTable {
 /// The conditions of a rule. A request matches if it meets all of them; one that is absent is met by every request.
 #[derive(Default)]
 #[cfg_attr(feature = "schema", schemars(default))]
-pub(crate) struct MatchTable {
+pub struct MatchTable {
     /// Any of these methods. `GET` also matches `HEAD`.
     methods: Option<Spanned<OneOrMany<Spanned<String>>>> [in_code("method")],
     /// Any of these paths: `/shorten`, `/users/{id}`, `/api/*`.
@@ -324,7 +325,7 @@ pub(crate) struct MatchTable {
 /// A limit, written as a table: either `limit` alone, or `quota` and `window` with their options; and a name.
 #[derive(Default)]
 #[cfg_attr(feature = "schema", schemars(default))]
-pub(crate) struct LimitTable {
+pub struct LimitTable {
     /// The name, which clients see and which is part of the counter's key. Defaults to a name derived from the window.
     name: Option<Spanned<String>> [unlisted, in_code("")],
     /// The whole limit as a string.
@@ -334,7 +335,7 @@ pub(crate) struct LimitTable {
     /// The window, such as `10s`.
     window: Option<Spanned<TimeText>> [unlisted],
     /// The algorithm. Defaults to `sliding`.
-    #[cfg_attr(feature = "schema", schemars(schema_with = "super::schema::algorithm"))]
+    #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::named::<Algorithm>"))]
     algorithm: Option<Spanned<Algorithm>>,
     /// The capacity of a `token-bucket`.
     burst: Option<Spanned<u64>>,
@@ -346,7 +347,7 @@ pub(crate) struct LimitTable {
 
 /// A plan: the limits of its callers in rules with `limits = "plan"`.
 #[derive(Default)]
-pub(crate) struct PlanTable {
+pub struct PlanTable {
     /// The limits.
     limits: Spanned<OneOrMany<Spanned<LimitEntry>>> [required],
     /// The URL at which a refused client can get a larger plan.
@@ -356,7 +357,7 @@ pub(crate) struct PlanTable {
 /// An API key, given by exactly one of `key` and `sha256`, and the plan or the limits of its owner.
 #[derive(Default)]
 #[cfg_attr(feature = "schema", schemars(default))]
-pub(crate) struct ApiKeyTable named key_in_code {
+pub struct ApiKeyTable named key_in_code {
     /// The key itself.
     key: Option<Spanned<Secret>> [unlisted, in_code("")],
     /// The SHA-256 digest of the key in hexadecimal, so that the file does not contain the key.
@@ -376,17 +377,17 @@ pub(crate) struct ApiKeyTable named key_in_code {
 /// Sources of API keys, besides this file and the keys file, which take precedence.
 #[derive(Default)]
 #[cfg_attr(feature = "schema", schemars(default))]
-pub(crate) struct KeySources {
+pub struct KeySources {
     /// A Redis hash in the store that maps API keys to their attributes. A field is `api_key:` followed by the key's
     /// SHA-256; its value is a JSON object with the optional fields `name`, `plan`, `limits`, `groups` and `exempt`. A
     /// change takes effect within about a second.
-    redis_hash: Option<Spanned<String>> [in_code("key_hash")],
+    redis_hash: Option<Spanned<String>> [restart, in_code("key_hash")],
 }
 
 /// Sources of a caller's plan, besides the API keys and the token's claim.
 #[derive(Default)]
 #[cfg_attr(feature = "schema", schemars(default))]
-pub(crate) struct PlanSources {
+pub struct PlanSources {
     /// Plans by address. The first entry that contains the client's address applies.
     addresses: Vec<AddressPlan> [in_code("address_plan")],
     /// A header that names the plan. Ignored unless a trusted proxy sent the request.
@@ -394,11 +395,11 @@ pub(crate) struct PlanSources {
     /// A Redis hash in the store that maps callers to the names of their plans. A field is `api_key:` followed by the
     /// key's SHA-256, `user:` followed by the user, or `caller:` followed by the caller that the application sets. A
     /// change takes effect within about a second.
-    redis_hash: Option<Spanned<String>> [in_code("plan_hash")],
+    redis_hash: Option<Spanned<String>> [restart, in_code("plan_hash")],
 }
 
 /// The plan of all clients in some networks.
-pub(crate) struct AddressPlan {
+pub struct AddressPlan {
     /// The networks.
     networks: OneOrMany<Spanned<String>> [required, in_code("")],
     /// The plan.
@@ -406,7 +407,7 @@ pub(crate) struct AddressPlan {
 }
 
 /// The settings for verifying users' tokens (JWT). The key is given in exactly one of three fields.
-pub(crate) struct Jwt {
+pub struct Jwt {
     /// The only algorithm that is accepted.
     algorithm: JwtAlgorithm [unlisted],
     /// The secret (HS256) or the public key as PEM (RS256, ES256).
@@ -427,7 +428,7 @@ pub(crate) struct Jwt {
 /// optional.
 #[derive(Default)]
 #[cfg_attr(feature = "schema", schemars(default))]
-pub(crate) struct Anonymize {
+pub struct Anonymize {
     /// The secret that all instances share, of at least 16 bytes.
     secret: Option<Spanned<Secret>>,
     /// The name of the environment variable that holds the secret.
@@ -441,7 +442,7 @@ pub(crate) struct Anonymize {
 /// Requests that are never limited: by client address, by API key or by path.
 #[derive(Default)]
 #[cfg_attr(feature = "schema", schemars(default))]
-pub(crate) struct Exempt {
+pub struct Exempt {
     /// Networks of clients.
     addresses: OneOrMany<Spanned<String>> [in_code("exempt address")],
     /// API keys: the key itself, or `sha256:` followed by its digest.
@@ -453,7 +454,7 @@ pub(crate) struct Exempt {
 /// A ban: a network, an API key or a user whose requests are refused, until the ban ends.
 ///
 /// There is no `for = "1h"`: a file has no start time to count from, and each reload would start the ban again.
-pub(crate) struct BanEntry named ban_in_code {
+pub struct BanEntry named ban_in_code {
     /// The kind of `value`.
     by: BanKind,
     /// The network, the key (or `sha256:` followed by its digest), or the user.
@@ -465,65 +466,17 @@ pub(crate) struct BanEntry named ban_in_code {
 }
 }
 
-/// What the URLs of a store name.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum StoreKind {
-    /// One server that holds all keys.
-    #[default]
-    Server,
-    /// Some nodes of a Redis Cluster.
-    Cluster,
-    /// Sentinels, which name the master.
-    Sentinel,
+/// These are declared in a crate that reads no files.
+impl Named for Algorithm {
+    const NAMES: &'static [(&'static str, Algorithm)] = Algorithm::NAMES;
 }
 
-/// The minimum version of TLS.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum TlsMinVersion {
-    #[default]
-    Tls12,
-    Tls13,
-}
+impl Named for OnFailure {
+    const NAMES: &'static [(&'static str, OnFailure)] = OnFailure::NAMES;
 
-/// The format of the gateway's access log.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum AccessLog {
-    /// There is no access log.
-    #[default]
-    Off,
-    /// A JSON object per line.
-    Json,
-    /// The combined log format.
-    Combined,
-}
-
-/// The store of a rule, if it is not the store of the file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum RuleStore {
-    /// Process memory. The rule is a shield, which is decided before all other rules.
-    Memory,
-}
-
-/// The signature algorithm of tokens.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum JwtAlgorithm {
-    /// HMAC-SHA-256 with a shared secret.
-    Hs256,
-    /// RSA with SHA-256.
-    Rs256,
-    /// ECDSA with SHA-256 on the curve P-256.
-    Es256,
-}
-
-/// The kind of subject that is banned.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum BanKind {
-    /// A network.
-    Ip,
-    /// An API key.
-    ApiKey,
-    /// A user.
-    User,
+    fn absent() -> Option<OnFailure> {
+        Some(OnFailure::default())
+    }
 }
 
 /// Returns the name of a rule that is built in code, for findings.
@@ -539,48 +492,4 @@ fn key_in_code(key: &ApiKeyTable, index: usize) -> String {
 /// Returns the number of a ban that is given in code, for findings.
 fn ban_in_code(_ban: &BanEntry, index: usize) -> String {
     format!("ban {}", index + 1)
-}
-
-/// Implements [`Named`] for enums, with the names of the type or those that follow. A field of a type that is marked
-/// `default` may be absent.
-macro_rules! named {
-    (@absent) => {};
-    (@absent default) => {
-        fn absent() -> Option<Self> {
-            Some(Self::default())
-        }
-    };
-    (@names $type:ident) => { $type::NAMES };
-    (@names $type:ident $($name:literal => $variant:ident,)*) => { &[$(($name, $type::$variant),)*] };
-    ($($type:ident $($absent:ident)? { $($names:tt)* })*) => {$(
-        impl Named for $type {
-            const NAMES: &'static [(&'static str, $type)] = named!(@names $type $($names)*);
-
-            named!(@absent $($absent)?);
-        }
-
-        #[cfg(feature = "schema")]
-        super::schema::named_schema! { $type }
-    )*};
-}
-
-named! {
-    OnFailure default {}
-    Style {}
-    ApiKeys default {}
-    Rotate default {}
-    Mode default {}
-    Charge default {}
-    BodyFormat { "json" => Json, "problem" => Problem, "text" => Text, }
-    RuleStore { "memory" => Memory, }
-    StoreKind { "server" => Server, "cluster" => Cluster, "sentinel" => Sentinel, }
-    TlsMinVersion default { "1.2" => Tls12, "1.3" => Tls13, }
-    AccessLog default { "off" => Off, "json" => Json, "combined" => Combined, }
-    JwtAlgorithm { "HS256" => Hs256, "RS256" => Rs256, "ES256" => Es256, }
-    BanKind { "ip" => Ip, "api_key" => ApiKey, "user" => User, }
-}
-
-/// Its crate does not know the schema; see [`super::schema::algorithm`].
-impl Named for Algorithm {
-    const NAMES: &'static [(&'static str, Algorithm)] = Algorithm::NAMES;
 }

@@ -36,14 +36,14 @@ impl From<Span> for miette::SourceSpan {
 ///
 /// Equality and order are those of the values alone.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Spanned<T> {
+pub struct Spanned<T> {
     value: T,
     span: Span,
 }
 
 impl<T> Spanned<T> {
     /// Creates a value with its span.
-    pub(crate) const fn new(value: T, span: Span) -> Spanned<T> {
+    pub const fn new(value: T, span: Span) -> Spanned<T> {
         Spanned { value, span }
     }
 
@@ -53,7 +53,7 @@ impl<T> Spanned<T> {
     }
 
     /// Returns the span in the file, which may be unknown.
-    pub(crate) const fn span(&self) -> Span {
+    pub const fn span(&self) -> Span {
         self.span
     }
 }

@@ -1,6 +1,8 @@
 //! The forms in which values may be written: one value or a list, a string or a table, `true` or a table; and secrets.
 
+use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 
 use super::changes::Changes;
 use super::finding::{Code, Finding};
@@ -9,11 +11,11 @@ use super::span::Spanned;
 use super::table::ValueNames;
 use super::tree::{Node, Value};
 use super::types::{Anonymize, LimitTable, StoreTable, TemplateTable};
-use crate::answer::BodyFormat;
+use super::values::BodyName;
 
 /// A list that may also be written as a single value: `"a"` instead of `["a"]`. An absent one is empty.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct OneOrMany<T>(pub(crate) Vec<T>);
+pub struct OneOrMany<T>(pub Vec<T>);
 
 impl<T> Default for OneOrMany<T> {
     fn default() -> Self {
@@ -64,11 +66,11 @@ impl<T: FieldValue> FieldValue for OneOrMany<Spanned<T>> {
 ///
 /// Dereferences to a slice, which is empty if the list is absent.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct OptionalList<T>(pub(crate) Option<Vec<T>>);
+pub struct OptionalList<T>(pub Option<Vec<T>>);
 
 impl<T> OptionalList<T> {
     /// Returns whether the file has no such list. `false` for an empty list.
-    pub(crate) const fn is_absent(&self) -> bool {
+    pub const fn is_absent(&self) -> bool {
         self.0.is_none()
     }
 }
@@ -153,11 +155,11 @@ impl FieldValue for Secret {
 
 /// A time, as written: a whole number and a unit, such as `25ms`. It is parsed when it is compiled.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct TimeText(pub(crate) String);
+pub struct TimeText(pub String);
 
 impl TimeText {
     /// Returns the error of a time that is a number without a unit.
-    pub(crate) fn without_unit(number: impl fmt::Display) -> Finding {
+    pub fn without_unit(number: impl fmt::Display) -> Finding {
         Finding::new(Code::InvalidTime, "this time has no unit")
             .help(format!("write it with a unit and in quotes, such as \"{number}ms\" or \"{number}s\""))
     }
@@ -188,7 +190,7 @@ impl FieldValue for TimeText {
 
 /// The URL of a store, or `memory`, not checked yet. Reports do not quote its user and password.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct StoreUrl(pub(crate) Secret);
+pub struct StoreUrl(pub Secret);
 
 impl FieldValue for StoreUrl {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<StoreUrl> {
@@ -200,7 +202,7 @@ impl FieldValue for StoreUrl {
 
 /// The value of `store`: a URL or `memory`, or a table with URLs, credentials and TLS.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum StoreEntry {
+pub enum StoreEntry {
     /// `"redis://127.0.0.1:6379"`
     Url(StoreUrl),
     /// `{ urls = ["rediss://10.0.0.1:6379"], password_file = "/run/secrets/redis" }`
@@ -219,7 +221,7 @@ impl FieldValue for StoreEntry {
 
 /// A limit, as a string or as a table.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum LimitEntry {
+pub enum LimitEntry {
     /// `"10/min"`
     Text(String),
     /// `{ name = "burst", limit = "10/s" }` or `{ quota = 10, window = "1min" }`
@@ -266,7 +268,7 @@ impl FieldValue for LimitEntry {
 
 /// The limits of a rule: its own, or those of the caller's plan.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Limits {
+pub enum Limits {
     /// `"plan"`, or a list of nothing else: the limits of the caller's plan.
     Plan,
     /// The rule's own limits: one, or a list of them. A `"plan"` among others is kept; compiling it is an error.
@@ -309,7 +311,7 @@ impl FieldValue for Limits {
 ///
 /// The value may be a secret, so `Debug` output shows `***` instead, and no report quotes it.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) enum HeaderTest {
+pub enum HeaderTest {
     /// `true`: the header is present, with any value.
     Present,
     /// The header has exactly this value.
@@ -342,26 +344,59 @@ impl FieldValue for HeaderTest {
 
 /// The value of `body`: the name of a format, or a table with a template.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum BodyEntry {
-    /// A format that is not a template of the file.
-    Format(BodyFormat),
+pub enum BodyEntry {
+    /// A format with a name.
+    Named(BodyName),
     /// A template, which is not checked yet.
     Template(TemplateTable),
+    /// A format that was set in code.
+    InCode(BodyInCode),
+}
+
+/// A format of crate `tidegate`, perhaps with a function. Two of them are equal if they are clones of one.
+#[derive(Clone)]
+pub struct BodyInCode {
+    format: Arc<dyn Any + Send + Sync>,
+    text: String,
+}
+
+impl BodyInCode {
+    /// Keeps a format. `Debug` output is that of `format`.
+    pub fn new<F: Any + fmt::Debug + Send + Sync>(format: F) -> BodyInCode {
+        BodyInCode { text: format!("{format:?}"), format: Arc::new(format) }
+    }
+
+    /// Returns the format, or `None` if it does not have the type `F`.
+    pub fn format<F: Any>(&self) -> Option<&F> {
+        self.format.downcast_ref()
+    }
+}
+
+impl PartialEq for BodyInCode {
+    fn eq(&self, other: &BodyInCode) -> bool {
+        Arc::ptr_eq(&self.format, &other.format)
+    }
+}
+
+impl fmt::Debug for BodyInCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 impl FieldValue for BodyEntry {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<BodyEntry> {
         match node.value {
-            Value::Text(_) => BodyFormat::from_node(node, reader).map(BodyEntry::Format),
+            Value::Text(_) => BodyName::from_node(node, reader).map(BodyEntry::Named),
             Value::Table(_) => TemplateTable::from_node(node, reader).map(BodyEntry::Template),
-            _ => reader.wrong_type(node, &format!("one of {}, or a table with a template", BodyFormat::names())),
+            _ => reader.wrong_type(node, &format!("one of {}, or a table with a template", BodyName::names())),
         }
     }
 }
 
 /// The value of `anonymize`: `true`, `false`, or a table with the settings of pseudonyms.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) enum AnonymizeEntry {
+pub enum AnonymizeEntry {
     /// Addresses, keys and other values of callers are stored as they are.
     #[default]
     Off,

@@ -29,15 +29,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::changes::{Changes, PartKind};
-use super::compile::Compiler;
-use super::finding::{Code, Finding, Report};
-use super::load::Loaded;
+use super::document::Document;
+use super::finding::{Code, Finding};
 use super::source::Source;
 use super::span::{Span, Spanned};
-use super::types::{Config, Expect};
+use super::types::{ConfigTable, Expect};
 
 /// The maximum size of a configuration file, a keys file or a secret file, in bytes.
-pub(crate) const BYTES_MAX: u64 = 64 * 1024 * 1024;
+pub const BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// The maximum number of parts that a warning names. It gives the number of the others.
 const NAMES_MAX: usize = 10;
 
@@ -62,62 +61,42 @@ pub fn read(path: &Path, bytes_max: u64) -> std::io::Result<(Vec<u8>, Metadata)>
     Ok((bytes, before))
 }
 
-impl Compiler<'_> {
-    /// Adds an error if `count` is not the expected number. `noun` is what is counted: `rule` or `key`.
-    ///
-    /// Does nothing if `expected` is `None`.
-    pub(crate) fn check_count(&mut self, expected: Option<&Spanned<u32>>, count: usize, noun: &str) {
-        let Some(expected) = expected else { return };
-        if u64::from(**expected) != count as u64 {
-            let plural = if **expected == 1 { "" } else { "s" };
-            let message = format!("expected {} {noun}{plural}, found {count}", **expected);
-            let help = format!("correct the number; if there should be {}, the file is incomplete", **expected);
-            self.note(Finding::new(Code::ExpectationUnmet, message).help(help).at(expected.span()));
-        }
-    }
-
-    /// Adds an error if the configuration has `expect` and its file does not end with a newline.
-    pub(crate) fn check_line_end(&mut self, config: &Config) {
-        let source = self.source();
-        if config.expect.is_some() {
-            self.check_line_end_in(&source);
-        }
-    }
-
-    /// Adds an error if a file is not empty and does not end with a newline: its last line may be truncated.
-    pub(crate) fn check_line_end_in(&mut self, source: &Arc<Source>) {
-        let text = source.text();
-        if !text.is_empty() && !text.ends_with('\n') {
-            let message = "the file does not end with a newline: its last line may be truncated";
-            let finding = Finding::new(Code::FileCutOff, message).help("end the last line with a newline");
-            let end = source.visible(Span::new(text.len(), text.len()));
-            self.note_in(source, finding.label("the last character").at(end));
-        }
-    }
+/// Returns an error if `count` is not the expected number, and `None` if it is or if `expected` is `None`. `noun` is what
+/// is counted: `rule` or `key`.
+pub fn check_count(expected: Option<&Spanned<u32>>, count: usize, noun: &str) -> Option<Finding> {
+    let expected = expected.filter(|expected| u64::from(***expected) != count as u64)?;
+    let plural = if **expected == 1 { "" } else { "s" };
+    let message = format!("expected {} {noun}{plural}, found {count}", **expected);
+    let help = format!("correct the number; if there should be {}, the file is incomplete", **expected);
+    Some(Finding::new(Code::ExpectationUnmet, message).help(help).at(expected.span()))
 }
 
-impl Loaded {
-    /// Returns this configuration as one that may replace the active configuration `running`.
-    ///
-    /// Sets [`Loaded::changes`], and puts warnings about removed parts and a missing newline before the other findings.
-    ///
-    /// # Errors
-    /// If the file, its keys file or a secret file may be truncated. The report has all findings.
-    pub(crate) fn into_replacement_of(mut self, running: &Loaded) -> Result<Loaded, Report> {
-        self.changes = Changes::between(running, &self);
-        let errors = errors(&self, running);
-        let is_refused = !errors.is_empty();
-        let findings = if is_refused { errors } else { warnings(&self, running) };
-        let findings = findings.into_iter().map(|finding| finding.with_source(&self.source));
-        self.findings.splice(0..0, findings);
-        if is_refused { Err(Report::new(self.source.name(), self.findings)) } else { Ok(self) }
+/// Returns an error if a file is not empty and does not end with a newline: its last line may be truncated.
+pub fn check_line_end(source: &Arc<Source>) -> Option<Finding> {
+    let text = source.text();
+    if text.is_empty() || text.ends_with('\n') {
+        return None;
     }
+    let message = "the file does not end with a newline: its last line may be truncated";
+    let end = source.visible(Span::new(text.len(), text.len()));
+    let finding = Finding::new(Code::FileCutOff, message).help("end the last line with a newline");
+    Some(finding.label("the last character").at(end).with_source(source))
 }
 
-fn errors(loaded: &Loaded, running: &Loaded) -> Vec<Finding> {
-    let (config, before) = (&loaded.config, &running.config);
-    let is_blank = |loaded: &Loaded| loaded.source.text().trim().is_empty();
-    if is_blank(loaded) && !is_blank(running) {
+/// Returns findings about a configuration that is to replace the active one, `running`, and differs from it by `changes`.
+///
+/// They are errors if the file, its keys file or a secret file may be truncated. Otherwise they are warnings about
+/// removed parts and a missing newline.
+pub fn check_replacement(document: &Document, running: &Document, changes: &Changes) -> Vec<Finding> {
+    let errors = errors(document, running, changes);
+    let findings = if errors.is_empty() { warnings(document, running, changes) } else { errors };
+    findings.into_iter().map(|finding| finding.with_source(&document.source)).collect()
+}
+
+fn errors(document: &Document, running: &Document, changes: &Changes) -> Vec<Finding> {
+    let (config, before) = (&document.config, &running.config);
+    let is_blank = |document: &Document| document.source.text().trim().is_empty();
+    if is_blank(document) && !is_blank(running) {
         let help = "to limit nothing, write `rules = []`";
         return vec![Finding::new(Code::FileCutOff, "the file is empty, but the active one is not").help(help)];
     }
@@ -139,7 +118,7 @@ fn errors(loaded: &Loaded, running: &Loaded) -> Vec<Finding> {
         let message = format!("there are no upstreams; the active configuration has {count}");
         findings.push(Finding::new(Code::UpstreamsGone, message).help("to forward nothing, write `upstreams = []`"));
     }
-    let expected = |config: &Config| config.expect.as_deref().cloned().unwrap_or_default();
+    let expected = |config: &ConfigTable| config.expect.as_deref().cloned().unwrap_or_default();
     let (expect, expect_before): (Expect, Expect) = (expected(config), expected(before));
     for (field, is_gone) in [
         ("rules", expect.rules.is_none() && expect_before.rules.is_some()),
@@ -152,9 +131,10 @@ fn errors(loaded: &Loaded, running: &Loaded) -> Vec<Finding> {
             findings.push(Finding::new(Code::ExpectationGone, message).help(help));
         }
     }
-    if before.expect.is_some() && !loaded.changes.is_empty() {
-        let keys = (loaded.keys_file.text.reveal(), running.keys_file.text.reveal());
-        for (file, (text, of)) in [("the file", (loaded.source.text(), running.source.text())), ("the keys file", keys)]
+    if before.expect.is_some() && !changes.is_empty() {
+        let keys = (document.keys_file.text.reveal(), running.keys_file.text.reveal());
+        for (file, (text, of)) in
+            [("the file", (document.source.text(), running.source.text())), ("the keys file", keys)]
         {
             if is_beginning(text, of) {
                 let message = format!("{file} is only the beginning of the active one: the rest is missing");
@@ -164,9 +144,8 @@ fn errors(loaded: &Loaded, running: &Loaded) -> Vec<Finding> {
         }
     }
     // With a truncated secret all pseudonyms would change, and every counter would start again.
-    for (name, secret) in &loaded.secret_files {
-        let before = running.secret_files.iter().find(|(other, _)| other == name);
-        if before.is_some_and(|(_, before)| is_beginning(secret.reveal(), before.reveal())) {
+    for (name, secret) in &document.secret_files {
+        if running.secret_file(name).is_some_and(|before| is_beginning(secret.reveal(), before.reveal())) {
             let message = format!("the secret in {name} is only the beginning of the active one");
             findings.push(Finding::new(Code::FileCutOff, message).help("write the whole file again"));
         }
@@ -174,14 +153,14 @@ fn errors(loaded: &Loaded, running: &Loaded) -> Vec<Finding> {
     findings
 }
 
-fn warnings(loaded: &Loaded, running: &Loaded) -> Vec<Finding> {
+fn warnings(document: &Document, running: &Document, changes: &Changes) -> Vec<Finding> {
     let mut findings = Vec::new();
     for kind in PartKind::ALL {
-        let count = loaded.changes.removed_of(kind).count();
+        let count = changes.removed_of(kind).count();
         if count == 0 {
             continue;
         }
-        let names: Vec<&str> = loaded.changes.removed_of(kind).take(NAMES_MAX).collect();
+        let names: Vec<&str> = changes.removed_of(kind).take(NAMES_MAX).collect();
         let more = match count - names.len() {
             0 => String::new(),
             more => format!(" and {more} more"),
@@ -191,9 +170,9 @@ fn warnings(loaded: &Loaded, running: &Loaded) -> Vec<Finding> {
     }
     let ends = |text: &str| text.is_empty() || text.ends_with('\n');
     let lost_end = |before: &str, now: &str| ends(before) && !ends(now);
-    let is_lost = lost_end(running.source.text(), loaded.source.text())
-        || lost_end(running.keys_file.text.reveal(), loaded.keys_file.text.reveal());
-    if is_lost && !loaded.changes.is_empty() {
+    let is_lost = lost_end(running.source.text(), document.source.text())
+        || lost_end(running.keys_file.text.reveal(), document.keys_file.text.reveal());
+    if is_lost && !changes.is_empty() {
         let message = "the file no longer ends with a newline: its last line may be truncated";
         findings.push(Finding::new(Code::LineEndGone, message).help("end the last line with a newline"));
     }

@@ -1,8 +1,8 @@
 use super::*;
-use crate::config::read::{FieldValue, Reader};
-use crate::config::tree::SyntaxError;
-use crate::config::types::Config;
-use crate::config::{toml, yaml};
+use crate::read::{FieldValue, Reader};
+use crate::tree::SyntaxError;
+use crate::types::ConfigTable;
+use crate::{toml, yaml};
 
 const TOML: &str = r#"
 store = "redis://user:hunter2/@@db.example/0" # hunter2
@@ -31,7 +31,7 @@ name = "second"
 fn masked(text: &str, parse: impl Fn(&str) -> Result<Node, Vec<SyntaxError>>) -> String {
     let root = parse(text).unwrap();
     let mut reader = Reader::new(text);
-    Config::from_node(&root, &mut reader);
+    ConfigTable::from_node(&root, &mut reader);
     let masked = mask(text, &root, &reader.finish().shown);
     assert_eq!(masked.len(), text.len());
     masked

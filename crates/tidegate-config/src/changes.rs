@@ -7,13 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::document::Document;
 use super::forms::{LimitEntry, Secret};
-use super::load::Loaded;
-use super::read::{FieldValue, Named};
+use super::key_digest::KeyDigest;
+use super::read::FieldValue;
 use super::span::Spanned;
 use super::table::{Table, joined};
 use super::types::{ApiKeyTable, BanEntry, Exempt, PlanTable, RuleTable, UpstreamTable};
-use crate::identity::KeyDigest;
 
 /// The kind of a [`Part`]. Its name, such as `rule`, is a metrics label.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -87,6 +87,9 @@ pub struct Changes {
     pub removed: Vec<Part>,
     /// The parts that both have and that differ.
     pub changed: Vec<Part>,
+    /// The names of the settings that differ and are read only at startup, such as `store`: they take effect after a
+    /// restart.
+    pub restart: Vec<String>,
     /// Whether anything was added or reordered. May also be set if parts were removed or changed.
     has_added: bool,
 }
@@ -105,10 +108,15 @@ impl Changes {
     }
 
     /// Compares the configuration `before` with the one that replaces it, including the keys of their keys files.
-    pub(crate) fn between(before: &Loaded, after: &Loaded) -> Changes {
+    pub fn between(before: &Document, after: &Document) -> Changes {
         let mut changes = Changes::default();
         before.config.note_changes(&after.config, "", "", &mut changes);
         changes.keys(keys(before), keys(after).collect());
+        let secret =
+            |document: &Document| document.secret_file(document.config.receipt_secret_file.as_deref()?).cloned();
+        if before.config.receipt_secret_file == after.config.receipt_secret_file && secret(before) != secret(after) {
+            changes.restart.push("receipt_secret_file".to_owned());
+        }
         changes
     }
 
@@ -152,10 +160,10 @@ impl Changes {
 
     pub(crate) fn bans(&mut self, before: &[Spanned<BanEntry>], after: &[Spanned<BanEntry>]) {
         let values: HashMap<(&str, &str), &BanEntry> =
-            after.iter().map(|ban| ((ban.by.name(), ban.value.reveal()), &**ban)).collect();
+            after.iter().map(|ban| ((ban.by.as_str(), ban.value.reveal()), &**ban)).collect();
         for ban in before {
-            let name = format!("by {}", ban.by.name());
-            match values.get(&(ban.by.name(), ban.value.reveal())) {
+            let name = format!("by {}", ban.by.as_str());
+            match values.get(&(ban.by.as_str(), ban.value.reveal())) {
                 None => self.remove(PartKind::Ban, name),
                 Some(other) if other.until != ban.until => self.changed.push(Part { kind: PartKind::Ban, name }),
                 Some(_) => {}
@@ -298,12 +306,12 @@ fn window_of(limit: &str) -> &str {
 }
 
 /// Returns all keys of the configuration and of its keys file, each with its digest.
-fn keys(loaded: &Loaded) -> impl Iterator<Item = (KeyDigest, &ApiKeyTable)> {
+fn keys(document: &Document) -> impl Iterator<Item = (KeyDigest, &ApiKeyTable)> {
     let digest = |table: &ApiKeyTable| match (&table.key, &table.sha256) {
         (Some(key), _) => Some(KeyDigest::of(Secret::reveal(key))),
         (None, Some(digest)) => digest.reveal().parse().ok(),
         (None, None) => None,
     };
-    let tables = loaded.config.keys.iter().chain(&loaded.keys_file.keys);
+    let tables = document.config.keys.iter().chain(&document.keys_file.keys);
     tables.filter_map(move |table| Some((digest(table)?, &**table)))
 }

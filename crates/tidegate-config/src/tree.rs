@@ -26,7 +26,6 @@ pub(crate) struct Node {
 /// takes one. A date or time of TOML is a `Text`.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
-    #[cfg_attr(not(any(feature = "yaml", feature = "redis")), allow(dead_code))]
     Null,
     Bool(bool),
     Int(i64),
@@ -52,7 +51,6 @@ pub(crate) struct SyntaxError {
     pub(crate) span: Span,
 }
 
-#[cfg(feature = "redis")]
 impl Node {
     /// Converts a JSON value, whose spans are unknown. A number that is not an `i64` becomes a `Float`.
     pub(crate) fn from_json(json: &serde_json::Value) -> Node {
