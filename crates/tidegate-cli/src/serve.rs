@@ -135,7 +135,7 @@ async fn start(
     let builder = builder.memory(MemoryStore::builder().max_bytes(memory.limits_bytes).build());
     #[cfg(feature = "otlp")]
     let builder = match &traces {
-        Some(traces) => builder.observer(traces.observer()),
+        Some(traces) => builder.observer(Arc::new(traces.observer())),
         None => builder,
     };
     let limiter = builder.build();
@@ -290,7 +290,7 @@ fn limiter(store: Option<RedisStore>, settings: &Settings, store_times: &Arc<Sto
     let is_shared = store.is_some();
     let (mut builder, lookups) = settings.limiter_on(store);
     if tracing::enabled!(tracing::Level::DEBUG) {
-        builder = builder.observer(TracingObserver);
+        builder = builder.observer(Arc::new(TracingObserver));
     }
     if is_shared {
         builder = builder.observer(store_times.clone());

@@ -210,7 +210,7 @@ pub struct LimiterBuilder {
     announces: bool,
     on_failure: OnFailure,
     deny_cache: bool,
-    observers: Vec<Box<dyn Observer>>,
+    observers: Vec<Arc<dyn Observer>>,
 }
 
 impl LimiterBuilder {
@@ -329,8 +329,8 @@ impl LimiterBuilder {
 
     /// Adds an observer, which is called after every decision, among other events. See [`observe`](crate::observe).
     #[must_use]
-    pub fn observer(mut self, observer: impl Observer) -> Self {
-        self.observers.push(Box::new(observer));
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observers.push(observer);
         self
     }
 

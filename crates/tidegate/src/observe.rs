@@ -124,40 +124,6 @@ pub trait Observer: Send + Sync + 'static {
     }
 }
 
-impl<O: Observer + ?Sized> Observer for Arc<O> {
-    fn decided(&self, decided: &DecidedCheck<'_>) {
-        (**self).decided(decided);
-    }
-
-    fn store_called(&self, call: &StoreCall) {
-        (**self).store_called(call);
-    }
-
-    fn breaker_changed(&self, is_open: bool) {
-        (**self).breaker_changed(is_open);
-    }
-
-    #[cfg(feature = "rules")]
-    fn shield_refused(&self, refused: &ShieldRefusal<'_>) {
-        (**self).shield_refused(refused);
-    }
-
-    #[cfg(feature = "rules")]
-    fn banned(&self, request: &BannedRequest) {
-        (**self).banned(request);
-    }
-
-    #[cfg(feature = "rules")]
-    fn exempted(&self, request: &ExemptRequest) {
-        (**self).exempted(request);
-    }
-
-    #[cfg(feature = "rules")]
-    fn reloaded(&self, rules: &RuleSet) {
-        (**self).reloaded(rules);
-    }
-}
-
 /// A check that a limiter has decided, and its result. Passed to [`Observer::decided`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -298,13 +264,13 @@ pub(crate) struct Observers(Arc<[ObserverSlot]>);
 
 /// An observer, and whether it has panicked.
 struct ObserverSlot {
-    observer: Box<dyn Observer>,
+    observer: Arc<dyn Observer>,
     /// Whether a panic of this observer was already logged.
     has_panicked: AtomicBool,
 }
 
 impl Observers {
-    pub(crate) fn new(observers: Vec<Box<dyn Observer>>) -> Observers {
+    pub(crate) fn new(observers: Vec<Arc<dyn Observer>>) -> Observers {
         let slot = |observer| ObserverSlot { observer, has_panicked: AtomicBool::new(false) };
         Observers(observers.into_iter().map(slot).collect())
     }

@@ -135,7 +135,7 @@ async fn an_observer_that_panics_breaks_neither_a_decision_nor_another_observer(
     }
     let (before, after) = (Arc::new(Notes::default()), Arc::new(Notes::default()));
     let builder = Limiter::builder().clock(Arc::new(ManualClock::new(START)));
-    let limiter = builder.observer(before.clone()).observer(Panics).observer(after.clone()).build();
+    let limiter = builder.observer(before.clone()).observer(Arc::new(Panics)).observer(after.clone()).build();
     let demand = demand("1/min");
     for allowed in [true, false] {
         assert_eq!(limiter.check(&Check::one(&demand)).await.unwrap().allowed(), allowed);
@@ -202,7 +202,7 @@ async fn traced_events_contain_no_key() {
     let clock = Arc::new(ManualClock::new(START));
     let memory = MemoryStore::builder().clock(clock.clone()).build();
     let store = Arc::new(Slow { inner: memory, clock: clock.clone(), is_down: AtomicBool::new(false) });
-    let limiter = Limiter::builder().store(store.clone()).clock(clock).observer(TracingObserver).build();
+    let limiter = Limiter::builder().store(store.clone()).clock(clock).observer(Arc::new(TracingObserver)).build();
     let demands = [demand("5/min"), demand("9/day token-bucket")];
     let check = Check::new(&demands).unwrap();
     limiter.check(&check).await.unwrap();

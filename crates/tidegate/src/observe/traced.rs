@@ -13,10 +13,11 @@ use crate::rules::RuleSet;
 /// An [`Observer`] that emits a `tracing` event for each call. No field contains a key, an address or a secret.
 ///
 /// ```
+/// use std::sync::Arc;
 /// use tidegate::Limiter;
 /// use tidegate::observe::TracingObserver;
 ///
-/// let limiter = Limiter::builder().observer(TracingObserver).build();
+/// let limiter = Limiter::builder().observer(Arc::new(TracingObserver)).build();
 /// ```
 ///
 /// | event | level | fields |
@@ -38,7 +39,7 @@ pub struct TracingObserver;
 impl Observer for TracingObserver {
     fn decided(&self, decided: &DecidedCheck<'_>) {
         let (verdict, took_us) = (decided.outcome().as_str(), decided.took.as_micros() as u64);
-        let limits = Limits(decided.check);
+        let limits = LimitTexts(decided.check);
         match decided.result.map(|decision| decision.source) {
             Ok(source) => tracing::debug!(%limits, verdict, source = Source::as_str(source), took_us, "decided"),
             Err(kind) => tracing::debug!(%limits, verdict, kind = kind.as_str(), took_us, "decided"),
@@ -56,7 +57,7 @@ impl Observer for TracingObserver {
 
     #[cfg(feature = "rules")]
     fn shield_refused(&self, refused: &ShieldRefusal<'_>) {
-        let limits = Limits(refused.check);
+        let limits = LimitTexts(refused.check);
         let verdict = if refused.decision.is_some() { "deny" } else { "unavailable" };
         tracing::debug!(%limits, verdict, "shield refused");
     }
@@ -86,9 +87,9 @@ impl Observer for TracingObserver {
 }
 
 /// Displays the limits of a check, separated by commas, without its keys.
-struct Limits<'a>(&'a Check<'a>);
+struct LimitTexts<'a>(&'a Check<'a>);
 
-impl fmt::Display for Limits<'_> {
+impl fmt::Display for LimitTexts<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, demand) in self.0.demands().iter().enumerate() {
             if index > 0 {

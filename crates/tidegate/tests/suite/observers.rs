@@ -149,7 +149,7 @@ async fn an_observer_that_panics_changes_no_refusal() {
         }
     }
     let rules = Rules::new().ban(Ban::network("203.0.113.9")).rule(all()).build().unwrap();
-    let engine = Engine::new(Limiter::builder().observer(Panics).build(), rules.clone());
+    let engine = Engine::new(Limiter::builder().observer(Arc::new(Panics)).build(), rules.clone());
     engine.reload(rules);
     let request = Request::get("/").body(()).unwrap();
     for _ in 0..2 {
