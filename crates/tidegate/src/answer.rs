@@ -56,7 +56,7 @@
 //! **Why no structured-field library?** The only strings are names of `[a-z0-9-]+`, which need no escaping, and the
 //! only numbers are integers far below 10^15. The tests parse all output with a structured-field library.
 //!
-//! [`Verdict`] maps verdicts and errors to HTTP, gRPC and RESP.
+//! [`Verdict`] maps the outcome of a request to HTTP, gRPC and RESP.
 
 mod accept;
 mod body;

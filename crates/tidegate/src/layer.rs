@@ -423,7 +423,7 @@ where
     fn call(&mut self, mut request: Request<ReqBody>) -> Self::Future {
         let Some(peer) = (self.settings.find_peer)(request.extensions()) else {
             let response = unknown_peer(request.headers()).map(|bytes| self.make_body.make(bytes));
-            return ResponseFuture::new(std::future::ready(Ok(response)));
+            return Box::pin(std::future::ready(Ok(response)));
         };
         let (mut cost, mut caller) = (None, None);
         let LayerSettings { find_cost, find_subject, .. } = &*self.settings;
@@ -436,7 +436,7 @@ where
         // The service that was polled ready is the one to call; its clone takes its place.
         let clone = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, clone);
-        ResponseFuture::new(respond(inner, request, peer, cost, caller, self.settings.clone(), self.make_body.clone()))
+        Box::pin(respond(inner, request, peer, cost, caller, self.settings.clone(), self.make_body.clone()))
     }
 }
 

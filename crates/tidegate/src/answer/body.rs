@@ -164,42 +164,60 @@ impl fmt::Debug for CustomFormat {
 /// denied the request, and left out without a value.
 ///
 /// [`RefusalDetails::fields`] and [`Refusal::fields`](crate::engine::Refusal::fields) return them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct RefusalFields<'a> {
     error: &'static str,
     message: String,
-    limit: LimitFields<'a>,
+    limit: Option<u32>,
+    retry_after: Option<u64>,
+    retry_after_ms: Option<u64>,
+    policy: Option<&'a str>,
+    rule: Option<&'a str>,
+    plan: Option<&'a str>,
+    upgrade_url: Option<&'a str>,
 }
 
 impl<'a> RefusalFields<'a> {
     /// Creates the fields of a refusal that no limit caused: `retry_after` is the time until it ends.
     pub(crate) fn without_limit(verdict: Verdict, message: String, retry_after: Wait) -> RefusalFields<'a> {
-        let limit = LimitFields {
+        RefusalFields {
+            error: verdict.error(),
+            message,
             retry_after: retry_after_secs(retry_after),
             retry_after_ms: retry_after.as_millis_ceil().map(|ms| ms.max(1)),
-            ..LimitFields::default()
-        };
-        RefusalFields { error: verdict.error(), message, limit }
+            ..RefusalFields::default()
+        }
     }
 
     /// Creates the fields of a refusal by a limit or because the store did not answer.
     pub(super) fn of(refusal: &RefusalDetails<'a>) -> RefusalFields<'a> {
-        RefusalFields { error: refusal.verdict().error(), message: refusal.message(), limit: LimitFields::of(refusal) }
+        let policy = refusal.policy();
+        RefusalFields {
+            error: refusal.verdict().error(),
+            message: refusal.message(),
+            limit: policy.map(|policy| policy.limit().quota()),
+            retry_after: refusal.retry_after_secs(),
+            retry_after_ms: refusal.retry_after_ms(),
+            policy: policy.map(Policy::name),
+            rule: policy.and_then(Policy::rule),
+            plan: policy.and_then(Policy::plan),
+            upgrade_url: policy.and_then(Policy::upgrade_url),
+        }
     }
 
     /// Returns the milliseconds until the request would be admitted, rounded up, at least 1. `None` if it can never pass.
     pub fn retry_after_ms(&self) -> Option<u64> {
-        self.limit.retry_after_ms
+        self.retry_after_ms
     }
 
     /// Returns the rule whose limit denied the request, or `None` if no limit of a rule did.
     pub fn rule(&self) -> Option<&'a str> {
-        self.limit.rule
+        self.rule
     }
 
     /// Returns the plan whose limit denied the request, or `None` if no limit of a plan did.
     pub fn plan(&self) -> Option<&'a str> {
-        self.limit.plan
+        self.plan
     }
 
     /// Appends the fields to the text of a JSON object, without its braces.
@@ -210,7 +228,31 @@ impl<'a> RefusalFields<'a> {
         write_string(json, self.error);
         json.extend_from_slice(b",\"message\":");
         write_string(json, &self.message);
-        self.limit.write_json(json);
+        self.write_limit(json);
+    }
+
+    /// Appends the fields that the formats `json` and `problem` have in common to the text of a JSON object that has other
+    /// fields before.
+    fn write_limit(&self, json: &mut Vec<u8>) {
+        if let Some(limit) = self.limit {
+            json.extend_from_slice(b",\"limit\":");
+            write_number(json, Some(limit.into()));
+        }
+        json.extend_from_slice(b",\"retry_after\":");
+        write_number(json, self.retry_after);
+        json.extend_from_slice(b",\"retry_after_ms\":");
+        write_number(json, self.retry_after_ms);
+        for (name, text) in [
+            (",\"policy\":", self.policy),
+            (",\"rule\":", self.rule),
+            (",\"plan\":", self.plan),
+            (",\"upgrade_url\":", self.upgrade_url),
+        ] {
+            if let Some(text) = text {
+                json.extend_from_slice(name.as_bytes());
+                write_string(json, text);
+            }
+        }
     }
 
     /// Returns the body in the format `json`.
@@ -245,55 +287,6 @@ fn write_number(json: &mut Vec<u8>, number: Option<u64>) {
     }
 }
 
-/// The fields that the formats `json` and `problem` have in common. A wait is `null` if the request can never pass; other
-/// fields without a value are left out.
-#[derive(Clone, Debug, Default)]
-struct LimitFields<'a> {
-    limit: Option<u32>,
-    retry_after: Option<u64>,
-    retry_after_ms: Option<u64>,
-    policy: Option<&'a str>,
-    rule: Option<&'a str>,
-    plan: Option<&'a str>,
-    upgrade_url: Option<&'a str>,
-}
-
-impl<'a> LimitFields<'a> {
-    fn of(refusal: &RefusalDetails<'a>) -> LimitFields<'a> {
-        let policy = refusal.policy();
-        LimitFields {
-            limit: policy.map(|policy| policy.limit().quota()),
-            retry_after: refusal.retry_after_secs(),
-            retry_after_ms: refusal.retry_after_ms(),
-            policy: policy.map(Policy::name),
-            rule: policy.and_then(Policy::rule),
-            plan: policy.and_then(Policy::plan),
-            upgrade_url: policy.and_then(Policy::upgrade_url),
-        }
-    }
-
-    /// Appends the fields to the text of a JSON object that has other fields before.
-    fn write_json(&self, json: &mut Vec<u8>) {
-        let LimitFields { limit, retry_after, retry_after_ms, policy, rule, plan, upgrade_url } = *self;
-        if let Some(limit) = limit {
-            json.extend_from_slice(b",\"limit\":");
-            write_number(json, Some(limit.into()));
-        }
-        json.extend_from_slice(b",\"retry_after\":");
-        write_number(json, retry_after);
-        json.extend_from_slice(b",\"retry_after_ms\":");
-        write_number(json, retry_after_ms);
-        let texts =
-            [(",\"policy\":", policy), (",\"rule\":", rule), (",\"plan\":", plan), (",\"upgrade_url\":", upgrade_url)];
-        for (name, text) in texts {
-            if let Some(text) = text {
-                json.extend_from_slice(name.as_bytes());
-                write_string(json, text);
-            }
-        }
-    }
-}
-
 /// Returns the body in the format `problem`: an RFC 9457 problem document, with the member `violated-policies` of the
 /// IETF draft.
 fn problem(refusal: &RefusalDetails<'_>) -> Body {
@@ -312,7 +305,8 @@ fn problem(refusal: &RefusalDetails<'_>) -> Body {
     json.extend_from_slice(b",\"status\":");
     write_number(&mut json, Some(refusal.verdict().http().as_u16().into()));
     json.extend_from_slice(b",\"detail\":");
-    write_string(&mut json, &refusal.message());
+    let fields = refusal.fields();
+    write_string(&mut json, &fields.message);
     for (index, policy) in refusal.violated().iter().enumerate() {
         json.extend_from_slice(if index == 0 { b",\"violated-policies\":[" } else { b"," });
         write_string(&mut json, policy.name());
@@ -320,7 +314,7 @@ fn problem(refusal: &RefusalDetails<'_>) -> Body {
     if !refusal.violated().is_empty() {
         json.push(b']');
     }
-    LimitFields::of(refusal).write_json(&mut json);
+    fields.write_limit(&mut json);
     json.push(b'}');
     Body::new("application/problem+json", json)
 }
@@ -333,11 +327,11 @@ mod tests {
     #[test]
     fn texts_are_escaped_and_fields_without_a_value_are_left_out() {
         let text = "a \"quoted\" \\ name\nin two lines \u{1} ünïcode";
-        let fields = |limit| RefusalFields { error: "rate_limited", message: text.to_owned(), limit };
-        let written = |limit| serde_json::from_slice::<Value>(&fields(limit).body().bytes).unwrap();
+        let refused = || RefusalFields { error: "rate_limited", message: text.to_owned(), ..RefusalFields::default() };
+        let written = |fields: RefusalFields<'_>| serde_json::from_slice::<Value>(&fields.body().bytes).unwrap();
         let none = json!({ "error": "rate_limited", "message": text, "retry_after": null, "retry_after_ms": null });
-        assert_eq!(written(LimitFields::default()), none);
-        let all = LimitFields {
+        assert_eq!(written(refused()), none);
+        let all = RefusalFields {
             limit: Some(u32::MAX),
             retry_after: Some(0),
             retry_after_ms: Some(u64::MAX),
@@ -345,6 +339,7 @@ mod tests {
             rule: Some("rule"),
             plan: Some("plan"),
             upgrade_url: Some("url"),
+            ..refused()
         };
         let expected = json!({
             "error": "rate_limited", "message": text, "limit": u32::MAX, "retry_after": 0, "retry_after_ms": u64::MAX,

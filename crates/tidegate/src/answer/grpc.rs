@@ -20,6 +20,7 @@
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName};
 use http::{HeaderMap, HeaderValue, Response};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use super::verdict::Verdict;
 
@@ -62,14 +63,8 @@ pub(crate) fn refusal(
 
 /// Percent-encodes a `grpc-message`: printable ASCII is kept, `%` and all other bytes become `%XX`.
 fn escaped(message: &str) -> String {
-    let mut text = String::with_capacity(message.len());
-    for byte in message.bytes() {
-        match byte {
-            b'%' | 0..=0x1f | 0x7f.. => text.push_str(&format!("%{byte:02X}")),
-            _ => text.push(byte.into()),
-        }
-    }
-    text
+    const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
+    utf8_percent_encode(message, ESCAPED).to_string()
 }
 
 #[cfg(test)]

@@ -251,38 +251,22 @@ impl Policies {
 
     fn write_ietf(&self, decision: &Decision, headers: &mut HeaderMap) {
         // The value of a few policies fits into the stack buffer, so that the header value is the only allocation.
-        let mut short = StackText { bytes: [0; STACK_BYTES], len: 0 };
-        let value = match self.render_ietf(decision, &mut short) {
-            Some(()) => HeaderValue::from_bytes(&short.bytes[..short.len]),
-            None => {
-                let mut text = Vec::new();
-                self.render_ietf(decision, &mut text);
-                HeaderValue::try_from(text)
-            }
-        };
-        if let Ok(value) = value {
-            headers.insert(&RATE_LIMIT, value);
-        }
-        self.write_advertised(headers);
-    }
-
-    /// Appends the value of `RateLimit` to `text`. Returns `None` if it does not fit; `text` then has a part of it.
-    ///
-    /// Ends before the first shown limit for which `decision` has no status.
-    #[inline]
-    fn render_ietf(&self, decision: &Decision, text: &mut impl TextBuffer) -> Option<()> {
+        let mut text = SmallVec::<[u8; STACK_BYTES]>::new();
         let mut begin = 0;
         for &ShownLimit { index, end } in &self.shown {
             let Some(status) = decision.limits.get(index) else { break };
-            text.put(&self.shown_text[begin..end])?;
+            text.extend_from_slice(&self.shown_text[begin..end]);
             begin = end;
-            text.put_number(status.remaining.into())?;
+            text.extend_from_slice(itoa::Buffer::new().format(status.remaining).as_bytes());
             if let Some(secs) = until_next(status).as_secs_ceil() {
-                text.put(b";t=")?;
-                text.put_number(secs)?;
+                text.extend_from_slice(b";t=");
+                text.extend_from_slice(itoa::Buffer::new().format(secs).as_bytes());
             }
         }
-        Some(())
+        if let Ok(value) = HeaderValue::from_bytes(&text) {
+            headers.insert(&RATE_LIMIT, value);
+        }
+        self.write_advertised(headers);
     }
 
     fn write_draft_6(&self, decision: &Decision, headers: &mut HeaderMap) {
@@ -323,38 +307,6 @@ impl Policies {
             names.push("Retry-After");
         }
         HeaderValue::try_from(names.join(", ")).ok().filter(|list| !list.is_empty())
-    }
-}
-
-/// A buffer to which text is appended. Its size may be fixed.
-trait TextBuffer {
-    /// Appends bytes. Returns `None`, and appends nothing, if they do not fit.
-    fn put(&mut self, piece: &[u8]) -> Option<()>;
-
-    /// Appends a number in decimal. Returns `None`, and appends nothing, if it does not fit.
-    fn put_number(&mut self, number: u64) -> Option<()> {
-        self.put(itoa::Buffer::new().format(number).as_bytes())
-    }
-}
-
-impl TextBuffer for Vec<u8> {
-    fn put(&mut self, piece: &[u8]) -> Option<()> {
-        self.extend_from_slice(piece);
-        Some(())
-    }
-}
-
-struct StackText {
-    bytes: [u8; STACK_BYTES],
-    len: usize,
-}
-
-impl TextBuffer for StackText {
-    #[inline]
-    fn put(&mut self, piece: &[u8]) -> Option<()> {
-        self.bytes.get_mut(self.len..self.len + piece.len())?.copy_from_slice(piece);
-        self.len += piece.len();
-        Some(())
     }
 }
 

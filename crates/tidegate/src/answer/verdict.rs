@@ -1,14 +1,11 @@
-//! Maps each verdict and each error to HTTP, gRPC and RESP.
+//! Maps each verdict to HTTP, gRPC and RESP.
 //!
 //! A denial or a ban is a decision, not an error: in RESP it is an ordinary reply, so it has no error code. An unavailable
 //! store is never reported as a denial: a client that receives 429 has to slow down, one that receives 503 does not.
 
 use http::StatusCode;
-use tidegate_core::{CheckError, Decision, KeyError, LimitError, LimitTextError};
 
-use crate::failure::Unavailable;
-
-/// The outcome of a request to Tidegate: allowed, denied, banned, unavailable, or an error of the request or of Tidegate.
+/// The outcome of a request: allowed, denied, banned, or an error.
 ///
 /// Its methods return the status or error code of the outcome in each protocol.
 ///
@@ -30,18 +27,8 @@ pub enum Verdict {
     Banned,
     /// The store did not answer, and the failure policy is to refuse. HTTP 503, gRPC `UNAVAILABLE`.
     Unavailable,
-    /// The request is malformed: a bad limit, key, field or argument. HTTP 400, gRPC `INVALID_ARGUMENT`.
-    Invalid,
-    /// The request is larger than accepted. HTTP 413, gRPC `OUT_OF_RANGE`.
-    TooLarge,
     /// The path is longer than accepted. HTTP 414, gRPC `INVALID_ARGUMENT`.
     PathTooLong,
-    /// The request has no valid credentials. HTTP 401, gRPC `UNAUTHENTICATED`.
-    Unauthenticated,
-    /// The client is not permitted to make this request. HTTP 403, gRPC `PERMISSION_DENIED`.
-    Forbidden,
-    /// The requested resource does not exist. HTTP 404, gRPC `NOT_FOUND`.
-    NotFound,
     /// Tidegate itself failed. HTTP 500, gRPC `INTERNAL`.
     Internal,
 }
@@ -56,17 +43,12 @@ struct Row {
 
 impl Verdict {
     /// All verdicts.
-    pub const ALL: [Verdict; 11] = [
+    pub const ALL: [Verdict; 6] = [
         Verdict::Allowed,
         Verdict::Denied,
         Verdict::Banned,
         Verdict::Unavailable,
-        Verdict::Invalid,
-        Verdict::TooLarge,
         Verdict::PathTooLong,
-        Verdict::Unauthenticated,
-        Verdict::Forbidden,
-        Verdict::NotFound,
         Verdict::Internal,
     ];
 
@@ -80,12 +62,7 @@ impl Verdict {
             Verdict::Denied          => ("rate_limited",      H::TOO_MANY_REQUESTS,     G::ResourceExhausted, None),
             Verdict::Banned          => ("banned",            H::FORBIDDEN,             G::PermissionDenied,  None),
             Verdict::Unavailable     => ("unavailable",       H::SERVICE_UNAVAILABLE,   G::Unavailable,       Some("UNAVAILABLE")),
-            Verdict::Invalid         => ("invalid",           H::BAD_REQUEST,           G::InvalidArgument,   Some("ERR")),
-            Verdict::TooLarge        => ("too_large",         H::PAYLOAD_TOO_LARGE,     G::OutOfRange,        Some("ERR")),
             Verdict::PathTooLong     => ("path_too_long",     H::URI_TOO_LONG,          G::InvalidArgument,   Some("ERR")),
-            Verdict::Unauthenticated => ("unauthenticated",   H::UNAUTHORIZED,          G::Unauthenticated,   Some("NOAUTH")),
-            Verdict::Forbidden       => ("forbidden",         H::FORBIDDEN,             G::PermissionDenied,  Some("NOPERM")),
-            Verdict::NotFound        => ("not_found",         H::NOT_FOUND,             G::NotFound,          Some("ERR")),
             Verdict::Internal        => ("internal",          H::INTERNAL_SERVER_ERROR, G::Internal,          Some("ERR")),
         };
         Row { error, http, grpc, resp }
@@ -114,42 +91,6 @@ impl Verdict {
     }
 }
 
-impl From<&Decision> for Verdict {
-    fn from(decision: &Decision) -> Verdict {
-        match (decision.ban, decision.allowed()) {
-            (Some(_), _) => Verdict::Banned,
-            (None, true) => Verdict::Allowed,
-            (None, false) => Verdict::Denied,
-        }
-    }
-}
-
-impl From<&Unavailable> for Verdict {
-    fn from(_: &Unavailable) -> Verdict {
-        Verdict::Unavailable
-    }
-}
-
-impl From<&Result<Decision, Unavailable>> for Verdict {
-    fn from(answer: &Result<Decision, Unavailable>) -> Verdict {
-        match answer {
-            Ok(decision) => decision.into(),
-            Err(unavailable) => unavailable.into(),
-        }
-    }
-}
-
-macro_rules! invalid {
-    ($($error:ty),*) => {$(
-        impl From<&$error> for Verdict {
-            fn from(_: &$error) -> Verdict {
-                Verdict::Invalid
-            }
-        }
-    )*};
-}
-invalid!(CheckError, KeyError, LimitError, LimitTextError);
-
 /// A gRPC status code that a [`Verdict`] maps to, with its number in the gRPC specification.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(i32)]
@@ -158,26 +99,20 @@ invalid!(CheckError, KeyError, LimitError, LimitTextError);
 pub enum GrpcCode {
     Ok = 0,
     InvalidArgument = 3,
-    NotFound = 5,
     PermissionDenied = 7,
     ResourceExhausted = 8,
-    OutOfRange = 11,
     Internal = 13,
     Unavailable = 14,
-    Unauthenticated = 16,
 }
 
 tidegate_core::__names! {
     "gRPC status code" GrpcCode {
         Ok = "OK",
         InvalidArgument = "INVALID_ARGUMENT",
-        NotFound = "NOT_FOUND",
         PermissionDenied = "PERMISSION_DENIED",
         ResourceExhausted = "RESOURCE_EXHAUSTED",
-        OutOfRange = "OUT_OF_RANGE",
         Internal = "INTERNAL",
         Unavailable = "UNAVAILABLE",
-        Unauthenticated = "UNAUTHENTICATED",
     }
 }
 

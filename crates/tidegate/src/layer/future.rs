@@ -13,7 +13,6 @@ use std::future::{Future, poll_fn};
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use http::{Request, Response};
 use tidegate_core::Cost;
@@ -52,27 +51,7 @@ pub struct KeepCharge;
 ///
 /// Resolves to a response with status 500 if the remote address of the request is unknown. If the future is dropped,
 /// the charge is kept.
-pub struct ResponseFuture<B, E>(Pin<Box<dyn Future<Output = Result<Response<B>, E>> + Send>>);
-
-impl<B, E> ResponseFuture<B, E> {
-    pub(super) fn new(future: impl Future<Output = Result<Response<B>, E>> + Send + 'static) -> Self {
-        ResponseFuture(Box::pin(future))
-    }
-}
-
-impl<B, E> Future for ResponseFuture<B, E> {
-    type Output = Result<Response<B>, E>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(context)
-    }
-}
-
-impl<B, E> std::fmt::Debug for ResponseFuture<B, E> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ResponseFuture").finish_non_exhaustive()
-    }
-}
+pub type ResponseFuture<B, E> = Pin<Box<dyn Future<Output = Result<Response<B>, E>> + Send>>;
 
 /// Decides a request and, if it is admitted, calls `inner`, which must have been polled ready.
 ///
