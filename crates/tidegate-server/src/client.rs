@@ -17,15 +17,15 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use http::HeaderMap;
+use http::{HeaderMap, Method};
 use percent_encoding::percent_decode_str;
 use tidegate::answer::Policy;
 use tidegate::config::Loaded;
 use tidegate::identity::{
-    API_KEY_BYTES_MAX, AddressPrefixes, ApiKeys, Identifier, KeyDigest, KeyTable, KnownKey, Networks, Origin, Subject,
+    API_KEY_BYTES_MAX, AddressPrefixes, ApiKeys, Identifier, KeyDigest, KeyTable, KnownKey, Networks, Subject,
     Subjects, User,
 };
-use tidegate::rules::{ClientBans, CompiledRule, Facts, Lookups, MatchedBan, RuleSet};
+use tidegate::rules::{ClientBans, CompiledRule, Facts, Lookups, MatchedBan, RequestView, RuleSet};
 use tidegate::{Limiter, MemoryStore, StoreError, Timestamp};
 
 use crate::explain::{groups_text, is_masked_subject, subject_parts};
@@ -80,8 +80,7 @@ impl Client {
                     .to_owned(),
             );
         }
-        let listed =
-            |digest: KeyDigest| Client::Key(digest, rules.key(&digest).map(KnownKey::from).unwrap_or_default());
+        let listed = |digest: KeyDigest| Client::Key(digest, rules.key(&digest).cloned().unwrap_or_default());
         if let Some(digest) = key_named(rules, text)? {
             return Ok(listed(digest));
         }
@@ -243,8 +242,8 @@ pub(crate) fn parse_without_rules(text: &str, prefixes: AddressPrefixes) -> Opti
 /// Returns the part of a subject for a user, with the escapes of subjects.
 fn user_part(id: &str) -> String {
     let (identifier, keys, headers) = (Identifier::new(), KeyTable::new(), HeaderMap::new());
-    let origin = Origin { peer: Ipv4Addr::UNSPECIFIED.into(), headers: &headers, path: "" };
-    let identity = identifier.identify(origin, &keys, Timestamp::ZERO).with_user(user(id));
+    let (request, peer) = (RequestView::new(&Method::GET, "", &headers), Ipv4Addr::UNSPECIFIED.into());
+    let identity = identifier.identify(&request, peer, &keys, Timestamp::ZERO).with_user(user(id));
     Subjects::parse(["user"]).map(|by| identity.subject(&by).to_string()).unwrap_or_default()
 }
 
@@ -299,7 +298,7 @@ fn key_named(rules: &RuleSet, text: &str) -> Result<Option<KeyDigest>, String> {
     if rules.key(&digest).is_some() {
         return Ok(Some(digest));
     }
-    let mut named = rules.keys().filter(|(_, entry)| entry.name() == Some(text)).map(|(digest, _)| *digest);
+    let mut named = rules.keys().filter(|(_, known)| known.name.as_deref() == Some(text)).map(|(digest, _)| *digest);
     match (named.next(), named.count()) {
         (found, 0) => Ok(found),
         (_, more) => Err(format!("{} API keys have this name; specify one of the keys, or its subject", more + 1)),

@@ -40,7 +40,7 @@ mod user;
 pub use address::{AddressKey, AddressPrefixes, PrefixError};
 pub use anonymize::{Anonymizer, Pseudonym, Salt, SecretError};
 pub use api_key::{API_KEY_BYTES_MAX, ApiKey, KeySource, KeyTable, KnownKey};
-pub use identifier::{Caller, Identifier, Identity, Origin};
+pub use identifier::{Caller, Identifier, Identity};
 #[cfg(feature = "jwt")]
 pub use jwt::{TokenKeyError, TokenVerifier};
 pub use networks::{NetworkError, Networks};

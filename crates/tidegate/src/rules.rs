@@ -79,8 +79,8 @@ pub use lookup_cache::{LookupError, LookupStats};
 pub use lookups::{KeyNameError, Lookups};
 pub(crate) use matcher::Indices;
 pub use own_limits::{OwnLimits, OwnLimitsError};
-pub(crate) use plan::LimitSetId;
-pub use plan::{CompiledPlan, KeyEntry, LimitSet, PlanFuture, PlanLookup, PlanQuestion};
+pub(crate) use plan::{CompiledKey, LimitSetId};
+pub use plan::{CompiledPlan, LimitSet, PlanFuture, PlanLookup, PlanQuestion};
 #[cfg(feature = "redis")]
 pub use plan_hash::PlanHash;
 #[cfg(feature = "tower")]

@@ -31,7 +31,7 @@ pub(crate) use self::limits::{NamedLimit, is_limit_name, limit_names};
 pub use self::settings::Settings;
 use super::lint;
 use super::load::{Loaded, Loader};
-use crate::rules::{CompiledRule, KeyEntry, RuleSet, SetParts};
+use crate::rules::{CompiledRule, RuleSet, SetParts};
 
 /// Checks a configuration and compiles it to rules and settings. Reads the keys file and the secrets that it names.
 ///
@@ -149,7 +149,7 @@ impl Compiler<'_> {
             plans: limit_sets.into_plans(),
             default,
             anonymous,
-            exempts_keys: keys.values().any(KeyEntry::is_exempt),
+            exempts_keys: keys.values().any(|key| key.known.exempt),
             keys,
             address_plans,
             plan_header,

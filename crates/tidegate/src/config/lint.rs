@@ -193,7 +193,7 @@ fn groups(config: &ConfigTable, table: &RuleTable, parts: &SetParts, note: &mut 
     let Some(groups) = table.matches.groups.as_ref().filter(|_| config.key_sources.redis_hash.is_none()) else {
         return;
     };
-    let is_known = |group: &str| parts.keys.values().any(|key| key.groups().iter().any(|known| &**known == group));
+    let is_known = |group: &str| parts.keys.values().any(|key| key.known.groups.iter().any(|known| &**known == group));
     for group in groups.iter().filter(|group| !is_known(group)) {
         let message = format!("no key in this file is in the group `{}`", **group);
         let help = "add the group to `groups` of a key; ignore this if a `KeyLookup` in your code assigns it";

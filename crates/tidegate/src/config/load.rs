@@ -52,7 +52,7 @@ impl Loaded {
     /// there is no such rule. The mode of the rule, groups, exemptions and the kill switch are not considered. No phrase
     /// contains the value that a header is compared with.
     pub fn unmet_conditions(&self, index: usize, request: &RequestView<'_>) -> Vec<String> {
-        let matcher = self.rules.matcher();
+        let matcher = &self.rules.parts().matcher;
         let (Some(rule), Some(all)) = (self.document.config.rules.get(index), matcher.conditions().get(index)) else {
             return Vec::new();
         };

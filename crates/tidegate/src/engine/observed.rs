@@ -28,11 +28,8 @@ impl Engine {
     ///
     /// `by` says whether the address or the caller is banned.
     pub(super) fn observe_ban(&self, identity: &Identity<'_>, by: BannedBy, remaining: Wait) {
-        let observers = self.observers();
-        if !observers.is_empty() {
-            let request = BannedRequest { address: identity.address(), by, remaining };
-            observers.each(|observer| observer.banned(&request));
-        }
+        let request = BannedRequest { address: identity.address(), by, remaining };
+        self.observers().each(|observer| observer.banned(&request));
     }
 
     /// Reports an exempt request to the observers. `rules` are those that apply to it.
@@ -40,15 +37,10 @@ impl Engine {
     /// Call it only if no rule applies or the caller is exempt. Does nothing if no rule matches the request, exempt or
     /// not.
     pub(super) fn observe_exemption(&self, rules: &Matched<'_>, identity: &Identity<'_>) {
-        let observers = self.observers();
-        let by = match rules.is_exempt_path() {
-            true => ExemptBy::Path,
-            false if rules.is_empty() => return,
-            false => ExemptBy::Caller,
-        };
-        if !observers.is_empty() {
+        if rules.is_exempt_path() || !rules.is_empty() {
+            let by = if rules.is_exempt_path() { ExemptBy::Path } else { ExemptBy::Caller };
             let request = ExemptRequest { address: identity.address(), by };
-            observers.each(|observer| observer.exempted(&request));
+            self.observers().each(|observer| observer.exempted(&request));
         }
     }
 

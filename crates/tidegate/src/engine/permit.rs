@@ -98,11 +98,9 @@ impl Permit {
     /// has a decision without limit statuses.
     pub(super) fn new(plan: Arc<CheckPlan>, decision: Option<Decision>, charges: Option<Charges>) -> Permit {
         let wait = decision.as_ref().map_or(Duration::ZERO, |decision| plan.wait(decision));
-        let decision = decision.map(|decision| match decision.omitted.is_empty() {
-            true => decision,
-            // The limits that were omitted may be used up, so the response reports none of them.
-            false => Decision::uncounted(decision.at),
-        });
+        // Limits that were omitted may be used up, so the response then reports none.
+        let decision = decision
+            .map(|decision| if decision.omitted.is_empty() { decision } else { Decision::uncounted(decision.at) });
         Permit { granted: Some(Box::new(Granted { plan, decision, wait, charges })), companion: None }
     }
 

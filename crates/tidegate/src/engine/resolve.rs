@@ -106,13 +106,13 @@ struct UnknownKey<'r> {
 struct Limited {
     /// The rules that apply.
     rules: Indices,
-    limits: Limits,
+    limits: CallerLimits,
     /// The subject of each of `rules`, in the same order, and the request's options.
     context: RequestContext,
 }
 
 /// The limit set of a caller, or the question that a [`PlanLookup`](crate::rules::PlanLookup) must answer first.
-enum Limits {
+enum CallerLimits {
     Known(LimitSet),
     /// The default one, if there is no lookup.
     Lookup(PlanQuestion),
@@ -143,11 +143,11 @@ impl Engine {
         };
         let Some(Limited { rules, limits, mut context }) = limited else { return Resolved::Unlimited };
         let limit_set = match limits {
-            Limits::Known(limit_set) => limit_set,
-            Limits::Lookup(question) if !lookups.has_plans() => {
+            CallerLimits::Known(limit_set) => limit_set,
+            CallerLimits::Lookup(question) if !lookups.has_plans() => {
                 active.rules.default_limit_set(question.is_identified())
             }
-            Limits::Lookup(question) => {
+            CallerLimits::Lookup(question) => {
                 let start = Instant::now();
                 let limit_set = Box::pin(lookups.limit_set_after(spent, &active.rules, &question)).await;
                 spent += start.elapsed();
@@ -240,11 +240,11 @@ impl Engine {
         // The limits of rules that are not by plan are the same in every limit set.
         let limits = if rules.iter().any(CompiledRule::is_by_plan) {
             match facts.assigned_plan() {
-                Some(plan) => Limits::Known(plan.limit_set),
-                None => Limits::Lookup(PlanQuestion::about(identity)),
+                Some(plan) => CallerLimits::Known(plan.limit_set),
+                None => CallerLimits::Lookup(PlanQuestion::about(identity)),
             }
         } else {
-            Limits::Known(active.rules.default_limit_set(false))
+            CallerLimits::Known(active.rules.default_limit_set(false))
         };
         let context = RequestContext::new(rules.iter().map(CompiledRule::by), identity, options);
         Some(Limited { rules: rules.into_indices(), limits, context })

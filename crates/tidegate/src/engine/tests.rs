@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::*;
 use crate::answer::Verdict;
 use crate::config::{Config, Format};
-use crate::identity::Origin;
 use crate::rules::path::normalisations;
 use http::{HeaderMap, Request};
 use tidegate_core::{Check, Clock, Decision, ManualClock, Source, StoreError, Timestamp, Wait};
@@ -625,9 +624,10 @@ async fn engine_bans_and_exempts_exactly_the_callers_that_the_rule_set_does() {
                     request = request.header(*name, *value);
                 }
                 let (request, now) = (request.body(()).unwrap(), Clock::now(&*site.clock));
-                let origin = Origin { peer: peer.into(), headers: request.headers(), path: "/" };
-                let identity = rules.identifier().identify_request(None, origin, &rules, now);
-                let ban = rules.ban_of_address(&identity, now).or_else(|| rules.ban_of_caller(&identity, now));
+                let view = RequestView::of(&request);
+                let identity = rules.identifier().identify(&view, peer.into(), &rules, now);
+                let bans = &rules.parts().bans;
+                let ban = bans.of_address(&identity, now).or_else(|| bans.of_caller(&identity, now));
                 let is_counted = !is_off && !rules.is_exempt(&identity);
                 let expected = match ban.filter(|_| !is_off) {
                     Some(ban) => {

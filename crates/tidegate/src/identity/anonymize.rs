@@ -16,6 +16,7 @@
 //! to twice its quota around midnight. [`Rotate::Never`] avoids that, but then pseudonyms can be linked over any time.
 
 use std::fmt;
+use std::time::{Duration, UNIX_EPOCH};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -143,23 +144,10 @@ fn keyed(key: &[u8]) -> Hmac<Sha256> {
 }
 
 /// Returns the UTC date of a timestamp, as `2026-02-03`.
-///
-/// Years are counted from March. So the leap day is the last day of its year, and ⌊(153 m + 2) / 5⌋ is the number of
-/// days before month `m`.
 fn utc_date(now: Timestamp) -> String {
-    /// Days from 0000-03-01 to 1970-01-01.
-    const EPOCH: u64 = 719_468;
-    const DAYS_IN_400_YEARS: u64 = 146_097;
-
-    let days = now.as_micros() / DAY_US + EPOCH;
-    let (era, day) = (days / DAYS_IN_400_YEARS, days % DAYS_IN_400_YEARS);
-    // Subtracts the leap days (every 4 years, not every 100, but every 400), so that each year has 365 days.
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day_of_month = day - (153 * month + 2) / 5 + 1;
-    let (month, next_year) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    format!("{:04}-{month:02}-{day_of_month:02}", era * 400 + year + next_year)
+    let mut text = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_micros(now.as_micros())).to_string();
+    text.truncate("2026-02-03".len());
+    text
 }
 
 #[cfg(test)]

@@ -46,9 +46,10 @@ const CREDENTIAL_HEADERS: [HeaderName; 3] =
 /// `Authorization: Bearer`) and must be known, tokens are not verified, and nothing is anonymized.
 ///
 /// ```
-/// use http::HeaderMap;
+/// use http::{HeaderMap, Method};
 /// use tidegate::Timestamp;
-/// use tidegate::identity::{Identifier, KeyDigest, KeyTable, KnownKey, Origin, Subjects};
+/// use tidegate::identity::{Identifier, KeyDigest, KeyTable, KnownKey, Subjects};
+/// use tidegate::rules::RequestView;
 ///
 /// let mut keys = KeyTable::new();
 /// keys.insert(KeyDigest::of("s3cr3t"), KnownKey::new().plan("pro"));
@@ -56,8 +57,8 @@ const CREDENTIAL_HEADERS: [HeaderName; 3] =
 /// let by = Subjects::parse(["caller"])?;
 ///
 /// let subject = |headers: &HeaderMap| {
-///     let origin = Origin { peer: "203.0.113.9".parse().unwrap(), headers, path: "/shorten" };
-///     identifier.identify(origin, &keys, Timestamp::ZERO).subject(&by).to_string()
+///     let request = RequestView::new(&Method::POST, "/shorten", headers);
+///     identifier.identify(&request, [203, 0, 113, 9].into(), &keys, Timestamp::ZERO).subject(&by).to_string()
 /// };
 /// let mut headers = HeaderMap::new();
 /// assert_eq!(subject(&headers), "ip:203.0.113.9");
@@ -207,33 +208,24 @@ impl Identifier {
         ApiKey::from_headers(headers, &self.api_key_header)
     }
 
-    /// Creates the identity of the request described by `origin` at time `now`, with the known keys of `keys`.
+    /// Creates the identity of `request` at time `now`, with the known keys of `keys`. `peer` is the remote address of its
+    /// connection.
     ///
-    /// Headers are read, keys looked up and tokens verified when a method of the identity first needs them.
-    pub fn identify<'r>(&'r self, origin: Origin<'r>, keys: &'r dyn KeySource, now: Timestamp) -> Identity<'r> {
-        let path = OnceCell::from(Cow::Borrowed(origin.path));
-        Identity { path, ..self.identify_request(None, origin, keys, now) }
-    }
-
-    /// Creates the identity of a request, with the path and the caller of `request` instead of `origin.path`.
-    ///
-    /// Its [canonical path](RequestView::canonical_path) is computed when a subject first needs it. Without a `request`
-    /// the path is missing, so that a subject by path uses the client's address, and there is no caller set by the
-    /// application.
-    pub(crate) fn identify_request<'r>(
+    /// Headers are read, the [canonical path](RequestView::canonical_path) computed, keys looked up and tokens verified
+    /// when a method of the identity first needs them.
+    pub fn identify<'r>(
         &'r self,
-        request: Option<&'r RequestView<'r>>,
-        origin: Origin<'r>,
+        request: &'r RequestView<'r>,
+        peer: IpAddr,
         keys: &'r dyn KeySource,
         now: Timestamp,
     ) -> Identity<'r> {
         // A peer that is not a trusted proxy is the client. Behind a proxy, the headers are read on first use.
-        let address =
-            if self.proxies.trusts(origin.peer) { OnceCell::new() } else { OnceCell::from(origin.peer.to_canonical()) };
+        let address = if self.proxies.trusts(peer) { OnceCell::new() } else { OnceCell::from(peer.to_canonical()) };
         Identity {
             identifier: self,
-            origin,
             request,
+            peer,
             keys,
             now,
             address,
@@ -245,35 +237,14 @@ impl Identifier {
     }
 }
 
-/// The parts of a request from which its identity is determined: peer, headers and path.
-#[derive(Clone, Copy)]
-pub struct Origin<'r> {
-    /// The peer address of the socket.
-    pub peer: IpAddr,
-    /// All request headers.
-    pub headers: &'r HeaderMap,
-    /// The path in its canonical form, see [`canonical_path`](crate::rules::RequestView::canonical_path).
-    ///
-    /// Empty if the path is ambiguous. A subject by path then uses the client's address instead.
-    pub path: &'r str,
-}
-
-/// Shows the peer only: headers contain credentials.
-impl fmt::Debug for Origin<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Origin").field("peer", &self.peer).finish_non_exhaustive()
-    }
-}
-
 /// The identity of one request: its client address, API key, user and subjects. Each part is computed on first use and
 /// kept.
 ///
 /// Created by [`Identifier::identify`].
 pub struct Identity<'r> {
     identifier: &'r Identifier,
-    origin: Origin<'r>,
-    /// The source of `path`, if that is not computed yet, and of the caller that the application has set.
-    request: Option<&'r RequestView<'r>>,
+    request: &'r RequestView<'r>,
+    peer: IpAddr,
     keys: &'r dyn KeySource,
     now: Timestamp,
     address: OnceCell<IpAddr>,
@@ -303,7 +274,7 @@ impl<'r> Identity<'r> {
     /// An IPv4-mapped address is returned as IPv4.
     #[inline]
     pub fn address(&self) -> IpAddr {
-        *self.address.get_or_init(|| self.identifier.proxies.client_address(self.origin.peer, self.origin.headers))
+        *self.address.get_or_init(|| self.identifier.proxies.client_address(self.peer, self.request.headers()))
     }
 
     /// Returns the network by which the client is counted: its address, truncated to the configured prefix length.
@@ -322,7 +293,7 @@ impl<'r> Identity<'r> {
     /// tokens that look like a JWT while tokens are verified.
     pub fn api_key(&self) -> Option<(KeyDigest, &KnownKey)> {
         let found = self.api_key.get_or_init(|| {
-            let sent = self.identifier.read_api_key(self.origin.headers)?;
+            let sent = self.identifier.read_api_key(self.request.headers())?;
             let known = match self.keys.find(&sent) {
                 Some(known) => known,
                 None if self.is_any_key(&sent) => KnownKey::default(),
@@ -347,7 +318,7 @@ impl<'r> Identity<'r> {
         if self.api_key.get().is_some_and(Option::is_some) {
             return None;
         }
-        let sent = self.identifier.read_api_key(self.origin.headers)?;
+        let sent = self.identifier.read_api_key(self.request.headers())?;
         let known = self.keys.find(&sent);
         if known.is_none() {
             return (!self.may_be_token(&sent)).then(|| sent.digest());
@@ -375,7 +346,7 @@ impl<'r> Identity<'r> {
     /// token, and the one that [`with_api_key`](Identity::with_api_key) has set.
     pub(crate) fn sent_key_digests(&self) -> impl Iterator<Item = KeyDigest> + '_ {
         let set = self.api_key.get().and_then(Option::as_ref).map(|(digest, _)| *digest);
-        let sent = ApiKey::all_from_headers(self.origin.headers, &self.identifier.api_key_header);
+        let sent = ApiKey::all_from_headers(self.request.headers(), &self.identifier.api_key_header);
         sent.map(|key| key.digest()).chain(set)
     }
 
@@ -440,7 +411,7 @@ impl<'r> Identity<'r> {
     pub fn token(&self) -> Option<Result<&User, TokenError>> {
         let verified = self.token.get_or_init(|| {
             let verifier = self.identifier.tokens.as_ref()?;
-            let token = bearer_token(self.origin.headers).filter(|token| looks_like_token(token))?;
+            let token = bearer_token(self.request.headers()).filter(|token| looks_like_token(token))?;
             Some(verifier.verify(token, self.now))
         });
         verified.as_ref().map(|verified| verified.as_ref().map_err(|error| *error))
@@ -448,7 +419,7 @@ impl<'r> Identity<'r> {
 
     /// Returns the caller that the application has set with [`RequestView::with_caller`], or `None`.
     pub(crate) fn named_caller(&self) -> Option<&'r str> {
-        self.request.and_then(RequestView::caller)
+        self.request.caller()
     }
 
     /// Returns the caller: the one that the application has set, else the API key, the verified user or the client's
@@ -470,10 +441,10 @@ impl<'r> Identity<'r> {
     /// The proxy is responsible for the value: it has to set the header, or remove it from requests of clients. Returns
     /// `None` if the peer is not trusted, or if the header is absent, empty, or repeated with different values.
     pub fn trusted_header(&self, name: &HeaderName) -> Option<&'r [u8]> {
-        if !self.identifier.proxies.trusts(self.origin.peer) {
+        if !self.identifier.proxies.trusts(self.peer) {
             return None;
         }
-        single_value::header(self.origin.headers, name).one()
+        single_value::header(self.request.headers(), name).one()
     }
 
     /// Returns the value of a header by which a rule counts, or `None` if it is absent, empty, or repeated with
@@ -483,7 +454,7 @@ impl<'r> Identity<'r> {
     /// directly could choose the value.
     fn countable_header(&self, name: &HeaderName) -> Option<&'r [u8]> {
         if self.identifier.proxies.networks().is_empty() {
-            single_value::header(self.origin.headers, name).one()
+            single_value::header(self.request.headers(), name).one()
         } else {
             self.trusted_header(name)
         }
@@ -537,7 +508,7 @@ impl<'r> Identity<'r> {
             }
             Subject::Cookie(name) => {
                 let label = PartLabel { kind: "cookie", name: Some(name) };
-                match single_value::cookie(self.origin.headers, name).one() {
+                match single_value::cookie(self.request.headers(), name).one() {
                     Some(value) => writer.part(label, PartValue::Secret(value)),
                     None => self.write_missing(label, writer),
                 }
@@ -550,9 +521,9 @@ impl<'r> Identity<'r> {
         }
     }
 
-    /// Returns the canonical path, or an empty string if it is ambiguous or there is no request. Computes it once.
+    /// Returns the canonical path, or an empty string if it is ambiguous. Computes it once.
     fn path(&self) -> &str {
-        self.path.get_or_init(|| self.request.map(RequestView::canonical_path).unwrap_or_default())
+        self.path.get_or_init(|| self.request.canonical_path())
     }
 
     /// Writes the substitute for a part that the request does not have: the client's network, marked with `!`.
@@ -572,7 +543,7 @@ const PATH: PartLabel<'static> = PartLabel { kind: "path", name: None };
 
 impl fmt::Debug for Identity<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Identity").field("origin", &self.origin).field("now", &self.now).finish_non_exhaustive()
+        f.debug_struct("Identity").field("peer", &self.peer).field("now", &self.now).finish_non_exhaustive()
     }
 }
 

@@ -29,6 +29,7 @@
 
 use std::fmt::{self, Write};
 
+use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 
@@ -212,13 +213,9 @@ fn write_value(value: PartValue<'_>, bytes: &mut SubjectBytes) {
 
 /// Appends `value`. Writes `% & # ~ ! { }` and everything except visible ASCII as `%XX` (upper-case hexadecimal).
 fn escape(value: &[u8], bytes: &mut SubjectBytes) {
-    for &byte in value {
-        if byte.is_ascii_graphic() && !b"%&#~!{}".contains(&byte) {
-            bytes.push(byte);
-        } else {
-            print(format_args!("%{byte:02X}"), bytes);
-        }
-    }
+    const ESCAPED: &AsciiSet =
+        &CONTROLS.add(b' ').add(b'%').add(b'&').add(b'#').add(b'~').add(b'!').add(b'{').add(b'}');
+    percent_encode(value, ESCAPED).for_each(|piece| bytes.extend_from_slice(piece.as_bytes()));
 }
 
 /// Appends `#` and the first 16 bytes of a digest in hexadecimal. Finding two values that share them takes about 2^64

@@ -12,9 +12,11 @@
 use std::collections::HashMap;
 
 use ipnet::IpNet;
+use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use sha2::{Digest, Sha256};
-use tidegate_core::{BAN_ENTRY_BYTES_MAX, BanListing, Timestamp, Wait};
+use tidegate_core::{BAN_ENTRY_BYTES_MAX, BanListing, Timestamp};
 
+use super::lists::is_in_force;
 use crate::identity::{Identity, Networks, PrefixTable, SubjectKey};
 
 /// What entries begin with that the store refuses by itself ([`Limiter::ban`](crate::Limiter::ban)): subjects that rules
@@ -42,17 +44,6 @@ pub struct ClientBan {
     pub entry: Box<str>,
     /// When the ban ends; `None` if it is permanent.
     pub until: Option<Timestamp>,
-}
-
-impl ClientBan {
-    /// Returns the time from `now` until the ban ends, or `None` if it has ended.
-    pub fn remaining(&self, now: Timestamp) -> Option<Wait> {
-        match self.until {
-            None => Some(Wait::NEVER),
-            Some(until) if now < until => Some(Wait::from_micros(until.as_micros() - now.as_micros())),
-            Some(_) => None,
-        }
-    }
 }
 
 impl ClientBans {
@@ -120,7 +111,7 @@ impl ClientBans {
     ///
     /// If there are several on networks, returns that of the smallest.
     pub(crate) fn of_address(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&ClientBan> {
-        let in_force = |ban: &&ClientBan| ban.remaining(now).is_some();
+        let in_force = |ban: &&ClientBan| is_in_force(ban.until, now);
         let of_network = self.networks.covering(identity.address()).find(in_force);
         of_network.or_else(|| if self.has_pseudonyms { self.of_parts(identity.address_entries(), now) } else { None })
     }
@@ -137,20 +128,14 @@ impl ClientBans {
 
     fn of_parts(&self, entries: impl Iterator<Item = SubjectKey>, now: Timestamp) -> Option<&ClientBan> {
         let mut entries = entries.filter_map(|entry| self.parts.get(entry.as_str()));
-        entries.find(|ban| ban.remaining(now).is_some())
+        entries.find(|ban| is_in_force(ban.until, now))
     }
 }
 
 /// Writes an entry for a subject or key after `kind`.
 fn stored_entry(kind: &str, subject: &[u8]) -> String {
-    let mut entry = String::from(kind);
-    for &byte in subject {
-        if byte.is_ascii_graphic() && byte != b'%' {
-            entry.push(char::from(byte))
-        } else {
-            entry.push_str(&format!("%{byte:02X}"))
-        }
-    }
+    const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
+    let mut entry = format!("{kind}{}", percent_encode(subject, ESCAPED));
     if entry.len() > BAN_ENTRY_BYTES_MAX {
         entry = format!("{kind}%h");
         Sha256::digest(subject).iter().for_each(|byte| entry.push_str(&format!("{byte:02x}")));

@@ -27,7 +27,7 @@ use super::path::LazyReadings;
 use super::plan::{LimitSet, PlanQuestion};
 use super::request::RequestView;
 use super::set::{Matched, RuleSet};
-use crate::identity::{Identity, KeyDigest, KnownKey, Origin, User};
+use crate::identity::{Identity, KeyDigest, KnownKey, User};
 
 /// The view of a client without a request.
 static NO_REQUEST: LazyLock<RequestView<'static>> = LazyLock::new(|| {
@@ -138,8 +138,7 @@ impl<'r> Facts<'r> {
         bans: Option<Arc<ClientBans>>,
         now: Timestamp,
     ) -> Facts<'r> {
-        let origin = Origin { peer, headers: request.headers(), path: "" };
-        let identity = rules.identifier().identify_request(Some(request), origin, rules, now);
+        let identity = rules.identifier().identify(request, peer, rules, now);
         let (path, bans) = (LazyReadings::of(request.path()), bans.filter(|_| !rules.is_off()));
         Facts { rules, request, identity, path, bans, now }
     }
@@ -197,8 +196,8 @@ impl<'r> Facts<'r> {
     /// [`ban`](Facts::ban).
     #[inline]
     pub(crate) fn ban_of_address(&self) -> Option<MatchedBan<'_>> {
-        let (identity, now) = (&self.identity, self.now);
-        let configured = if self.rules.bans_addresses() { self.rules.ban_of_address(identity, now) } else { None };
+        let (identity, now, set) = (&self.identity, self.now, self.rules.parts());
+        let configured = if set.is_off { None } else { set.bans.of_address(identity, now) };
         let listed = || self.bans.as_ref()?.of_address(identity, now).map(MatchedBan::Listed);
         configured.map(MatchedBan::Configured).or_else(listed)
     }
@@ -206,8 +205,8 @@ impl<'r> Facts<'r> {
     /// Returns the ban on an API key of the request, else on its user. `None` as for [`ban`](Facts::ban).
     #[inline]
     pub(crate) fn ban_of_caller(&self) -> Option<MatchedBan<'_>> {
-        let (identity, now) = (&self.identity, self.now);
-        let configured = if self.rules.bans_callers() { self.rules.ban_of_caller(identity, now) } else { None };
+        let (identity, now, set) = (&self.identity, self.now, self.rules.parts());
+        let configured = if set.is_off { None } else { set.bans.of_caller(identity, now) };
         let listed = || self.bans.as_ref()?.of_caller(identity, now).map(MatchedBan::Listed);
         configured.map(MatchedBan::Configured).or_else(listed)
     }
@@ -219,9 +218,7 @@ impl<'r> Facts<'r> {
     /// rewritten the URI.
     #[inline]
     pub fn is_path_too_long(&self) -> bool {
-        let (request, bytes_max) = (self.request, self.rules.path_bytes_max());
-        let is_longer = request.is_received_path_longer_than(bytes_max) || request.is_path_longer_than(bytes_max);
-        is_longer && !self.rules.is_off()
+        self.request.is_path_longer_than(self.rules.path_bytes_max()) && !self.rules.is_off()
     }
 
     /// Returns the rules that apply by method, path, hosts and headers; see [`RuleSet::matching`]. Those for other
@@ -239,7 +236,7 @@ impl<'r> Facts<'r> {
 
     /// Returns whether the path is exempt from all rules. The kill switch is not considered.
     pub(crate) fn has_exempt_path(&self) -> bool {
-        self.rules.is_exempt_path(&self.path)
+        self.rules.parts().exempt.has_path(&self.path)
     }
 
     /// Returns the part of the request that exempts it from all limits: its path, else its API key, else its address.

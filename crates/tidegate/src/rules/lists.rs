@@ -2,18 +2,17 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tidegate_core::Timestamp;
 
 use super::path::{LazyReadings, Readings};
 use super::trie::Trie;
-use crate::identity::{KeyDigest, Networks, PrefixTable};
+use crate::identity::{Identity, KeyDigest, Networks, PrefixTable};
 
 /// Client addresses and paths whose requests are never limited.
 ///
-/// Exempt API keys are not in this list; see [`KeyEntry::is_exempt`](super::KeyEntry::is_exempt).
+/// Exempt API keys are not in this list; see [`KnownKey::exempt`](field@crate::identity::KnownKey::exempt).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ExemptList {
     pub(crate) addresses: Networks,
@@ -54,11 +53,6 @@ impl CompiledBan {
         self.reason.as_deref()
     }
 
-    /// Returns whether the ban is in force at `now`: it is permanent, or `now` is before its end.
-    fn holds_at(&self, now: Timestamp) -> bool {
-        self.until.is_none_or(|until| now < until)
-    }
-
     /// Returns a sort key: bans that end later compare greater, and a permanent ban compares greatest.
     fn end_order(&self) -> (bool, Option<Timestamp>) {
         (self.until.is_none(), self.until)
@@ -97,27 +91,44 @@ impl BanList {
         self.networks.is_empty() && self.keys.is_empty() && self.users.is_empty()
     }
 
-    /// Returns whether the list has a ban on an API key or a user, ended or not.
-    pub(crate) fn has_keys_or_users(&self) -> bool {
-        !self.keys.is_empty() || !self.users.is_empty()
+    /// Returns the ban on a network that contains the client's address, if one is in force at `now`.
+    ///
+    /// If there are several, returns that of the smallest network. Determines the address only if there are bans on
+    /// networks.
+    #[inline]
+    pub(crate) fn of_address(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
+        if self.networks.is_empty() {
+            return None;
+        }
+        self.networks.covering(identity.address()).find(|ban| is_in_force(ban.until, now))
     }
 
-    /// Returns a ban on a network that contains `address` and that is in force at `now`, or `None` if there is none.
+    /// Returns the ban on an API key in the request, else on its verified user, if one is in force at `now`.
     ///
-    /// If there are several, returns that of the smallest network.
-    pub(crate) fn of_address(&self, address: IpAddr, now: Timestamp) -> Option<&CompiledBan> {
-        self.networks.covering(address).find(|ban| ban.holds_at(now))
+    /// The key may be in any API key header or bearer token, and need not be known: the upstream may read another
+    /// header, and know more keys. Hashes the keys only if there are bans on keys, and verifies the token only if there
+    /// are bans on users.
+    #[inline]
+    pub(crate) fn of_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
+        let of_sent_keys = || identity.sent_key_digests().find_map(|key| self.of_key(&key, now));
+        let of_key = if self.keys.is_empty() { None } else { of_sent_keys() };
+        of_key.or_else(|| if self.users.is_empty() { None } else { self.of_user(&identity.user()?.subject, now) })
     }
 
     /// Returns the ban on an API key if it has one that is in force at `now`, else `None`.
     pub(crate) fn of_key(&self, key: &KeyDigest, now: Timestamp) -> Option<&CompiledBan> {
-        self.keys.get(key).filter(|ban| ban.holds_at(now))
+        self.keys.get(key).filter(|ban| is_in_force(ban.until, now))
     }
 
     /// Returns the ban on a user if it has one that is in force at `now`, else `None`.
     pub(crate) fn of_user(&self, user: &str, now: Timestamp) -> Option<&CompiledBan> {
-        self.users.get(user).filter(|ban| ban.holds_at(now))
+        self.users.get(user).filter(|ban| is_in_force(ban.until, now))
     }
+}
+
+/// Returns whether a ban is in force at `now`: it is permanent (`until` is `None`), or `now` is before its end.
+pub(super) fn is_in_force(until: Option<Timestamp>, now: Timestamp) -> bool {
+    until.is_none_or(|until| now < until)
 }
 
 fn keep_longer<K>(entry: Entry<'_, K, CompiledBan>, ban: CompiledBan) {

@@ -41,6 +41,7 @@
 use std::borrow::Cow;
 use std::cell::OnceCell;
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use smallvec::{SmallVec, smallvec};
 
 /// Maximum number of texts that are computed for a path. Paths with one or two unusual characters have fewer than ten.
@@ -352,16 +353,8 @@ fn after_all_steps(reading: &[u8]) -> Option<Vec<u8>> {
 
 /// Appends a segment to `text`, with everything but unreserved characters (RFC 3986) percent-encoded.
 pub(crate) fn escape(segment: &[u8], text: &mut String) {
-    for &byte in segment {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => text.push(byte.into()),
-            _ => {
-                const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-                let digit = |half: u8| char::from(DIGITS[usize::from(half)]);
-                text.extend(['%', digit(byte >> 4), digit(byte & 15)]);
-            }
-        }
-    }
+    const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+    text.extend(percent_encode(segment, RESERVED));
 }
 
 /// Returns `true` only if no [`PathStep`] changes the path, so that it is its own and only reading.

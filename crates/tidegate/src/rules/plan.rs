@@ -86,51 +86,13 @@ impl From<LimitSetId> for LimitSet {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct LimitSetId(pub(crate) u32);
 
-/// What the configuration sets for one API key: owner, plan, own limits, groups, exemption. Does not contain the key.
+/// An API key that the configuration lists.
 #[derive(Clone, Debug)]
-pub struct KeyEntry {
-    pub(crate) name: Option<Arc<str>>,
-    pub(crate) plan: Option<Arc<str>>,
+pub(crate) struct CompiledKey {
+    /// Its attributes, without limits of its own.
+    pub(crate) known: KnownKey,
+    /// Its own limits, else those of its plan. `None` if it has neither, or if there are no plans.
     pub(crate) limit_set: Option<LimitSetId>,
-    pub(crate) groups: Arc<[Arc<str>]>,
-    pub(crate) is_exempt: bool,
-}
-
-impl KeyEntry {
-    /// Returns the name of the key's owner, or `None` if none is configured.
-    pub fn name(&self) -> Option<&str> {
-        self.name.as_deref()
-    }
-
-    /// Returns the name of the plan that the configuration assigns to the key, or `None` if it assigns none.
-    pub fn plan(&self) -> Option<&Arc<str>> {
-        self.plan.as_ref()
-    }
-
-    /// Returns the limit set of the key: its own limits, else those of its plan.
-    ///
-    /// `None` if the key has neither, or if it has only limits of its own and there are no plans.
-    pub fn limit_set(&self) -> Option<LimitSet> {
-        self.limit_set.map(LimitSet::from)
-    }
-
-    /// Returns the groups of the key's owner, in the order of the configuration. Empty if none are configured.
-    pub fn groups(&self) -> &[Arc<str>] {
-        &self.groups
-    }
-
-    /// Returns whether callers with this key are exempt from all rules.
-    pub fn is_exempt(&self) -> bool {
-        self.is_exempt
-    }
-}
-
-/// Converts to the attributes of the key. Its own limits are left out.
-impl From<&KeyEntry> for KnownKey {
-    fn from(entry: &KeyEntry) -> KnownKey {
-        let (name, plan, groups) = (entry.name.clone(), entry.plan.clone(), entry.groups.clone());
-        KnownKey { name, plan, groups, exempt: entry.is_exempt, ..KnownKey::default() }
-    }
 }
 
 /// The caller whose plan a [`PlanLookup`] looks up: everything by which the caller is identified.

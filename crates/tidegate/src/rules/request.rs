@@ -45,7 +45,11 @@ impl<'r> RequestView<'r> {
     ///
     /// The host is read from the `Host` header; [`with_authority`](RequestView::with_authority) adds another.
     pub fn new(method: &'r Method, path: &'r str, headers: &'r HeaderMap) -> RequestView<'r> {
-        RequestView { method, headers, target: RequestTarget::Parts { path, authority: None }, caller: None }
+        RequestView::on(method, headers, RequestTarget::Parts { path, authority: None })
+    }
+
+    fn on(method: &'r Method, headers: &'r HeaderMap, target: RequestTarget<'r>) -> RequestView<'r> {
+        RequestView { method, headers, target, caller: None }
     }
 
     /// Sets the authority (`host[:port]`), which rules match in addition to the `Host` header. `None` removes it.
@@ -71,22 +75,12 @@ impl<'r> RequestView<'r> {
 
     /// Creates a view of an HTTP request: its method, its URI and its headers.
     pub fn of<B>(request: &'r http::Request<B>) -> RequestView<'r> {
-        RequestView {
-            method: request.method(),
-            headers: request.headers(),
-            target: RequestTarget::Uri(request.uri(), None),
-            caller: None,
-        }
+        RequestView::on(request.method(), request.headers(), RequestTarget::Uri(request.uri(), None))
     }
 
     /// Creates a view of the head of an HTTP request: its method, its URI and its headers.
     pub fn of_parts(parts: &'r http::request::Parts) -> RequestView<'r> {
-        RequestView {
-            method: &parts.method,
-            headers: &parts.headers,
-            target: RequestTarget::Uri(&parts.uri, None),
-            caller: None,
-        }
+        RequestView::on(&parts.method, &parts.headers, RequestTarget::Uri(&parts.uri, None))
     }
 
     /// Creates a view of an HTTP request whose URI a router may have rewritten.
@@ -96,12 +90,7 @@ impl<'r> RequestView<'r> {
     #[cfg(feature = "tower")]
     pub(crate) fn of_rewritten<B>(request: &'r http::Request<B>, find_sent: Option<FindUri>) -> RequestView<'r> {
         let sent = find_sent.map(|find_sent| (request.extensions(), find_sent));
-        RequestView {
-            method: request.method(),
-            headers: request.headers(),
-            target: RequestTarget::Uri(request.uri(), sent),
-            caller: None,
-        }
+        RequestView::on(request.method(), request.headers(), RequestTarget::Uri(request.uri(), sent))
     }
 
     /// Returns the method.
@@ -122,19 +111,11 @@ impl<'r> RequestView<'r> {
     }
 
     /// Returns whether [`path`](RequestView::path), without query and fragment, has more than `bytes_max` bytes.
-    pub(crate) fn is_path_longer_than(&self, bytes_max: usize) -> bool {
-        is_longer(self.path(), bytes_max)
-    }
-
-    /// Returns whether the path in the request's own URI, without its query, has more than `bytes_max` bytes.
     ///
-    /// If a router has rewritten that URI, it differs from the one that the client sent, which
-    /// [`is_path_longer_than`](RequestView::is_path_longer_than) tests.
-    pub(crate) fn is_received_path_longer_than(&self, bytes_max: usize) -> bool {
-        match self.target {
-            RequestTarget::Uri(uri, _) => uri.path().len() > bytes_max,
-            RequestTarget::Parts { path, .. } => is_longer(path, bytes_max),
-        }
+    /// Also `true` if the path in the request's own URI has, which may be another one if a router has rewritten it.
+    pub(crate) fn is_path_longer_than(&self, bytes_max: usize) -> bool {
+        let is_longer = |path: &str| path.len() > bytes_max && path.find(['?', '#']).unwrap_or(path.len()) > bytes_max;
+        is_longer(self.path()) || matches!(self.target, RequestTarget::Uri(uri, Some(_)) if is_longer(uri.path()))
     }
 
     fn authority(&self) -> Option<&'r str> {
@@ -179,11 +160,6 @@ impl<'r> RequestView<'r> {
         let lines = std::iter::once(self.headers).flat_map(|headers| headers.get_all(http::header::HOST));
         authority.into_iter().chain(lines.filter_map(|line| line.to_str().ok()))
     }
-}
-
-/// Returns whether the path without query and fragment has more than `bytes_max` bytes.
-fn is_longer(path: &str, bytes_max: usize) -> bool {
-    path.len() > bytes_max && path.find(['?', '#']).unwrap_or(path.len()) > bytes_max
 }
 
 /// Shows method and path only: headers, authority and query may contain credentials.

@@ -5,14 +5,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use http::HeaderName;
-use tidegate_core::{Cost, Limit, Timestamp};
+use tidegate_core::{Cost, Limit};
 
 use super::facts::PlanSource;
-use super::lists::{BanList, CompiledBan, ExemptList};
+use super::lists::{BanList, ExemptList};
 use super::matcher::{Indices, Matcher};
 use super::own_limits::OwnLimits;
 use super::path::LazyReadings;
-use super::plan::{CompiledPlan, KeyEntry, LimitSet, LimitSetId};
+use super::plan::{CompiledKey, CompiledPlan, LimitSet, LimitSetId};
 use super::request::RequestView;
 use super::rule::CompiledRule;
 use crate::answer::Styles;
@@ -46,7 +46,7 @@ pub(crate) struct SetParts {
     /// The limit set of the plan `anonymous`, or `default` if there is no such plan.
     pub(crate) anonymous: LimitSetId,
     /// The API keys of the configuration and of its keys file, and the exempt keys.
-    pub(crate) keys: HashMap<KeyDigest, KeyEntry>,
+    pub(crate) keys: HashMap<KeyDigest, CompiledKey>,
     /// Whether any key is exempt. If not, the key of a request need not be read to find out whether it is exempt.
     pub(crate) exempts_keys: bool,
     /// Limit sets by client address. The first entry whose networks contain the address applies.
@@ -79,16 +79,8 @@ pub(crate) struct SetParts {
 #[derive(Clone)]
 pub struct Matched<'s> {
     set: &'s SetParts,
-    indices: MatchedIndices<'s>,
+    indices: Indices,
     is_exempt_path: bool,
-}
-
-#[derive(Clone)]
-enum MatchedIndices<'s> {
-    /// The same rules apply to every request; see [`RuleSet::rules_for_every_request`].
-    Same(&'s [u32]),
-    /// The rules were found for this request.
-    Found(Indices),
 }
 
 impl<'s> Matched<'s> {
@@ -99,18 +91,12 @@ impl<'s> Matched<'s> {
 
     /// Returns the indices of the rules in [`RuleSet::rules`], ascending.
     pub fn indices(&self) -> &[u32] {
-        match &self.indices {
-            MatchedIndices::Same(same) => same,
-            MatchedIndices::Found(found) => found,
-        }
+        &self.indices
     }
 
     /// Returns the indices of the rules in [`RuleSet::rules`], ascending, without a borrow of the rule set.
     pub(crate) fn into_indices(self) -> Indices {
-        match self.indices {
-            MatchedIndices::Same(same) => Indices::from_slice(same),
-            MatchedIndices::Found(found) => found,
-        }
+        self.indices
     }
 
     /// Keeps the rules that apply to the groups of a caller, and drops the others.
@@ -122,9 +108,9 @@ impl<'s> Matched<'s> {
             return self;
         }
         let groups = identity.groups();
-        let kept = self.indices().iter().copied();
-        let kept = kept.filter(|index| self.set.rules[*index as usize].applies_to_groups(groups)).collect();
-        Matched { indices: MatchedIndices::Found(kept), ..self }
+        let mut indices = self.indices;
+        indices.retain(|index| self.set.rules[*index as usize].applies_to_groups(groups));
+        Matched { indices, ..self }
     }
 
     /// Returns whether rules match the request but none applies, because its path is exempt.
@@ -153,8 +139,8 @@ impl RuleSet {
         RuleSet(Arc::new(parts))
     }
 
-    /// Returns the contents of the rule set, so that tests can compare them.
-    #[cfg(test)]
+    /// Returns the contents of the rule set.
+    #[inline]
     pub(crate) fn parts(&self) -> &SetParts {
         &self.0
     }
@@ -188,11 +174,11 @@ impl RuleSet {
     pub(crate) fn matching_with_readings(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
         let set = &*self.0;
         if let Some(same) = self.rules_for_every_request() {
-            return Matched { set, indices: MatchedIndices::Same(same), is_exempt_path: false };
+            return Matched { set, indices: Indices::from_slice(same), is_exempt_path: false };
         }
         let found = set.matcher.find(request, readings);
         let is_exempt_path = !found.is_empty() && set.exempt.has_path(readings);
-        let indices = MatchedIndices::Found(if is_exempt_path { Indices::new() } else { found });
+        let indices = if is_exempt_path { Indices::new() } else { found };
         Matched { set, indices, is_exempt_path }
     }
 
@@ -202,21 +188,11 @@ impl RuleSet {
     pub(crate) fn matching_shields(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
         let set = &*self.0;
         let indices = match set.shields.rules_for_every_request() {
-            _ if set.is_off => MatchedIndices::Same(&[]),
-            Some(same) => MatchedIndices::Same(same),
-            None => MatchedIndices::Found(set.shields.find(request, readings)),
+            _ if set.is_off => Indices::new(),
+            Some(same) => Indices::from_slice(same),
+            None => set.shields.find(request, readings),
         };
         Matched { set, indices, is_exempt_path: false }
-    }
-
-    /// Returns whether the path with these readings is exempt from all rules. The kill switch is not considered.
-    pub(crate) fn is_exempt_path(&self, readings: &LazyReadings<'_>) -> bool {
-        self.0.exempt.has_path(readings)
-    }
-
-    /// Returns the matcher of all rules that are not off.
-    pub(crate) fn matcher(&self) -> &Matcher {
-        &self.0.matcher
     }
 
     /// Returns the maximum length of a path in bytes, without its query.
@@ -249,17 +225,6 @@ impl RuleSet {
         self.0.is_off
     }
 
-    /// Returns whether bans on networks are to be checked: there are any, ended or not, and the kill switch is off.
-    pub(crate) fn bans_addresses(&self) -> bool {
-        !self.0.is_off && !self.0.bans.networks.is_empty()
-    }
-
-    /// Returns whether bans on keys and users are to be checked: there are any, ended or not, and the kill switch is
-    /// off.
-    pub(crate) fn bans_callers(&self) -> bool {
-        !self.0.is_off && self.0.bans.has_keys_or_users()
-    }
-
     /// Returns whether an engine has to read its clock before it checks limits.
     ///
     /// That is so if there are bans, ended or not, if tokens are verified or if subjects are anonymized. The kill
@@ -289,32 +254,6 @@ impl RuleSet {
         self.0.on_failure
     }
 
-    /// Returns the ban on a network that contains the client's address, if one is in force at `now`.
-    ///
-    /// If there are several, returns that of the smallest network. Bans in the store are not considered.
-    ///
-    /// Ignores the kill switch: call it only if [`bans_addresses`](RuleSet::bans_addresses).
-    pub(crate) fn ban_of_address(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
-        self.0.bans.of_address(identity.address(), now)
-    }
-
-    /// Returns the ban on an API key in the request, else on its verified user, if one is in force at `now`.
-    ///
-    /// The key may be in any API key header or bearer token, and need not be known. Verifies the request's token only
-    /// if there are bans on users. Bans in the store are not considered.
-    ///
-    /// Ignores the kill switch: call it only if [`bans_callers`](RuleSet::bans_callers).
-    pub(crate) fn ban_of_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
-        let bans = &self.0.bans;
-        // Finding the user may cost a signature check, so keys and users are only determined if any are banned. A
-        // banned key is refused in whatever header it is sent: the upstream may read another header, and know more
-        // keys.
-        let of_sent_keys = || identity.sent_key_digests().find_map(|key| bans.of_key(&key, now));
-        let of_key = || (!bans.keys.is_empty()).then(of_sent_keys).flatten();
-        let of_user = || (!bans.users.is_empty()).then(|| bans.of_user(&identity.user()?.subject, now)).flatten();
-        of_key().or_else(of_user)
-    }
-
     /// Returns whether the caller is exempt from all rules, including shields, by its client address or its API key.
     ///
     /// Neither exempt paths (see [`Matched::is_exempt_path`]) nor the kill switch are considered.
@@ -332,18 +271,17 @@ impl RuleSet {
         known.is_some_and(|known| known.exempt)
     }
 
-    /// Returns what the configuration sets for the API key with this digest, or `None` if it does not list the key.
+    /// Returns the attributes of the API key with this digest, or `None` if the configuration does not list the key.
     ///
-    /// Keys of the keys file and keys that are only exempt are listed, too.
-    pub fn key(&self, digest: &KeyDigest) -> Option<&KeyEntry> {
-        self.0.keys.get(digest)
+    /// Keys of the keys file and keys that are only exempt are listed, too. Limits of the key's own are left out.
+    pub fn key(&self, digest: &KeyDigest) -> Option<&KnownKey> {
+        self.0.keys.get(digest).map(|key| &key.known)
     }
 
-    /// Iterates over the API keys that the configuration lists, by their digests, in no particular order.
-    ///
-    /// Keys of the keys file and keys that are only exempt are included.
-    pub fn keys(&self) -> impl Iterator<Item = (&KeyDigest, &KeyEntry)> {
-        self.0.keys.iter()
+    /// Iterates over the API keys that the configuration lists, by their digests, in no particular order, each with the
+    /// attributes that [`key`](RuleSet::key) returns.
+    pub fn keys(&self) -> impl Iterator<Item = (&KeyDigest, &KnownKey)> {
+        self.0.keys.iter().map(|(digest, key)| (digest, &key.known))
     }
 
     /// Returns all plans, sorted by name.
@@ -486,8 +424,7 @@ impl fmt::Display for KeyProblem<'_> {
 /// Knows the API keys that the configuration lists, including those that are only exempt.
 impl KeySource for RuleSet {
     fn find(&self, key: &ApiKey<'_>) -> Option<KnownKey> {
-        let entry = self.0.keys.get(&key.digest())?;
-        Some(KnownKey::from(entry))
+        self.key(&key.digest()).cloned()
     }
 }
 

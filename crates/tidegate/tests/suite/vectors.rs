@@ -9,10 +9,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde_json::{Value, json};
 use tidegate::answer::{Policies, Policy};
-use tidegate::identity::{Identifier, KeyTable, Origin, Subjects};
+use tidegate::identity::{Identifier, KeyTable, Subjects};
+use tidegate::rules::RequestView;
 use tidegate::{
     Algorithm, Check, Decision, Demand, ForwardingHeader, Limit, LimitStatus, Networks, Source, Timestamp,
     TrustedProxies, Wait,
@@ -359,9 +360,9 @@ fn address(trusted: &[&str], header: &str, peer: &str, lines: &[&str]) -> Value 
     for line in lines {
         headers.append(HeaderName::try_from(header).unwrap(), HeaderValue::from_str(line).unwrap());
     }
-    let origin = Origin { peer: peer.parse().unwrap(), headers: &headers, path: "/" };
+    let request = RequestView::new(&Method::GET, "/", &headers);
     let no_keys = KeyTable::default();
-    let identity = identifier.identify(origin, &no_keys, Timestamp::ZERO);
+    let identity = identifier.identify(&request, peer.parse().unwrap(), &no_keys, Timestamp::ZERO);
     let by = Subjects::parse(["ip"]).unwrap();
     json!({
         "peer": peer,

@@ -233,7 +233,7 @@ impl KeyEditor<'_> {
 
     /// Returns the error for a name that no key in the hash has.
     fn unknown(&self, name: &str, hash: &KeyHash) -> KeyEditError {
-        if self.loaded.rules.keys().any(|(_, entry)| entry.name() == Some(name)) {
+        if self.loaded.rules.keys().any(|(_, known)| known.name.as_deref() == Some(name)) {
             KeyEditError::Listed(name.to_owned())
         } else {
             KeyEditError::Unknown { name: name.to_owned(), hash: hash.name().to_owned() }

@@ -399,7 +399,7 @@ pub async fn list_bans(limiter: &Limiter, rules: Option<&RuleSet>) -> Result<Ban
 fn key_names(rules: Option<&RuleSet>) -> HashMap<String, &str> {
     let Some(rules) = rules else { return HashMap::new() };
     let entry = |digest| rules.identifier().ban_entry(&key_part(digest));
-    rules.keys().filter_map(|(digest, key)| Some((entry(digest), key.name()?))).collect()
+    rules.keys().filter_map(|(digest, key)| Some((entry(digest), key.name.as_deref()?))).collect()
 }
 
 /// Returns the client of an entry of the ban list, and its kind. `names` are those of API keys, by their entries.

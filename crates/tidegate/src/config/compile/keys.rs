@@ -11,8 +11,8 @@ use tidegate_config::{
 use super::Compiler;
 use super::limits::NamedLimit;
 use crate::answer::is_rule_name;
-use crate::identity::{API_KEY_BYTES_MAX, ApiKey, KeyDigest, Networks};
-use crate::rules::{CompiledPlan, KeyEntry, LimitSetId};
+use crate::identity::{API_KEY_BYTES_MAX, ApiKey, KeyDigest, KnownKey, Networks};
+use crate::rules::{CompiledKey, CompiledPlan, LimitSetId};
 
 /// The limit sets that callers can have. The index of a set is its [`LimitSetId`].
 ///
@@ -153,7 +153,7 @@ impl Compiler<'_> {
         &mut self,
         config: &ConfigTable,
         limit_sets: &mut LimitSets,
-    ) -> (HashMap<KeyDigest, KeyEntry>, KeysFile) {
+    ) -> (HashMap<KeyDigest, CompiledKey>, KeysFile) {
         let mut keys = HashMap::new();
         let source = self.source.clone();
         let mut with_limits = None;
@@ -191,9 +191,8 @@ impl Compiler<'_> {
         }
         for exempt in &config.exempt.keys {
             let digest = self.key_or_digest(exempt);
-            let unlisted =
-                || KeyEntry { name: None, plan: None, limit_set: None, groups: Arc::default(), is_exempt: true };
-            keys.entry(digest).or_insert_with(unlisted).is_exempt = true;
+            let unlisted = || CompiledKey { known: KnownKey::new(), limit_set: None };
+            keys.entry(digest).or_insert_with(unlisted).known.exempt = true;
         }
         limit_sets.assigned.extend(config.plan_sources.addresses.iter().map(|entry| entry.plan.as_str().into()));
         (keys, of_file)
@@ -222,7 +221,7 @@ impl Compiler<'_> {
         table: &Spanned<ApiKeyTable>,
         source: &Arc<Source>,
         limit_sets: &mut LimitSets,
-        keys: &mut HashMap<KeyDigest, KeyEntry>,
+        keys: &mut HashMap<KeyDigest, CompiledKey>,
     ) {
         let (digest, span) = match (&table.key, &table.sha256) {
             (Some(key), None) if !key.reveal().is_empty() => {
@@ -278,7 +277,8 @@ impl Compiler<'_> {
         };
         let groups = table.groups.as_ref().map(|list| self.groups(list, source)).unwrap_or_default();
         let name = table.name.as_deref().map(Arc::from);
-        let entry = KeyEntry { name, plan, limit_set, groups, is_exempt: table.exempt };
+        let known = KnownKey { name, plan, groups, exempt: table.exempt, ..KnownKey::default() };
+        let entry = CompiledKey { known, limit_set };
         match digest.map(|digest| keys.entry(digest)) {
             Some(Entry::Vacant(vacant)) => drop(vacant.insert(entry)),
             Some(Entry::Occupied(_)) => {

@@ -242,7 +242,7 @@ fn keys_and_secrets_are_read_from_files_and_variables() {
     write("keys.yaml", "keys:\n  - { key: k1, plan: default, name: acme }\n");
     let loaded = loader.load(directory.path().join("tidegate.toml")).unwrap();
     let entry = loaded.rules.key(&crate::identity::KeyDigest::of("k1")).unwrap();
-    assert_eq!((entry.name(), entry.plan().map(|plan| &**plan)), (Some("acme"), Some("default")));
+    assert_eq!((entry.name.as_deref(), entry.plan.as_deref()), (Some("acme"), Some("default")));
 }
 
 #[test]
@@ -251,8 +251,9 @@ fn a_reload_keeps_the_pseudonyms() {
     let subject = || {
         let loaded = load(text).unwrap();
         let headers = http::HeaderMap::new();
-        let origin = crate::identity::Origin { peer: [203, 0, 113, 9].into(), headers: &headers, path: "/" };
-        let identity = loaded.rules.identifier().identify(origin, &loaded.rules, crate::Timestamp::ZERO);
+        let request = crate::rules::RequestView::new(&http::Method::GET, "/", &headers);
+        let (peer, now) = ([203, 0, 113, 9].into(), crate::Timestamp::ZERO);
+        let identity = loaded.rules.identifier().identify(&request, peer, &loaded.rules, now);
         identity.subject(loaded.rules.rules()[0].by())
     };
     assert_eq!(subject(), subject());

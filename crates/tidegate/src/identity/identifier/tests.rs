@@ -41,13 +41,15 @@ fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
     headers
 }
 
-fn origin(headers: &HeaderMap) -> Origin<'_> {
-    Origin { peer: "203.0.113.9".parse().unwrap(), headers, path: "/shorten" }
+const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 9));
+
+fn view(headers: &HeaderMap) -> RequestView<'_> {
+    RequestView::new(&http::Method::POST, "/shorten", headers)
 }
 
 fn subject(identifier: &Identifier, by: &[&str], lines: &[(&'static str, &str)]) -> String {
     let by = Subjects::parse(by.iter().copied()).unwrap();
-    identifier.identify(origin(&headers(lines)), &keys(), NOW).subject(&by).to_string()
+    identifier.identify(&view(&headers(lines)), PEER, &keys(), NOW).subject(&by).to_string()
 }
 
 fn digest_of(secret: &str) -> String {
@@ -87,7 +89,8 @@ fn ten_thousand_invented_keys_are_one_caller() {
     let table = keys();
     for number in 0..10_000 {
         let headers = headers(&[("x-api-key", &format!("invented-{number}"))]);
-        let identity = identifier.identify(origin(&headers), &table, NOW);
+        let view = view(&headers);
+        let identity = identifier.identify(&view, PEER, &table, NOW);
         assert!(matches!(identity.caller(), Caller::Address(_)));
         assert_eq!(identity.subject(&by).as_bytes(), b"ip:203.0.113.9");
     }
@@ -112,7 +115,8 @@ fn key_and_user_carry_their_plan() {
     let identifier = Identifier::new().with_tokens(tokens());
     let (table, headers) =
         (keys(), headers(&[("x-api-key", "known-key"), ("authorization", &format!("Bearer {}", token_for("42")))]));
-    let identity = identifier.identify(origin(&headers), &table, NOW);
+    let view = view(&headers);
+    let identity = identifier.identify(&view, PEER, &table, NOW);
     let Caller::ApiKey(digest, known) = identity.caller() else { panic!("{:?}", identity.caller()) };
     assert_eq!((digest, known.plan.as_deref()), (KeyDigest::of("known-key"), Some("pro")));
     assert_eq!(identity.user().unwrap().plan.as_deref(), Some("pro"));
@@ -166,8 +170,8 @@ fn trusted_header_is_read_only_from_trusted_peers() {
     let (name, table) = (HeaderName::from_static("x-plan"), keys());
     let headers = headers(&[("x-plan", "enterprise")]);
     let trusting = Identifier::new().with_proxies(proxies);
-    assert_eq!(trusting.identify(origin(&headers), &table, NOW).trusted_header(&name), Some(&b"enterprise"[..]));
-    assert_eq!(Identifier::new().identify(origin(&headers), &table, NOW).trusted_header(&name), None);
+    assert_eq!(trusting.identify(&view(&headers), PEER, &table, NOW).trusted_header(&name), Some(&b"enterprise"[..]));
+    assert_eq!(Identifier::new().identify(&view(&headers), PEER, &table, NOW).trusted_header(&name), None);
 }
 
 #[test]
@@ -179,7 +183,8 @@ fn key_is_looked_up_at_most_once_and_only_if_needed() {
     };
     let headers = headers(&[("x-api-key", "known-key")]);
     let identifier = Identifier::new();
-    let identity = identifier.identify(origin(&headers), &source, NOW);
+    let view = view(&headers);
+    let identity = identifier.identify(&view, PEER, &source, NOW);
     identity.subject(&Subjects::parse(["ip", "path"]).unwrap());
     assert_eq!(lookups.load(Ordering::Relaxed), 0);
     identity.subject(&Subjects::parse(["caller", "api_key"]).unwrap());
@@ -195,7 +200,7 @@ fn anonymized_subjects_contain_no_values_and_change_at_midnight() {
     let by = Subjects::parse(["ip", "user", "header:x-tenant", "path"]).unwrap();
     let headers = headers(&[("x-tenant", "acme"), ("authorization", &format!("Bearer {}", token_for("alice")))]);
     let table = keys();
-    let at = |now: Timestamp| identifier.identify(origin(&headers), &table, now).subject(&by).to_string();
+    let at = |now: Timestamp| identifier.identify(&view(&headers), PEER, &table, now).subject(&by).to_string();
     let noon = at(NOW);
     assert!(noon.starts_with("ip:~1e03323d34f0e2b3ca107d409cad3466&user:~"), "{noon}");
     assert!(noon.ends_with("&path:/shorten"), "{noon}");
@@ -222,7 +227,8 @@ fn planted_secrets_appear_in_no_debug_output_and_no_subject() {
     ]);
     let key = identifier.read_api_key(&headers).unwrap();
     let salt = Anonymizer::new(b"planted-salt-secret", Rotate::Daily).unwrap().salt(NOW);
-    let identity = identifier.identify(origin(&headers), &table, NOW);
+    let view = view(&headers);
+    let identity = identifier.identify(&view, PEER, &table, NOW);
     let by = Subjects::parse([
         "caller",
         "user",
@@ -235,7 +241,7 @@ fn planted_secrets_appear_in_no_debug_output_and_no_subject() {
     .unwrap();
     let subject = identity.subject(&by);
     let plain = Identifier::new().with_tokens(tokens());
-    let plain_subject = plain.identify(origin(&headers), &table, NOW).subject(&by);
+    let plain_subject = plain.identify(&view, PEER, &table, NOW).subject(&by);
     let printed = [
         format!("{identifier:#?} {identifier:?}"),
         format!("{identity:#?} {:?} {:?} {:?}", identity.caller(), identity.user(), identity.token()),
@@ -289,7 +295,8 @@ proptest! {
             headers.append(*name, HeaderValue::from_str(value).unwrap());
         }
         let table = keys();
-        let identity = identifier.identify(Origin { peer, headers: &headers, path: "/" }, &table, NOW);
+        let view = view(&headers);
+        let identity = identifier.identify(&view, peer, &table, NOW);
         prop_assert_eq!(identity.address(), peer);
         prop_assert_eq!(identity.subject(&Subjects::default()).to_string(), format!("ip:{peer}"));
     }
@@ -302,8 +309,7 @@ fn with_trusted_proxies_a_header_from_another_peer_is_ignored() {
     let lines = headers(&[("x-tenant", "7"), ("x-forwarded-for", "198.51.100.1")]);
     let by = Subjects::parse(["header:x-tenant"]).unwrap();
     let subject = |identifier: &Identifier, peer: &str| {
-        let origin = Origin { peer: peer.parse().unwrap(), headers: &lines, path: "/" };
-        identifier.identify(origin, &keys(), NOW).subject(&by).to_string()
+        identifier.identify(&view(&lines), peer.parse().unwrap(), &keys(), NOW).subject(&by).to_string()
     };
     assert_eq!(subject(&identifier, "10.0.0.1"), "header:x-tenant:7");
     assert_eq!(subject(&identifier, "203.0.113.9"), "header:x-tenant:!203.0.113.9", "the header is treated as missing");
@@ -339,7 +345,8 @@ fn stored_subject_is_the_subject_that_an_anonymizer_writes() {
 fn key_that_is_set_replaces_the_one_in_the_headers() {
     let (identifier, keys) = (Identifier::new(), keys());
     let headers = headers(&[("x-api-key", "known-key")]);
-    let identity = identifier.identify(origin(&headers), &keys, NOW);
+    let view = view(&headers);
+    let identity = identifier.identify(&view, PEER, &keys, NOW);
     let digest = KeyDigest::of("another");
     let identity = identity.with_api_key(digest, KnownKey::new());
     assert_eq!(identity.api_key(), Some((digest, &KnownKey::new())));

@@ -88,8 +88,7 @@ impl ListedKey {
         ListedKey(ApiKeyTable { sha256: Some(Secret::new(digest).into()), ..ApiKeyTable::default() })
     }
 
-    /// Sets the name of the key's owner, which error messages and [`KeyEntry::name`](crate::rules::KeyEntry::name)
-    /// show.
+    /// Sets the name of the key's owner, for error messages and [`RuleSet::key`](crate::rules::RuleSet::key).
     pub fn name(mut self, name: impl Into<String>) -> ListedKey {
         self.0.name = Some(name.into());
         self

@@ -12,7 +12,7 @@ use crate::config::tests::example::{EXAMPLE_VARIABLES, complete_example};
 use crate::config::{Code, Finding, Format, Severity};
 use crate::engine::{Engine, Outcome, RequestOptions};
 use crate::failure::OnFailure;
-use crate::identity::{ApiKeys, Origin, Subject};
+use crate::identity::{ApiKeys, Subject};
 use crate::limiter::Limiter;
 use crate::rules::{Charge, Mode, RequestView, SetParts};
 
@@ -309,11 +309,9 @@ async fn the_example_in_code_decides_like_the_file() {
             assert_eq!(by_code, by_file, "{method} {uri} {headers:?} {peer}");
             refused += usize::from(by_file.starts_with("refused"));
 
-            let path = view.canonical_path();
-            let origin = Origin { peer, headers: request.headers(), path: &path };
             let subjects = |loaded: &Loaded| {
                 let rules = &loaded.rules;
-                let identity = rules.identifier().identify(origin, rules, Timestamp::from_micros(NOW_US));
+                let identity = rules.identifier().identify(&view, peer, rules, Timestamp::from_micros(NOW_US));
                 let matched = rules.matching(&view);
                 matched.iter().map(|rule| identity.subject(rule.by()).to_string()).collect::<Vec<_>>()
             };

@@ -193,9 +193,8 @@ fn ambiguous_paths_of_a_client_share_one_counter() {
     let subject = |path: &str| {
         let view = RequestView::new(&http::Method::GET, path, &headers);
         assert_eq!(rules.matching(&view).indices(), [0], "{path}");
-        let path = view.canonical_path();
-        let origin = crate::identity::Origin { peer: [203, 0, 113, 9].into(), headers: &headers, path: &path };
-        let identity = rules.identifier().identify(origin, &rules, tidegate_core::Timestamp::ZERO);
+        let (peer, now) = ([203, 0, 113, 9].into(), tidegate_core::Timestamp::ZERO);
+        let identity = rules.identifier().identify(&view, peer, &rules, now);
         identity.subject(rules.rules()[0].by()).to_string()
     };
     assert_eq!(subject("/api/login"), "ip:203.0.113.9&path:/api/login");
