@@ -200,9 +200,12 @@ impl Receipt {
         serde_json::from_slice(bytes).map_err(|_| InvalidReceipt)
     }
 
-    /// Redeems all parts, one after the other.
+    /// Redeems all parts, one after the other. Returns [`Redeemed::Done`] if at least one took effect.
     ///
     /// `shield` is the store of the shields' counters; without it, parts that were charged there cannot be redeemed.
+    ///
+    /// # Errors
+    /// As [`Engine::redeem`](crate::engine::Engine::redeem). Earlier parts stay redeemed.
     pub(crate) async fn redeem(
         &self,
         limiter: &Limiter,

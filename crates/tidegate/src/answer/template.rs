@@ -131,6 +131,9 @@ impl Template {
     }
 
     /// Checks that bodies are JSON whether fields have values or not.
+    ///
+    /// # Errors
+    /// Returns [`TemplateError::NotJson`] if they are not.
     fn check_json(&self) -> Result<(), TemplateError> {
         let without = self.render(|field| if field.is_number() { Value::Number(None) } else { Value::Text(None) });
         let with =
@@ -142,7 +145,10 @@ impl Template {
     }
 }
 
-/// Splits a template into text and placeholders.
+/// Splits a template into text and placeholders. A brace that begins no name in braces is text.
+///
+/// # Errors
+/// If a placeholder does not exist, or there are too many.
 fn parse(template: &str, kind: ContentKind) -> Result<Vec<Piece>, TemplateError> {
     let mut pieces = Vec::new();
     let mut unknown = Vec::new();

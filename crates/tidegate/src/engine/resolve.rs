@@ -197,7 +197,7 @@ impl Engine {
     }
 
     /// Determines the limits of a caller, given what the lookups know about its API key. Logs a warning if a part of
-    /// that is ignored, at most every ten seconds.
+    /// that is ignored, at most every ten seconds. `None` as from [`Engine::limit`].
     fn limit_known(
         &self,
         active: &ActiveRules,

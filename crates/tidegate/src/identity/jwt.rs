@@ -175,6 +175,10 @@ impl TokenVerifier {
     }
 
     /// Checks `iss` and `aud` against the configured issuer and audience. Without them, nothing is checked.
+    ///
+    /// # Errors
+    /// Returns [`TokenError::Issuer`] or [`TokenError::Audience`] if the claim is missing or another one. An `aud` may be
+    /// a list that has the audience.
     fn check_parties(&self, claims: &Map<String, Value>) -> Result<(), TokenError> {
         if let Some(issuer) = &self.issuer
             && claims.get("iss").and_then(Value::as_str) != Some(issuer)

@@ -94,6 +94,9 @@ impl FromStr for Networks {
     type Err = NetworkError;
 
     /// Parses networks separated by commas or spaces, as in an environment variable. An empty text is an empty set.
+    ///
+    /// # Errors
+    /// As [`Networks::parse`].
     fn from_str(text: &str) -> Result<Networks, NetworkError> {
         Networks::parse(text.split([',', ' ']).filter(|word| !word.is_empty()))
     }

@@ -215,7 +215,8 @@ impl<'h> HopsFromRight<'h> {
         }
     }
 
-    /// Returns the next line from the end, without the bytes at its beginning that exceed the byte limit.
+    /// Returns the next line from the end, without the bytes at its beginning that exceed the byte limit. `None` after the
+    /// first line.
     fn next_line(&mut self) -> Option<&'h [u8]> {
         let line = self.lines.next_back()?.as_bytes();
         let kept = &line[line.len().saturating_sub(self.bytes_left)..];

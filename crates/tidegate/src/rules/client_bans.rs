@@ -107,7 +107,8 @@ impl ClientBans {
         self.networks.is_empty() && self.parts.is_empty()
     }
 
-    /// Returns the ban on the client's address, or on a network that contains it, that is in force at `now`.
+    /// Returns the ban on the client's address, or on a network that contains it, that is in force at `now`. `None` if there
+    /// is none.
     ///
     /// If there are several on networks, returns that of the smallest.
     pub(crate) fn of_address(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&ClientBan> {
@@ -116,7 +117,8 @@ impl ClientBans {
         of_network.or_else(|| if self.has_pseudonyms { self.of_parts(identity.address_entries(), now) } else { None })
     }
 
-    /// Returns the ban on an API key in the request, else on its verified user, that is in force at `now`.
+    /// Returns the ban on an API key in the request, else on its verified user, that is in force at `now`. `None` if there
+    /// is none.
     ///
     /// The key may be in any API key header or bearer token, and need not be known.
     pub(crate) fn of_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&ClientBan> {

@@ -126,7 +126,7 @@ impl<T: Default> ByHost<T> {
         &self.any
     }
 
-    /// Returns the value of the pattern that is exactly `host`, which must be normalized.
+    /// Returns the value of the pattern that is exactly `host`, which must be normalized. `None` if there is no such pattern.
     pub(crate) fn exact(&self, host: &str) -> Option<&T> {
         self.exact.get(host)
     }

@@ -328,6 +328,9 @@ fn known_key(value: &[u8]) -> KnownKey {
 }
 
 /// Reads a list of groups, or one group.
+///
+/// # Errors
+/// If an entry is not a text, or not the name of a group.
 fn groups_from_json(json: &Value) -> Result<Arc<[Arc<str>]>, GroupNameError> {
     let groups = json.as_array().map_or(std::slice::from_ref(json), Vec::as_slice);
     let group = |group: &Value| group.as_str().filter(|name| is_rule_name(name)).map(Arc::from);

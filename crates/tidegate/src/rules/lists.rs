@@ -91,7 +91,8 @@ impl BanList {
         self.networks.is_empty() && self.keys.is_empty() && self.users.is_empty()
     }
 
-    /// Returns the ban on a network that contains the client's address, if one is in force at `now`.
+    /// Returns the ban on a network that contains the client's address and that is in force at `now`. `None` if there is
+    /// none.
     ///
     /// If there are several, returns that of the smallest network. Determines the address only if there are bans on
     /// networks.
@@ -103,7 +104,8 @@ impl BanList {
         self.networks.covering(identity.address()).find(|ban| is_in_force(ban.until, now))
     }
 
-    /// Returns the ban on an API key in the request, else on its verified user, if one is in force at `now`.
+    /// Returns the ban on an API key in the request, else on its verified user, that is in force at `now`. `None` if there
+    /// is none.
     ///
     /// The key may be in any API key header or bearer token, and need not be known: the upstream may read another
     /// header, and know more keys. Hashes the keys only if there are bans on keys, and verifies the token only if there

@@ -287,9 +287,13 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
         self.recall(self.ids(name)).and_then(|cached| cached.value)
     }
 
-    /// Joins the running lookup of this name, or else waits for a permit and starts one.
+    /// Joins the running lookup of this name, or else waits for a permit and starts one. `None` if the source has no value
+    /// under this name.
     ///
     /// Sets `has_permit` when the lookup is running.
+    ///
+    /// # Errors
+    /// If the source fails, panics or takes longer than [`LOOKUP_MAX`].
     async fn load(
         &self,
         ids: Ids,
@@ -345,7 +349,7 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
         Ids { found: self.0.found.id(&name), missing: self.0.missing.id(&name) }
     }
 
-    /// Returns the cached answer, expired or not.
+    /// Returns the cached answer, expired or not. `None` if none is cached.
     fn recall(&self, ids: Ids) -> Option<Cached<V>> {
         let found = self.0.found.get_with(ids.found, Cached::clone);
         found.or_else(|| self.0.missing.get_with(ids.missing, Cached::clone))
@@ -367,7 +371,11 @@ impl<V: Clone + Send + Sync + 'static> LookupCache<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Inner<V> {
-    /// Asks the source, at most for [`LOOKUP_MAX`], and caches the answer if there is room.
+    /// Asks the source, at most for [`LOOKUP_MAX`], and caches the answer if there is room. `None` if the source has no value
+    /// under this name.
+    ///
+    /// # Errors
+    /// If the source fails, panics or does not answer in time. The failure is counted, and pauses lookups.
     async fn run(&self, ids: Ids, loading: Loading<V>) -> Result<Option<V>, Failed> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let sent = self.options.clock.now();

@@ -293,7 +293,7 @@ impl Lookups {
         None
     }
 
-    /// Looks up an API key for a client with this address, like [`find_key`](Lookups::find_key).
+    /// Looks up an API key for a client with this address, like [`find_key`](Lookups::find_key): `None` if it is unknown.
     ///
     /// If ten lookups of the address have found no key within a second, no source is asked: the last cached answer is
     /// used, however old. Otherwise a client that invents keys would cost a call for each of its requests.

@@ -137,7 +137,8 @@ fn public_key(der: &[u8], algorithm: (ObjectIdentifier, Option<ObjectIdentifier>
     info.subject_public_key.as_bytes()
 }
 
-/// Returns modulus and exponent of an `RSAPublicKey` (RFC 8017), big-endian without leading zeros.
+/// Returns modulus and exponent of an `RSAPublicKey` (RFC 8017), big-endian without leading zeros. `None` if `der` is not
+/// one.
 fn rsa_components(der: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut reader = SliceReader::new(der).ok()?;
     let components = reader.sequence(|reader| {
