@@ -1,11 +1,11 @@
 //! The conformance suite for everything that decides: oracle, memory, Redis and every endpoint.
 //!
 //! Tidegate promises the same verdict everywhere. So there is one list of behaviours and one source of random traffic,
-//! and both run against each implementation, as a [`Subject`]:
+//! and both run against each implementation, as a [`Implementation`]:
 //!
 //! ```text
 //!   named cases      scripts with literal expectations; the oracle must pass them, too
-//!   random traces    subject and oracle must agree in every field of every decision, except its source
+//!   random traces    implementation and oracle must agree in every field of every decision, except its source
 //!   properties       guarantees of each algorithm under any traffic
 //!   net use          the guarantee of each algorithm for what is charged and not refunded
 //! ```
@@ -14,11 +14,11 @@
 //!
 //! ```
 //! use tidegate_core::{Check, Decision, Demand, Timestamp};
-//! use tidegate_testkit::conformance::{self, Subject};
+//! use tidegate_testkit::conformance::{self, Implementation};
 //! use tidegate_testkit::oracle::Oracle;
 //!
 //! struct Mine(Oracle);
-//! impl Subject for Mine {
+//! impl Implementation for Mine {
 //!     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision { self.0.check(now, check) }
 //!     fn refund(&mut self, now: Timestamp, check: &Check<'_>, decision: &Decision) { self.0.refund(now, check, decision) }
 //!     fn reset(&mut self, _: Timestamp, demand: &Demand<'_>) { self.0.reset(demand) }
@@ -54,7 +54,7 @@ use crate::oracle::Oracle;
 /// An implementation under test. The suite passes the time of each operation, which may be earlier than the last one.
 ///
 /// Implementations panic if their store returns an error, since the suite expects none.
-pub trait Subject {
+pub trait Implementation {
     /// Decides a check at `now`, and charges its units if it is admitted.
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision;
 
@@ -66,14 +66,14 @@ pub trait Subject {
     /// Deletes the counter of `demand`. The cost is ignored.
     fn reset(&mut self, now: Timestamp, demand: &Demand<'_>);
 
-    /// Converts an expected decision to the form in which this subject returns it, before the two are compared.
+    /// Converts an expected decision to the form in which this implementation returns it, before the two are compared.
     ///
     /// For example, an endpoint that returns milliseconds rounds the waits. The default returns the decision unchanged.
     fn as_seen(&self, decision: Decision) -> Decision {
         decision
     }
 
-    /// Returns the abilities of this subject, which select the cases and traces that run on it. Defaults to all.
+    /// Returns the abilities of this implementation, which select the cases and traces that run on it. Defaults to all.
     fn abilities(&self) -> Abilities {
         Abilities::default()
     }
@@ -92,7 +92,7 @@ pub trait Subject {
     }
 }
 
-/// What a [`Subject`] supports, or what a case or trace needs. An endpoint supports less than a store. Defaults to all.
+/// What a [`Implementation`] supports, or what a case or trace needs. An endpoint supports less than a store. Defaults to all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Abilities {
     /// Supports refunds.
@@ -134,7 +134,7 @@ impl Abilities {
     }
 }
 
-impl Subject for Oracle {
+impl Implementation for Oracle {
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
         Oracle::check(self, now, check)
     }

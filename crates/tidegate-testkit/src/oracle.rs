@@ -84,7 +84,7 @@ impl Oracle {
                 let limit = &demand.limit;
                 let mut record = self.record(demand).settled(limit, micros(now));
                 let reset_us = status.reset_after.as_micros().map_or(WAIT_US_MAX, i128::from);
-                let receipt = Receipt {
+                let receipt = OracleCharge {
                     at: micros(decision.at),
                     units: i128::from(status.cost),
                     reset_us,
@@ -214,7 +214,7 @@ impl Name {
 
 /// The data of an admission that its refund needs: its time, its units, its `reset_after`, with times in microseconds,
 /// and its `refunded_before`.
-struct Receipt {
+struct OracleCharge {
     at: i128,
     units: i128,
     reset_us: i128,
@@ -321,7 +321,7 @@ impl Record {
         }
     }
 
-    fn refund(&mut self, limit: &Limit, now: i128, receipt: &Receipt) {
+    fn refund(&mut self, limit: &Limit, now: i128, receipt: &OracleCharge) {
         match self {
             Record::Log(log) => log.refund(limit, receipt),
             Record::Pair(pair) => pair.refund(receipt),

@@ -108,6 +108,9 @@ impl Program {
 
     /// Returns the resident memory of the process in bytes, without the pages of its files: those of the program itself
     /// become resident when they are first used.
+    ///
+    /// # Panics
+    /// If the process has ended.
     pub fn resident_bytes(&self) -> u64 {
         self.memory_bytes("RssAnon:")
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tidegate::redis::RedisStore;
 use tidegate::{Check, Decision, Demand, Limit, Limiter, Source, Timestamp};
-use tidegate_testkit::conformance::Subject;
-use tidegate_testkit::conformance::net_use::{RefundSubject, keeps_the_limit_in_real_time};
+use tidegate_testkit::conformance::Implementation;
+use tidegate_testkit::conformance::net_use::{RefundImplementation, keeps_the_limit_in_real_time};
 use tidegate_testkit::server::{Brand, Cluster, Connection, Server};
 use tokio::runtime::Runtime;
 
@@ -63,7 +63,7 @@ impl ReceiptClient {
     }
 }
 
-impl RefundSubject for ReceiptClient {
+impl RefundImplementation for ReceiptClient {
     type Charge = String;
 
     fn remaining(&mut self, _: Timestamp, demand: &Demand<'_>) -> u32 {
@@ -95,7 +95,7 @@ struct Library {
     limiter: Limiter,
 }
 
-impl Subject for Library {
+impl Implementation for Library {
     fn check(&mut self, _: Timestamp, check: &Check<'_>) -> Decision {
         let decision = self.runtime.block_on(self.limiter.check(check)).unwrap();
         assert!(!decision.allowed() || decision.source == Source::Store, "{decision:?}");
@@ -153,7 +153,7 @@ fn refunds_keep_the_limit(place: &str, url: Option<&str>) {
 }
 
 /// Runs clients on a counter of this name, and reports their net use.
-fn attack<S: RefundSubject + Send>(scenario: &str, name: &str, limit: &Limit, seed: u64, clients: Vec<S>) {
+fn attack<S: RefundImplementation + Send>(scenario: &str, name: &str, limit: &Limit, seed: u64, clients: Vec<S>) {
     let net_use = keeps_the_limit_in_real_time(limit, name, scale(1, 20), seed, clients)
         .unwrap_or_else(|violation| panic!("{name}: {violation}"));
     record(scenario, &format!("{limit}, {name}"), net_use);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidegate_core::{Algorithm, Check, Decision, Demand, ManualClock, Redeemed, Redemption, Store, Timestamp};
 use tidegate_redis::{RedisStore, acl_rules};
 use tidegate_testkit::conformance::{
-    Abilities, Redeem, Redeeming, Subject, cases, long_traces, random_traces_of, traces_from_env,
+    Abilities, Implementation, Redeem, Redeeming, cases, long_traces, random_traces_of, traces_from_env,
 };
 use tidegate_testkit::server::{Brand, Cluster, Config, Server};
 use tokio::runtime::{Builder, Runtime};
@@ -47,7 +47,7 @@ impl OnCluster {
     }
 }
 
-impl Subject for &OnCluster {
+impl Implementation for &OnCluster {
     fn abilities(&self) -> Abilities {
         Abilities { several_subjects: false, ..Abilities::default() }
     }

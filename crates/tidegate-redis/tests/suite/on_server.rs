@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidegate_core::{Check, Decision, Demand, ManualClock, Redeemed, Redemption, Store, Timestamp};
 use tidegate_redis::{RedisStore, acl_rules};
-use tidegate_testkit::conformance::{Redeem, Subject};
+use tidegate_testkit::conformance::{Implementation, Redeem};
 use tidegate_testkit::server::{Brand, Config, SentinelGroup, Server};
 use tokio::runtime::{Builder, Runtime};
 
@@ -83,7 +83,7 @@ impl OnServer {
     }
 }
 
-impl Subject for &OnServer {
+impl Implementation for &OnServer {
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
         self.clock.set(now);
         let checks = [*check];

@@ -2,8 +2,10 @@
 //! by field, as far as a listener reports the field.
 
 use tidegate::{Algorithm, Limit};
-use tidegate_testkit::conformance::net_use::{self, RefundSubject};
-use tidegate_testkit::conformance::{Operation, Random, Subject, cases, compare, random_traces, traces_from_env};
+use tidegate_testkit::conformance::net_use::{self, RefundImplementation};
+use tidegate_testkit::conformance::{
+    Implementation, Operation, Random, cases, compare, random_traces, traces_from_env,
+};
 use tidegate_testkit::server::{Brand, Cluster};
 
 use crate::fixture::{Fixture, Library};
@@ -13,7 +15,7 @@ use crate::resp_subject::{OverResp, OverThrottle, RespReceipts};
 /// One seed, so that all subjects get the same traces.
 const SEED: u64 = 0xd0_02_5e_ed;
 
-fn passes<S: Subject>(traces: usize, cases_min: usize, mut fresh: impl FnMut() -> S) {
+fn passes<S: Implementation>(traces: usize, cases_min: usize, mut fresh: impl FnMut() -> S) {
     let passed = cases::run_all(&mut fresh).expect_clean();
     assert!(passed >= cases_min, "only {passed} cases were possible");
     if let Err(failure) = random_traces(traces_from_env(traces), SEED, fresh) {
@@ -57,7 +59,7 @@ fn the_resp_listener_decides_as_the_oracle_on_redis() {
     passes(60, 50, || OverResp::new(&fixture));
 }
 
-fn refunds_keep_the_limit<S: RefundSubject>(sequences: usize, mut fresh: impl FnMut() -> S) {
+fn refunds_keep_the_limit<S: RefundImplementation>(sequences: usize, mut fresh: impl FnMut() -> S) {
     for algorithm in Algorithm::ALL {
         net_use::keeps_the_limit(algorithm, traces_from_env(sequences), SEED, &mut fresh)
             .unwrap_or_else(|violation| panic!("{algorithm:?}: {violation}"));

@@ -9,7 +9,7 @@ use tidegate_redis::RedisStore;
 use tidegate_server::listeners::http::HTTP;
 use tidegate_server::listeners::resp::RESP;
 use tidegate_server::{ReceiptSecret, ServerOptions, run};
-use tidegate_testkit::conformance::{Abilities, Subject};
+use tidegate_testkit::conformance::{Abilities, Implementation};
 use tidegate_testkit::server::{Cluster, Server};
 use tokio::runtime::{Builder, Runtime};
 
@@ -130,7 +130,7 @@ impl<'d> Library<'d> {
     }
 }
 
-impl Subject for Library<'_> {
+impl Implementation for Library<'_> {
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
         self.fixture.clock.set(now);
         self.names.with(check.demands(), |demands| {

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use tidegate::{Check, Decision, Demand, LimitStatus, Source, Timestamp, Wait};
-use tidegate_testkit::conformance::net_use::RefundSubject;
-use tidegate_testkit::conformance::{Abilities, Subject};
+use tidegate_testkit::conformance::net_use::RefundImplementation;
+use tidegate_testkit::conformance::{Abilities, Implementation};
 use tidegate_testkit::http::{HttpClient, HttpResponse};
 
 use crate::fixture::{Fixture, Names};
@@ -67,7 +67,7 @@ pub(crate) fn in_whole_ms(wait: Wait) -> Wait {
     wait.as_millis_ceil().map_or(Wait::NEVER, |ms| Wait::from_micros(ms * 1_000))
 }
 
-impl Subject for OverHttp<'_> {
+impl Implementation for OverHttp<'_> {
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
         self.fixture.clock.set(now);
         let names = self.names.clone();
@@ -121,7 +121,7 @@ impl<'d> HttpReceipts<'d> {
     }
 }
 
-impl RefundSubject for HttpReceipts<'_> {
+impl RefundImplementation for HttpReceipts<'_> {
     type Charge = String;
 
     fn remaining(&mut self, now: Timestamp, demand: &Demand<'_>) -> u32 {

@@ -1,8 +1,8 @@
 //! The RESP listener as a subject of the conformance suite, by its own commands and by `CL.THROTTLE`.
 
 use tidegate::{Check, Cost, Decision, Demand, Key, LimitStatus, Scope, ScopeName, Source, Timestamp, Wait};
-use tidegate_testkit::conformance::net_use::RefundSubject;
-use tidegate_testkit::conformance::{Abilities, Subject};
+use tidegate_testkit::conformance::net_use::RefundImplementation;
+use tidegate_testkit::conformance::{Abilities, Implementation};
 use tidegate_testkit::server::{Connection, Reply};
 
 use crate::fixture::{Fixture, Names};
@@ -61,7 +61,7 @@ fn decision(now: Timestamp, status: LimitStatus) -> Decision {
     Decision::new(now, Source::Store, std::iter::once(status).collect())
 }
 
-impl Subject for OverResp<'_> {
+impl Implementation for OverResp<'_> {
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
         self.fixture.clock.set(now);
         let demand = only(check);
@@ -125,7 +125,7 @@ impl<'d> RespReceipts<'d> {
     }
 }
 
-impl RefundSubject for RespReceipts<'_> {
+impl RefundImplementation for RespReceipts<'_> {
     type Charge = String;
 
     fn remaining(&mut self, now: Timestamp, demand: &Demand<'_>) -> u32 {
@@ -150,7 +150,7 @@ impl RefundSubject for RespReceipts<'_> {
     }
 }
 
-impl Subject for OverThrottle<'_> {
+impl Implementation for OverThrottle<'_> {
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
         self.0.fixture.clock.set(now);
         let demand = only(check);

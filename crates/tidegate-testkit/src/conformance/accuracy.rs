@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use tidegate_core::{Check, Demand, Key, Limit, Timestamp};
 
 use super::script::EPOCH_US;
-use super::{Random, Subject};
+use super::{Implementation, Random};
 
 /// The number of right and wrong verdicts of a run, compared with an exact sliding window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -44,13 +44,13 @@ impl Verdicts {
 
 /// Checks one unit of `limit` for each arrival, and compares every verdict with the exact count of admissions.
 ///
-/// `client` is the key, which must have no counter of this limit in `subject` yet. `arrivals_us` are the times of the
+/// `client` is the key, which must have no counter of this limit in `implementation` yet. `arrivals_us` are the times of the
 /// requests in microseconds from the start, ascending.
 pub fn judge(
     limit: &Limit,
     client: &str,
     arrivals_us: impl Iterator<Item = u64>,
-    subject: &mut dyn Subject,
+    implementation: &mut dyn Implementation,
 ) -> Verdicts {
     let key = Key::new(client).expect("clients have short names");
     let demand = Demand::new(*limit, key);
@@ -61,7 +61,7 @@ pub fn judge(
             window.pop_front();
         }
         let fits = (window.len() as u64) < u64::from(limit.quota());
-        let decision = subject.check(Timestamp::from_micros(EPOCH_US + at_us), &Check::one(&demand));
+        let decision = implementation.check(Timestamp::from_micros(EPOCH_US + at_us), &Check::one(&demand));
         verdicts.requests += 1;
         if decision.allowed() {
             window.push_back(at_us);
@@ -121,13 +121,13 @@ impl Population {
     /// Runs [`judge`] for each client, one after the other, over this many windows, and adds up the results.
     ///
     /// The arrivals are determined by `seed`.
-    pub fn judge(&self, limit: &Limit, windows: u64, seed: u64, subject: &mut dyn Subject) -> Verdicts {
+    pub fn judge(&self, limit: &Limit, windows: u64, seed: u64, implementation: &mut dyn Implementation) -> Verdicts {
         let mut all = Verdicts::default();
         let mut random = Random::new(seed);
         for rank in 1..=self.clients {
             let rate = self.busiest / (rank as f64).powf(self.exponent);
             let arrivals = poisson(limit, rate, windows, Random::new(random.next_u64()));
-            all.add(judge(limit, &format!("client {rank}"), arrivals, subject));
+            all.add(judge(limit, &format!("client {rank}"), arrivals, implementation));
         }
         all
     }

@@ -13,7 +13,7 @@ mod window;
 
 use tidegate_core::Algorithm;
 
-use super::{Case, CaseFailure, Subject};
+use super::{Case, CaseFailure, Implementation};
 
 pub(crate) const MS: u64 = 1_000;
 pub(crate) const SECOND: u64 = 1_000 * MS;
@@ -35,14 +35,14 @@ pub fn all() -> Vec<Case> {
     topics.into_iter().flatten().collect()
 }
 
-/// The result of running all cases on a subject.
+/// The result of running all cases on an implementation.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Number of cases that passed.
     pub passed: usize,
     /// The cases that failed.
     pub failures: Vec<CaseFailure>,
-    /// Names of the cases that were skipped because the subject lacks an ability.
+    /// Names of the cases that were skipped because the implementation lacks an ability.
     pub skipped: Vec<String>,
 }
 
@@ -58,16 +58,16 @@ impl Report {
     }
 }
 
-/// Runs each case on a new subject created by `fresh`. Skips the cases that need more than the subject's abilities.
-pub fn run_all<S: Subject>(mut fresh: impl FnMut() -> S) -> Report {
+/// Runs each case on a new implementation created by `fresh`. Skips the cases that need more than the implementation's abilities.
+pub fn run_all<S: Implementation>(mut fresh: impl FnMut() -> S) -> Report {
     let mut report = Report::default();
     for case in all() {
-        let mut subject = fresh();
-        if !subject.abilities().cover(case.needs()) {
+        let mut implementation = fresh();
+        if !implementation.abilities().cover(case.needs()) {
             report.skipped.push(case.name().to_owned());
             continue;
         }
-        match case.run(&mut subject) {
+        match case.run(&mut implementation) {
             Ok(()) => report.passed += 1,
             Err(failure) => report.failures.push(failure),
         }

@@ -1,12 +1,12 @@
-//! The memory store as a subject.
+//! The memory store as an implementation.
 
 use std::sync::Arc;
 
 use tidegate_core::{Check, Decision, Demand, ManualClock, MemoryStore, Redeemed, Redemption, Timestamp};
 
-use super::{Redeem, Subject};
+use super::{Implementation, Redeem};
 
-/// A [`MemoryStore`] as a [`Subject`]. Each call sets its clock to the time of the operation.
+/// A [`MemoryStore`] as a [`Implementation`]. Each call sets its clock to the time of the operation.
 #[derive(Debug)]
 pub struct InMemory {
     clock: Arc<ManualClock>,
@@ -28,7 +28,7 @@ impl Default for InMemory {
     }
 }
 
-impl Subject for InMemory {
+impl Implementation for InMemory {
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
         self.clock.set(now);
         self.store.check(check)

@@ -1,6 +1,6 @@
 //! The guarantee that no refund may break: what was charged and not refunded keeps the limit.
 //!
-//! Other tests compare a subject with the oracle, so an error in the definition of a refund would be in both. This
+//! Other tests compare an implementation with the oracle, so an error in the definition of a refund would be in both. This
 //! checker knows only what a limit promises. Call the *net units* of a charge those that were not refunded:
 //!
 //! | algorithm | promise |
@@ -12,7 +12,7 @@
 //!
 //! A charge that was refunded has no net units, even if some of its units had already leaked and were not given back. A
 //! charge of which a part was refunded keeps the other units. So the checker never counts a unit that a limit need not
-//! count, and each violation is an error of the subject.
+//! count, and each violation is an error of the implementation.
 //!
 //! The sequences have one limit and one key. They charge, wait and refund in any order, several times at one instant,
 //! and often take all that is left. Each charge is refunded at most once. Some sequences are directed: they are attacks
@@ -33,7 +33,7 @@ use std::time::Duration;
 use tidegate_core::{Algorithm, Check, Clock, Cost, Decision, Demand, Key, Limit, SystemClock, Timestamp};
 
 use super::properties::{Violation, bound};
-use super::{Random, Subject};
+use super::{Implementation, Random};
 
 const START: Timestamp = Timestamp::from_micros(1_760_000_000_000_000);
 /// The most by which the clocks of processes on one machine differ during a run, in microseconds.
@@ -53,8 +53,8 @@ enum Step {
     Refund { nth: usize, units: Option<u32> },
 }
 
-/// A subject whose charges can be refunded as a whole or in part.
-pub trait RefundSubject {
+/// An implementation whose charges can be refunded as a whole or in part.
+pub trait RefundImplementation {
     /// The data of a charge that its refund needs, such as a receipt.
     type Charge;
 
@@ -68,7 +68,7 @@ pub trait RefundSubject {
     fn refund(&mut self, now: Timestamp, demand: &Demand<'_>, charge: Self::Charge, units: u32);
 }
 
-impl<S: Subject> RefundSubject for S {
+impl<S: Implementation> RefundImplementation for S {
     type Charge = Decision;
 
     fn remaining(&mut self, now: Timestamp, demand: &Demand<'_>) -> u32 {
@@ -81,17 +81,17 @@ impl<S: Subject> RefundSubject for S {
 
     fn refund(&mut self, now: Timestamp, demand: &Demand<'_>, mut charge: Decision, units: u32) {
         charge.limits[0].cost = units;
-        Subject::refund(self, now, &Check::one(&demand.cost(units)), &charge);
+        Implementation::refund(self, now, &Check::one(&demand.cost(units)), &charge);
     }
 }
 
 /// Checks the guarantee of an algorithm on directed sequences, and on `count` random ones, for each of a few limits.
 ///
-/// `fresh` creates a subject without counters, one for each sequence. It must support refunds.
+/// `fresh` creates an implementation without counters, one for each sequence. It must support refunds.
 ///
 /// # Errors
 /// If the guarantee is violated. Describes the first violation, on a shrunk sequence.
-pub fn keeps_the_limit<S: RefundSubject>(
+pub fn keeps_the_limit<S: RefundImplementation>(
     algorithm: Algorithm,
     count: usize,
     seed: u64,
@@ -112,30 +112,32 @@ pub fn keeps_the_limit<S: RefundSubject>(
 
 /// Checks the guarantee of a limit in real time, on the directed sequences and on `count` random ones.
 ///
-/// Each subject runs all of them, at the same time as the others, with the same `key`, which must have no counter before.
+/// Each implementation runs all of them, at the same time as the others, with the same `key`, which must have no counter before.
 /// The random sequences are determined by `seed`. Returns the net use, whose `Display` is a summary.
 ///
 /// # Errors
 /// If the guarantee is violated. Describes the first violation, without the sequence.
-pub fn keeps_the_limit_in_real_time<S: RefundSubject + Send>(
+pub fn keeps_the_limit_in_real_time<S: RefundImplementation + Send>(
     limit: &Limit,
     key: &str,
     count: usize,
     seed: u64,
-    subjects: Vec<S>,
+    implementations: Vec<S>,
 ) -> Result<NetUse, Violation> {
     let demand = Demand::new(*limit, Key::new(key).expect("a short subject"));
     let (net_use, time) = (Mutex::new(NetUse::new(limit, SKEW_US)), SystemClock::new());
-    let run_all = |mut subject: S, seed: u64| {
+    let run_all = |mut implementation: S, seed: u64| {
         let mut random = Random::new(seed);
         let random = (0..count).map(|_| random_steps(&mut random, limit));
         let mut sequences = directed(limit).into_iter().chain(random);
-        sequences.try_for_each(|steps| run(&demand, &steps, &mut subject, &net_use, &mut Time::Real(&time)))
+        sequences.try_for_each(|steps| run(&demand, &steps, &mut implementation, &net_use, &mut Time::Real(&time)))
     };
     thread::scope(|scope| {
         let run_all = &run_all;
-        let runs: Vec<_> =
-            (seed..).zip(subjects).map(|(seed, subject)| scope.spawn(move || run_all(subject, seed))).collect();
+        let runs: Vec<_> = (seed..)
+            .zip(implementations)
+            .map(|(seed, implementation)| scope.spawn(move || run_all(implementation, seed)))
+            .collect();
         runs.into_iter().try_for_each(|run| run.join().unwrap_or_else(|panic| resume_unwind(panic)))
     })?;
     Ok(net_use.into_inner().unwrap_or_else(PoisonError::into_inner))
@@ -263,17 +265,17 @@ impl Time<'_> {
     }
 }
 
-/// Runs a sequence on a subject without counters. Returns an error after the first charge that violates the guarantee.
-fn run_alone<S: RefundSubject>(limit: &Limit, steps: &[Step], subject: &mut S) -> Result<(), Violation> {
+/// Runs a sequence on an implementation without counters. Returns an error after the first charge that violates the guarantee.
+fn run_alone<S: RefundImplementation>(limit: &Limit, steps: &[Step], implementation: &mut S) -> Result<(), Violation> {
     let demand = Demand::new(*limit, Key::new("client").expect("a short subject"));
-    run(&demand, steps, subject, &Mutex::new(NetUse::new(limit, 0)), &mut Time::Set(START))
+    run(&demand, steps, implementation, &Mutex::new(NetUse::new(limit, 0)), &mut Time::Set(START))
 }
 
-/// Runs a sequence on a subject. Returns an error after the first charge that violates the guarantee.
-fn run<S: RefundSubject>(
+/// Runs a sequence on an implementation. Returns an error after the first charge that violates the guarantee.
+fn run<S: RefundImplementation>(
     demand: &Demand<'_>,
     steps: &[Step],
-    subject: &mut S,
+    implementation: &mut S,
     net_use: &Mutex<NetUse>,
     time: &mut Time<'_>,
 ) -> Result<(), Violation> {
@@ -290,15 +292,15 @@ fn run<S: RefundSubject>(
                 let (id, cost, charge) = refundable.remove(nth);
                 let units = units.unwrap_or(u32::MAX).min(cost);
                 locked(net_use).refund(id, units);
-                subject.refund(time.now(), &demand.cost(cost), charge, units);
+                implementation.refund(time.now(), &demand.cost(cost), charge, units);
                 continue;
             }
             Step::Charge(cost) => cost,
-            Step::ChargeRest => subject.remaining(time.now(), demand),
+            Step::ChargeRest => implementation.remaining(time.now(), demand),
         };
         let sent = time.now();
         if cost > 0
-            && let Some(charge) = subject.charge(sent, &demand.cost(cost))
+            && let Some(charge) = implementation.charge(sent, &demand.cost(cost))
         {
             let received = time.now();
             let id = locked(net_use).charge(sent, received, cost);
@@ -318,7 +320,7 @@ fn locked(net_use: &Mutex<NetUse>) -> MutexGuard<'_, NetUse> {
 #[derive(Debug)]
 pub struct NetUse {
     limit: Limit,
-    /// The most by which the clients' clock differs from the subject's.
+    /// The most by which the clients' clock differs from the implementation's.
     skew_us: u64,
     /// In the order of their earliest times.
     charges: Vec<Charge>,
@@ -399,7 +401,7 @@ impl fmt::Display for NetUse {
 }
 
 /// Removes steps from a sequence as long as it violates the guarantee. Describes the violation and the steps.
-fn shrunk<S: RefundSubject>(limit: &Limit, mut steps: Vec<Step>, fresh: &mut impl FnMut() -> S) -> Violation {
+fn shrunk<S: RefundImplementation>(limit: &Limit, mut steps: Vec<Step>, fresh: &mut impl FnMut() -> S) -> Violation {
     let mut index = steps.len();
     while index > 0 {
         index -= 1;
@@ -410,8 +412,9 @@ fn shrunk<S: RefundSubject>(limit: &Limit, mut steps: Vec<Step>, fresh: &mut imp
             index = index.min(steps.len());
         }
     }
-    let violation =
-        run_alone(limit, &steps, &mut fresh()).err().unwrap_or_else(|| "not again on a fresh subject".to_owned());
+    let violation = run_alone(limit, &steps, &mut fresh())
+        .err()
+        .unwrap_or_else(|| "not again on a fresh implementation".to_owned());
     let lines: Vec<String> = steps.iter().enumerate().map(|(number, step)| format!("  {number:3}. {step}")).collect();
     format!("{violation}\n{}", lines.join("\n"))
 }

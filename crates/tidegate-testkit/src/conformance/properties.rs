@@ -14,16 +14,16 @@
 use tidegate_core::{Algorithm, Check, Decision, Limit, SLIDING_EXACT_QUOTA_MAX, Timestamp};
 
 use super::trace::{Operation, Step, Trace, TraceDemand, demands};
-use super::{Random, Subject, shrink};
+use super::{Implementation, Random, shrink};
 
 /// The description of a violated property, with the shrunk trace.
 pub type Violation = String;
 
-/// Checks all properties of an algorithm, each on `count` random traces. `fresh` creates a subject without counters.
+/// Checks all properties of an algorithm, each on `count` random traces. `fresh` creates an implementation without counters.
 ///
 /// # Errors
 /// If a property is violated. Describes the first violation, on a shrunk trace.
-pub fn all<S: Subject>(
+pub fn all<S: Implementation>(
     algorithm: Algorithm,
     count: usize,
     seed: u64,
@@ -128,13 +128,13 @@ struct Event {
     decision: Decision,
 }
 
-/// Runs a quiet trace on `subject` and calls `each` after every check.
+/// Runs a quiet trace on `implementation` and calls `each` after every check.
 ///
-/// `each` may make further checks on the subject. It returns the time at which the trace continues, or an error, which
+/// `each` may make further checks on the implementation. It returns the time at which the trace continues, or an error, which
 /// ends the run and is returned.
-fn walk<S: Subject>(
+fn walk<S: Implementation>(
     trace: &Trace,
-    subject: &mut S,
+    implementation: &mut S,
     mut each: impl FnMut(&Event, &mut S) -> Result<Timestamp, Violation>,
 ) -> Result<(), Violation> {
     let (mut now, mut retry_at) = (trace.start, trace.start);
@@ -142,9 +142,9 @@ fn walk<S: Subject>(
         match operation {
             Operation::Move(step) => now = step.from(now, retry_at, &trace.slots),
             Operation::Check(asks) => {
-                let decision = check(trace, subject, now, asks);
+                let decision = check(trace, implementation, now, asks);
                 retry_at = now.plus_micros(decision.retry_after().as_micros().unwrap_or(0));
-                now = each(&Event { now, asks: asks.clone(), decision }, subject)?;
+                now = each(&Event { now, asks: asks.clone(), decision }, implementation)?;
             }
             _ => {}
         }
@@ -153,13 +153,13 @@ fn walk<S: Subject>(
 }
 
 /// Makes a check at `now` with the limits of the trace.
-fn check(trace: &Trace, subject: &mut impl Subject, now: Timestamp, asks: &[TraceDemand]) -> Decision {
+fn check(trace: &Trace, implementation: &mut impl Implementation, now: Timestamp, asks: &[TraceDemand]) -> Decision {
     let demands = demands(asks, &trace.slots);
-    subject.check(now, &Check::new(&demands).expect("no counter twice"))
+    implementation.check(now, &Check::new(&demands).expect("no counter twice"))
 }
 
-/// Checks that the admitted checks of a trace get the same decisions on a subject that sees no denied checks.
-fn denial_changes_nothing<S: Subject>(trace: &Trace, fresh: &mut impl FnMut() -> S) -> Result<(), Violation> {
+/// Checks that the admitted checks of a trace get the same decisions on an implementation that sees no denied checks.
+fn denial_changes_nothing<S: Implementation>(trace: &Trace, fresh: &mut impl FnMut() -> S) -> Result<(), Violation> {
     let mut admitted = Vec::new();
     walk(trace, &mut fresh(), |event, _| {
         if event.decision.allowed() {
@@ -182,9 +182,9 @@ fn denial_changes_nothing<S: Subject>(trace: &Trace, fresh: &mut impl FnMut() ->
 /// Checks that `retry_after` of each denial is exact: the check is denied at every earlier instant and admitted then.
 ///
 /// Repeats the check at once, at two random instants in between, one microsecond early, and on time.
-fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -> Result<(), Violation> {
+fn retry_after_is_exact<S: Implementation>(trace: &Trace, implementation: &mut S, seed: u64) -> Result<(), Violation> {
     let mut random = Random::new(seed);
-    walk(trace, subject, |event, subject| {
+    walk(trace, implementation, |event, implementation| {
         let wait = event.decision.retry_after().as_micros();
         let Some(wait_us) = wait.filter(|_| !event.decision.allowed()) else {
             return Ok(event.now);
@@ -201,7 +201,7 @@ fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -
         before_us.sort_unstable();
         for passed_us in before_us {
             let now = event.now.plus_micros(passed_us);
-            let again = check(trace, subject, now, &event.asks);
+            let again = check(trace, implementation, now, &event.asks);
             if again.allowed() || again.retry_after().as_micros() != Some(wait_us - passed_us) {
                 return Err(format!(
                     "at {:?} retry_after was {wait_us}µs, but after {passed_us}µs: {again:?}",
@@ -210,7 +210,7 @@ fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -
             }
         }
         let then = Timestamp::from_micros(retry_at);
-        let last = check(trace, subject, then, &event.asks);
+        let last = check(trace, implementation, then, &event.asks);
         if !last.allowed() {
             return Err(format!("at {:?} retry_after was {wait_us}µs, but denied then: {last:?}", event.now));
         }
@@ -219,10 +219,10 @@ fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -
 }
 
 /// Checks that no trailing window that ends with a check holds more admitted units than [`bound`].
-fn stays_within_its_bound<S: Subject>(trace: &Trace, subject: &mut S) -> Result<(), Violation> {
+fn stays_within_its_bound<S: Implementation>(trace: &Trace, implementation: &mut S) -> Result<(), Violation> {
     let limit = &trace.slots[0].limit;
     let mut admitted = Admitted::default();
-    walk(trace, subject, |event, _| {
+    walk(trace, implementation, |event, _| {
         admitted.note(event);
         let units = admitted.within(event.now, limit.window_us());
         if units > bound(limit) {
@@ -238,11 +238,14 @@ fn stays_within_its_bound<S: Subject>(trace: &Trace, subject: &mut S) -> Result<
 
 /// Checks that `retry_after` of each denial ends at the time at which an exact window has room, or less than a tick
 /// later.
-fn retry_after_is_less_than_a_tick_late<S: Subject>(trace: &Trace, subject: &mut S) -> Result<(), Violation> {
+fn retry_after_is_less_than_a_tick_late<S: Implementation>(
+    trace: &Trace,
+    implementation: &mut S,
+) -> Result<(), Violation> {
     let limit = &trace.slots[0].limit;
     let tick_us = limit.window_us().div_ceil(u64::from(SLIDING_EXACT_QUOTA_MAX));
     let mut admitted = Admitted::default();
-    walk(trace, subject, |event, _| {
+    walk(trace, implementation, |event, _| {
         let wait = event.decision.retry_after().as_micros().filter(|_| !event.decision.allowed());
         if let Some(wait_us) = wait {
             let exact = admitted.exact_retry_at(event.asks[0].cost, limit);
@@ -262,11 +265,11 @@ fn retry_after_is_less_than_a_tick_late<S: Subject>(trace: &Trace, subject: &mut
 /// Checks that admitted requests start at least ⌊cost × window / quota⌋ apart, for the cost of the earlier one.
 ///
 /// One grain of time less is accepted, since a start may have been rounded up by that.
-fn starts_are_spaced<S: Subject>(trace: &Trace, subject: &mut S) -> Result<(), Violation> {
+fn starts_are_spaced<S: Implementation>(trace: &Trace, implementation: &mut S) -> Result<(), Violation> {
     let limit = &trace.slots[0].limit;
     let grain_us = (u128::from(limit.cost_max()) + 1) * u128::from(limit.window_us().div_ceil(1 << 20)) / 8_500_000_000;
     let mut next_start = 0_u128;
-    walk(trace, subject, |event, _| {
+    walk(trace, implementation, |event, _| {
         let cost = event.asks[0].cost;
         // The longest wait only means that the start is not before that.
         let wait = event.decision.retry_after().as_micros().filter(|wait_us| *wait_us < (1 << 52) - 1);

@@ -5,9 +5,9 @@ use std::fmt;
 use tidegate_core::Algorithm;
 
 use super::shrink::shrink;
-use super::{Difference, Subject, Trace, compare};
+use super::{Difference, Implementation, Trace, compare};
 
-/// A difference between a subject and the oracle, with the shrunk trace that shows it.
+/// A difference between an implementation and the oracle, with the shrunk trace that shows it.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The shrunk trace.
@@ -27,25 +27,29 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Compares subjects with the oracle on `count` random traces for each algorithm.
+/// Compares implementations with the oracle on `count` random traces for each algorithm.
 ///
-/// The traces are determined by `seed`. `fresh` creates a subject without counters, one for each trace. A trace that
-/// needs more than the subject's abilities is [reduced](Trace::within) or skipped.
+/// The traces are determined by `seed`. `fresh` creates an implementation without counters, one for each trace. A trace that
+/// needs more than the implementation's abilities is [reduced](Trace::within) or skipped.
 ///
 /// # Errors
 /// If they differ. Contains the first trace on which they do, shrunk.
-pub fn random_traces<S: Subject>(count: usize, seed: u64, mut fresh: impl FnMut() -> S) -> Result<(), Box<Failure>> {
+pub fn random_traces<S: Implementation>(
+    count: usize,
+    seed: u64,
+    mut fresh: impl FnMut() -> S,
+) -> Result<(), Box<Failure>> {
     Algorithm::ALL.into_iter().try_for_each(|algorithm| random_traces_of(algorithm, count, seed, &mut fresh))
 }
 
-/// Compares subjects with the oracle on `count` random traces whose first limit has this algorithm.
+/// Compares implementations with the oracle on `count` random traces whose first limit has this algorithm.
 ///
-/// The traces are determined by `seed`. `fresh` creates a subject without counters, one for each trace. A trace that
-/// needs more than the subject's abilities is [reduced](Trace::within) or skipped.
+/// The traces are determined by `seed`. `fresh` creates an implementation without counters, one for each trace. A trace that
+/// needs more than the implementation's abilities is [reduced](Trace::within) or skipped.
 ///
 /// # Errors
 /// If they differ. Contains the first trace on which they do, shrunk.
-pub fn random_traces_of<S: Subject>(
+pub fn random_traces_of<S: Implementation>(
     algorithm: Algorithm,
     count: usize,
     seed: u64,
@@ -53,25 +57,29 @@ pub fn random_traces_of<S: Subject>(
 ) -> Result<(), Box<Failure>> {
     let mut random = Random::new(seed);
     for number in 0..count {
-        let mut subject = fresh();
-        let Some(trace) = random.trace(algorithm).within(subject.abilities()) else { continue };
-        if let Err(difference) = compare(&trace, &mut subject) {
+        let mut implementation = fresh();
+        let Some(trace) = random.trace(algorithm).within(implementation.abilities()) else { continue };
+        if let Err(difference) = compare(&trace, &mut implementation) {
             return Err(Box::new(shrunk(trace, difference, number, &mut fresh)));
         }
     }
     Ok(())
 }
 
-/// Compares subjects with the oracle on `count` random traces of one long log each.
+/// Compares implementations with the oracle on `count` random traces of one long log each.
 ///
 /// The logs have up to thousands of entries. The traces change costs, refund old entries, step the clock back, and
 /// change the quota across the values at which a store changes its representation of a log. They are determined by
-/// `seed`. `fresh` creates a subject without counters, one for each trace. Its abilities are not considered; it must
+/// `seed`. `fresh` creates an implementation without counters, one for each trace. Its abilities are not considered; it must
 /// support refunds, rules and fills.
 ///
 /// # Errors
 /// If they differ. Contains the first trace on which they do, shrunk.
-pub fn long_traces<S: Subject>(count: usize, seed: u64, mut fresh: impl FnMut() -> S) -> Result<(), Box<Failure>> {
+pub fn long_traces<S: Implementation>(
+    count: usize,
+    seed: u64,
+    mut fresh: impl FnMut() -> S,
+) -> Result<(), Box<Failure>> {
     let mut random = Random::new(seed);
     for number in 0..count {
         let trace = Trace::long_log(&mut random);
@@ -82,10 +90,10 @@ pub fn long_traces<S: Subject>(count: usize, seed: u64, mut fresh: impl FnMut() 
     Ok(())
 }
 
-/// Shrinks a trace on which a subject and the oracle differ. Returns the smallest trace found, with its difference.
+/// Shrinks a trace on which an implementation and the oracle differ. Returns the smallest trace found, with its difference.
 ///
-/// `number` and the original length are copied into the failure. `fresh` creates a subject without counters.
-fn shrunk<S: Subject>(
+/// `number` and the original length are copied into the failure. `fresh` creates an implementation without counters.
+fn shrunk<S: Implementation>(
     trace: Trace,
     difference: Box<Difference>,
     number: usize,
@@ -93,7 +101,7 @@ fn shrunk<S: Subject>(
 ) -> Failure {
     let operations_before = trace.operations.len();
     let mut failure = Failure { trace: trace.clone(), difference, number, operations_before };
-    // A subject may hash with a random seed and so fail only sometimes. Keep the smallest trace that did fail, with
+    // An implementation may hash with a random seed and so fail only sometimes. Keep the smallest trace that did fail, with
     // the difference seen on it.
     shrink(trace, |candidate| match compare(candidate, &mut fresh()) {
         Ok(()) => false,

@@ -7,16 +7,16 @@ use tidegate_core::{
     Timestamp,
 };
 
-use super::{Abilities, Random, Subject};
+use super::{Abilities, Implementation, Random};
 use crate::oracle::Oracle;
 
-/// A [`Subject`] that redeems receipts.
-pub trait Redeem: Subject {
+/// A [`Implementation`] that redeems receipts.
+pub trait Redeem: Implementation {
     /// Gives units back and charges units as `redemption` says, unless its id was used before or is expired at `now`.
     fn redeem(&mut self, now: Timestamp, redemption: &Redemption<'_>) -> Redeemed;
 }
 
-/// A [`Subject`] that refunds by redeeming a receipt with an id of its own.
+/// A [`Implementation`] that refunds by redeeming a receipt with an id of its own.
 ///
 /// Each refund is redeemed four times: as expired, which must change nothing, then for the first time, and twice more,
 /// which must change nothing either.
@@ -28,13 +28,13 @@ pub struct Redeeming<S> {
 }
 
 impl<S: Redeem> Redeeming<S> {
-    /// Wraps a subject on which no receipt was redeemed yet.
+    /// Wraps an implementation on which no receipt was redeemed yet.
     pub fn new(inner: S) -> Redeeming<S> {
         Redeeming { inner, used: 0 }
     }
 }
 
-impl<S: Redeem> Subject for Redeeming<S> {
+impl<S: Redeem> Implementation for Redeeming<S> {
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
         self.inner.check(now, check)
     }
@@ -86,11 +86,11 @@ impl Redeem for Oracle {
 const WINDOW_US: u64 = 300_000;
 const START: Timestamp = Timestamp::from_micros(1_760_000_000_000_000);
 
-/// Compares subjects with the oracle on `count` random runs of checks and redemptions.
+/// Compares implementations with the oracle on `count` random runs of checks and redemptions.
 ///
 /// A run has one to three limits. A redemption gives back a part of an admission on some of them, charges others, often
 /// more than fits, and is often repeated or expired. After each operation, the status of every limit is compared. The
-/// runs are determined by `seed`. `fresh` creates a subject without counters, one for each run.
+/// runs are determined by `seed`. `fresh` creates an implementation without counters, one for each run.
 ///
 /// # Errors
 /// If they differ. Describes the first difference.
@@ -101,7 +101,7 @@ pub fn random_redemptions<S: Redeem>(count: u64, seed: u64, mut fresh: impl FnMu
     })
 }
 
-fn random_run(random: &mut Random, subject: &mut dyn Redeem) -> Result<(), String> {
+fn random_run(random: &mut Random, implementation: &mut dyn Redeem) -> Result<(), String> {
     let limits: Vec<Limit> = (1..=1 + random.below(3)).map(|nth| random_limit(random, nth * WINDOW_US)).collect();
     let demand = |limit: &Limit| Demand::new(*limit, Key::new("client").expect("a short subject"));
     let demands: Vec<Demand<'_>> = limits.iter().map(demand).collect();
@@ -121,7 +121,7 @@ fn random_run(random: &mut Random, subject: &mut dyn Redeem) -> Result<(), Strin
                 .map(|demand| demand.cost(random.below(1 + u64::from(demand.limit.quota()) / 4) as u32))
                 .collect();
             let check = Check::new(&charged).expect("each limit has a window of its own");
-            let (expected, got) = (oracle.check(now, &check), subject.check(now, &check));
+            let (expected, got) = (oracle.check(now, &check), implementation.check(now, &check));
             if expected != got {
                 return Err(format!("operation {operation}, a check: expected {expected:?}, got {got:?}"));
             }
@@ -136,14 +136,14 @@ fn random_run(random: &mut Random, subject: &mut dyn Redeem) -> Result<(), Strin
             // In three streams, some at the edges of a block.
             let id = ReceiptId::new(nth as u64 % 3, 1_020 * (nth as u64 % 2) + nth as u64 / 3);
             let redemption = correction.redemption(Redemption::new(id, b"client", *until));
-            let (expected, got) = (oracle.redeem(now, &redemption), subject.redeem(now, &redemption));
+            let (expected, got) = (oracle.redeem(now, &redemption), implementation.redeem(now, &redemption));
             if expected != got {
                 return Err(format!("operation {operation}, {redemption:?}: expected {expected:?}, got {got:?}"));
             }
             "a redemption"
         };
         let peek = Check::new(&peeks).expect("each limit has a window of its own");
-        let (expected, got) = (oracle.check(now, &peek), subject.check(now, &peek));
+        let (expected, got) = (oracle.check(now, &peek), implementation.check(now, &peek));
         if expected != got {
             return Err(format!("after operation {operation}, {what}: expected {expected:?}, got {got:?}"));
         }

@@ -11,12 +11,12 @@ use std::fmt;
 
 use tidegate_core::{Check, Cost, Decision, Demand, Key, Limit, LimitStatus, Scope, Timestamp, Wait};
 
-use super::{Abilities, Subject};
+use super::{Abilities, Implementation};
 
 /// Fifty times the longest window after 1970: aligned to it, and to everything that divides 400 days.
 pub(crate) const EPOCH_US: u64 = 50 * tidegate_core::WINDOW_US_MAX;
 
-/// A named list of steps with expected results, which can run on any [`Subject`].
+/// A named list of steps with expected results, which can run on any [`Implementation`].
 #[derive(Clone, Debug)]
 pub struct Case {
     name: String,
@@ -28,7 +28,7 @@ pub struct Case {
     focus: usize,
 }
 
-/// The step of a case in which a subject did not meet the expectation, with a description. Steps are numbered from 0.
+/// The step of a case in which an implementation did not meet the expectation, with a description. Steps are numbered from 0.
 #[derive(Clone, Debug)]
 pub struct CaseFailure {
     case: String,
@@ -272,7 +272,7 @@ impl Case {
         &self.name
     }
 
-    /// Returns the abilities that a subject needs for this case. A fill of fewer than 10,000 units needs none.
+    /// Returns the abilities that an implementation needs for this case. A fill of fewer than 10,000 units needs none.
     pub fn needs(&self) -> Abilities {
         let refunds = self.steps.iter().any(|step| matches!(step.action, Action::Refund(..)));
         let several = |wanted: &[CaseDemand]| wanted.iter().any(|one| one.subject != wanted[0].subject);
@@ -285,11 +285,11 @@ impl Case {
         Abilities { refunds, rules: self.in_rule, several_limits, several_subjects, microseconds, fills }
     }
 
-    /// Runs all steps on a subject, which must have no counters.
+    /// Runs all steps on an implementation, which must have no counters.
     ///
     /// # Errors
     /// If a result differs from its expectation. Describes the first one; the later steps are not run.
-    pub fn run(&self, subject: &mut dyn Subject) -> Result<(), CaseFailure> {
+    pub fn run(&self, implementation: &mut dyn Implementation) -> Result<(), CaseFailure> {
         let mut now = Timestamp::from_micros(EPOCH_US);
         let mut checks: Vec<(&[CaseDemand], Decision)> = Vec::new();
         let mut retry_at = now;
@@ -298,14 +298,14 @@ impl Case {
             now = step.when.instant(now, retry_at);
             match &step.action {
                 Action::Check(wanted) => {
-                    let decision = with_check(wanted, |check| subject.check(now, check));
-                    step.compare(subject, &decision).map_err(failed)?;
+                    let decision = with_check(wanted, |check| implementation.check(now, check));
+                    step.compare(implementation, &decision).map_err(failed)?;
                     retry_at = now.plus_micros(decision.retry_after().as_micros().unwrap_or(0));
                     checks.push((wanted, decision));
                 }
                 Action::Burst(wanted, count, expected) => {
                     let wanted = std::slice::from_ref(wanted);
-                    let decide = |_| with_check(wanted, |check| subject.check(now, check).allowed());
+                    let decide = |_| with_check(wanted, |check| implementation.check(now, check).allowed());
                     let admitted = (0..*count).map(decide).filter(|&admitted| admitted).count();
                     if admitted != *expected as usize {
                         return Err(failed(format!(
@@ -314,16 +314,16 @@ impl Case {
                     }
                 }
                 Action::Fill(wanted, count) => {
-                    subject.fill(&wanted.demand(), &mut (0..*count).map(|us| now.plus_micros(us)));
+                    implementation.fill(&wanted.demand(), &mut (0..*count).map(|us| now.plus_micros(us)));
                 }
                 Action::Refund(nth, present) => {
                     let (then, decision) = &checks[*nth];
                     let limits = present.as_deref().unwrap_or(then).iter().map(|wanted| wanted.limit);
                     let wanted: Vec<CaseDemand> =
                         then.iter().zip(limits).map(|(then, limit)| CaseDemand { limit, ..*then }).collect();
-                    with_check(&wanted, |check| subject.refund(now, check, decision));
+                    with_check(&wanted, |check| implementation.refund(now, check, decision));
                 }
-                Action::Reset(wanted) => subject.reset(now, &wanted.demand()),
+                Action::Reset(wanted) => implementation.reset(now, &wanted.demand()),
             }
         }
         Ok(())
@@ -355,14 +355,14 @@ fn with_check<R>(wanted: &[CaseDemand], run: impl FnOnce(&Check<'_>) -> R) -> R 
 }
 
 impl Step {
-    fn compare(&self, subject: &dyn Subject, decision: &Decision) -> Result<(), String> {
+    fn compare(&self, implementation: &dyn Implementation, decision: &Decision) -> Result<(), String> {
         if self.admitted.is_some_and(|admitted| admitted != decision.allowed()) {
             let expected = if self.admitted == Some(true) { "admitted" } else { "denied" };
             return Err(format!("should be {expected}, got {decision:?}"));
         }
         for (number, (status, expected)) in decision.limits.iter().zip(&self.expected).enumerate() {
             let limits = std::iter::once(expected.applied_to(status)).collect();
-            let seen = subject.as_seen(decision.with_limits(limits));
+            let seen = implementation.as_seen(decision.with_limits(limits));
             if seen.limits[0] != *status {
                 return Err(format!("limit {number} should be {:?}, got {status:?}", seen.limits[0]));
             }

@@ -2,7 +2,7 @@
 //!
 //! The search is greedy: it removes runs of operations (halves, quarters, … single ones), then an unneeded limit, then
 //! simplifies the remaining operations. It starts again with each smaller trace that fails, until no candidate fails.
-//! Each candidate is run on a new subject, so their number is bounded.
+//! Each candidate is run on a new implementation, so their number is bounded.
 
 use super::trace::{Operation, Step, Trace, TraceDemand};
 

@@ -144,7 +144,7 @@ impl Step {
 }
 
 impl Trace {
-    /// Returns the abilities that a subject needs for this trace.
+    /// Returns the abilities that an implementation needs for this trace.
     pub fn needs(&self) -> Abilities {
         let checks = || {
             self.operations.iter().filter_map(|operation| match operation {

@@ -134,7 +134,8 @@ impl StoreAnswers {
         self.span_us_max = self.span_us_max.max(latest_us - earliest_us);
     }
 
-    /// Returns whether any answer with this `by` is certainly valid at this time of the callers' clock.
+    /// Returns whether any answer with the number `by` (see [`StoreAnswers`]) is certainly valid at `at_us`, in microseconds of
+    /// the callers' clock.
     fn any_is_valid(&self, by: u32, at_us: u64) -> bool {
         self.ends.range((by, at_us, 0)..=(by, u64::MAX, usize::MAX)).next().is_some()
     }

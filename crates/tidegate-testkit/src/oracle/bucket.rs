@@ -2,7 +2,7 @@
 
 use tidegate_core::{Algorithm, Limit};
 
-use super::{Receipt, div_ceil};
+use super::{OracleCharge, div_ceil};
 
 /// The level of a bucket at a time. It is counted in parts of a unit, since a bucket leaks fractions of units.
 #[derive(Clone, Debug)]
@@ -77,7 +77,7 @@ impl Bucket {
     ///
     /// Units leak oldest first. Those refunded since the admission are taken for older ones, except that the admission
     /// itself was above all older ones.
-    pub(super) fn refund(&mut self, limit: &Limit, now: i128, receipt: &Receipt) {
+    pub(super) fn refund(&mut self, limit: &Limit, now: i128, receipt: &OracleCharge) {
         let shape = Shape::of(limit);
         let refunded_since = self.refunded() - receipt.refunded_before;
         if receipt.at > now || refunded_since < 0 {

@@ -2,7 +2,7 @@
 
 use tidegate_core::{Algorithm, Limit, SLIDING_EXACT_QUOTA_MAX};
 
-use super::{Receipt, div_ceil};
+use super::{OracleCharge, div_ceil};
 
 /// The log of admissions, oldest first. Those of one tick share an entry, which has the time of the latest.
 #[derive(Clone, Debug, Default)]
@@ -64,7 +64,7 @@ impl Log {
         self.entries.retain(|entry| entry.units > 0);
     }
 
-    pub(super) fn refund(&mut self, limit: &Limit, receipt: &Receipt) {
+    pub(super) fn refund(&mut self, limit: &Limit, receipt: &OracleCharge) {
         let tick = tick_us(limit);
         let charged = self.entries.iter_mut().rev().find(|entry| entry.time / tick == receipt.at / tick);
         if let Some(entry) = charged {

@@ -2,7 +2,7 @@
 
 use tidegate_core::{Algorithm, Limit};
 
-use super::{Receipt, div_ceil};
+use super::{OracleCharge, div_ceil};
 
 /// All charges of a counter, as pairs of the start of the aligned window ("bucket") and units. Refunds have negative
 /// units.
@@ -74,7 +74,7 @@ impl Pair {
         self.bookings.push((self.start, cost.min(room)));
     }
 
-    pub(super) fn refund(&mut self, receipt: &Receipt) {
+    pub(super) fn refund(&mut self, receipt: &OracleCharge) {
         let bucket = receipt.at - receipt.at % self.window_us;
         let booked = self.booked_in(bucket);
         self.bookings.push((bucket, -receipt.units.min(booked)));

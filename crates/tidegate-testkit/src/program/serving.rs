@@ -124,6 +124,9 @@ impl Serving {
     }
 
     /// Repeats a GET request to the admin listener until `holds` is true for the response, and returns that response.
+    ///
+    /// # Panics
+    /// If that takes longer than [`eventually`] waits.
     pub fn until(&self, path: &str, holds: impl Fn(&HttpResponse) -> bool) -> HttpResponse {
         eventually(path, || self.visit(path), holds)
     }

@@ -404,7 +404,10 @@ fn id_of(node: &Server) -> String {
     node.command(&["CLUSTER", "MYID"]).text()
 }
 
-/// Returns a field of `CLUSTER INFO`.
+/// Returns the value of a field of `CLUSTER INFO`, such as `cluster_state`.
+///
+/// # Panics
+/// If the reply has no such field.
 fn info(node: &Server, field: &str) -> String {
     let info = node.command(&["CLUSTER", "INFO"]).text();
     let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));

@@ -2,7 +2,7 @@
 
 use tidegate_core::{Algorithm, Check, Decision, Demand, Timestamp};
 use tidegate_testkit::conformance::{
-    InMemory, Random, Redeeming, Subject, Trace, cases, long_traces, random_redemptions, random_traces_of,
+    Implementation, InMemory, Random, Redeeming, Trace, cases, long_traces, random_redemptions, random_traces_of,
     traces_from_env,
 };
 use tidegate_testkit::oracle::Oracle;
@@ -93,7 +93,7 @@ struct Faulty {
     fault: fn(&mut Decision),
 }
 
-impl Subject for Faulty {
+impl Implementation for Faulty {
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
         let mut decision = self.oracle.check(now, check);
         (self.fault)(&mut decision);
@@ -112,7 +112,7 @@ impl Subject for Faulty {
 
 /// The fault shows only when nothing remains, and needs two operations.
 #[test]
-fn fault_of_a_subject_is_found_and_its_trace_is_shrunk() {
+fn fault_of_an_implementation_is_found_and_its_trace_is_shrunk() {
     let fault = |decision: &mut Decision| {
         for line in decision.limits.iter_mut().filter(|line| line.remaining == 0) {
             line.allowed = true;

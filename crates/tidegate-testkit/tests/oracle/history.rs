@@ -7,7 +7,7 @@ use std::thread;
 use tidegate_core::{
     Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Source, SystemClock, Timestamp, Wait,
 };
-use tidegate_testkit::conformance::{InMemory, Random, Subject};
+use tidegate_testkit::conformance::{Implementation, InMemory, Random};
 use tidegate_testkit::history::{Bounds, History, Report, Violation};
 use tidegate_testkit::oracle::Oracle;
 
@@ -46,10 +46,16 @@ impl Scene {
     }
 
     /// Makes and records a check. Returns the index of its record.
-    fn check(&mut self, subject: &mut impl Subject, now: Timestamp, counters: &[usize], cost: u32) -> usize {
+    fn check(
+        &mut self,
+        implementation: &mut impl Implementation,
+        now: Timestamp,
+        counters: &[usize],
+        cost: u32,
+    ) -> usize {
         let demand = |&counter: &usize| Demand::new(self.limits[counter], Key::new(NAMES[counter]).unwrap()).cost(cost);
         let demands: Vec<Demand<'_>> = counters.iter().map(demand).collect();
-        let decision = subject.check(now, &Check::new(&demands).unwrap());
+        let decision = implementation.check(now, &Check::new(&demands).unwrap());
         // The callers' clock differs from the store's, and a call takes 40 µs.
         let sent_us = now.as_micros() - 1_000_000_000;
         self.records.push(Record { counters: counters.to_vec(), sent_us, received_us: sent_us + 40, decision });

@@ -18,7 +18,7 @@ use tidegate::{
     Algorithm, Check, Decision, Demand, ForwardingHeader, Limit, LimitStatus, Networks, Source, Timestamp,
     TrustedProxies, Wait,
 };
-use tidegate_testkit::conformance::{self, Abilities, Subject};
+use tidegate_testkit::conformance::{self, Abilities, Implementation};
 use tidegate_testkit::oracle::Oracle;
 
 /// Random traces per algorithm.
@@ -220,7 +220,7 @@ impl Recorder {
     }
 }
 
-impl Subject for Recorder {
+impl Implementation for Recorder {
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
         let decision = self.oracle.check(now, check);
         let demand = |demand: &Demand<'_>| json!({"key_hex": hex(demand.key.subject()), "limit": demand.limit.to_string(), "cost": demand.cost.units()});

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use tidegate::{Demand, Timestamp};
-use tidegate_testkit::conformance::net_use::{RefundSubject, keeps_the_limit_in_real_time};
+use tidegate_testkit::conformance::net_use::{RefundImplementation, keeps_the_limit_in_real_time};
 use tidegate_testkit::server::Server;
 
 use crate::campaign::{random, record, scale};
@@ -135,7 +135,7 @@ impl RefundClient<'_> {
     }
 }
 
-impl RefundSubject for RefundClient<'_> {
+impl RefundImplementation for RefundClient<'_> {
     type Charge = Vec<InFlight>;
 
     /// Sends a request that is refunded, because the gateway reports what is left only in responses.

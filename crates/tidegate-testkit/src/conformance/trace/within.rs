@@ -1,4 +1,4 @@
-//! Reduces a trace to the abilities of a subject.
+//! Reduces a trace to the abilities of an implementation.
 //!
 //! Most random traces contain a refund, a rule or a check of several limits. An endpoint that supports none of these
 //! could run hardly any of them. So the unsupported operations are removed, and the rest stays. The reduced trace still
@@ -10,7 +10,7 @@ use tidegate_core::Limit;
 use super::{Abilities, Operation, Slot, Step, Trace, TraceDemand};
 
 impl Trace {
-    /// Removes the operations and limits that a subject with these abilities does not support.
+    /// Removes the operations and limits that an implementation with these abilities does not support.
     ///
     /// Checks keep only their first limit without `several_limits`, and limits of rules become explicit without
     /// `rules`.
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn subject_with_all_abilities_gets_the_unchanged_trace() {
+    fn implementation_with_all_abilities_gets_the_unchanged_trace() {
         let trace = Random::new(12).trace(Algorithm::Sliding);
         assert_eq!(trace.clone().within(Abilities::default()), Some(trace));
     }
