@@ -72,56 +72,42 @@ pub trait Observer: Send + Sync + 'static {
     ///
     /// A batch is one call per check. An engine makes one check for all enforced rules of a request that are not
     /// shields, and one for each shadow rule.
-    fn decided(&self, decided: &DecidedCheck<'_>) {
-        let _ = decided;
-    }
+    fn decided(&self, _decided: &DecidedCheck<'_>) {}
 
     /// Called after each call of a limiter to a shared store, successful or not. Not called for a store in process
     /// memory.
     ///
     /// Lookups of plans are not reported.
-    fn store_called(&self, call: &StoreCall) {
-        let _ = call;
-    }
+    fn store_called(&self, _call: &StoreCall) {}
 
     /// Called when the circuit breaker of a limiter opens (`is_open` is `true`) or closes (`false`).
     ///
     /// While it is open, decisions do not call the shared store, and the failure policy applies.
-    fn breaker_changed(&self, is_open: bool) {
-        let _ = is_open;
-    }
+    fn breaker_changed(&self, _is_open: bool) {}
 
     /// Called when an engine refuses a request by a shield rule.
     ///
     /// Shields are decided in process memory and not by the limiter, so [`Observer::decided`] is not called for them.
     #[cfg(feature = "rules")]
-    fn shield_refused(&self, refused: &ShieldRefusal<'_>) {
-        let _ = refused;
-    }
+    fn shield_refused(&self, _refused: &ShieldRefusal<'_>) {}
 
     /// Called when an engine refuses a request by a ban of its rule set, or of the ban list of the store.
     ///
     /// A refusal by a ban on a subject in the store is reported to [`Observer::decided`], as a decision with its
     /// [`ban`](Decision::ban) set.
     #[cfg(feature = "rules")]
-    fn banned(&self, request: &BannedRequest) {
-        let _ = request;
-    }
+    fn banned(&self, _request: &BannedRequest) {}
 
     /// Called when an engine admits a request that rules match, because its path, client address or API key is exempt.
     ///
     /// Not called while the kill switch is on.
     #[cfg(feature = "rules")]
-    fn exempted(&self, request: &ExemptRequest) {
-        let _ = request;
-    }
+    fn exempted(&self, _request: &ExemptRequest) {}
 
     /// Called after [`Engine::reload`](crate::engine::Engine::reload), with the new rules, even if they equal the old
     /// ones.
     #[cfg(feature = "rules")]
-    fn reloaded(&self, rules: &RuleSet) {
-        let _ = rules;
-    }
+    fn reloaded(&self, _rules: &RuleSet) {}
 }
 
 /// A check that a limiter has decided, and its result. Passed to [`Observer::decided`].

@@ -1,5 +1,6 @@
 //! The policies of one check, rendered together.
 
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -251,22 +252,41 @@ impl Policies {
 
     fn write_ietf(&self, decision: &Decision, headers: &mut HeaderMap) {
         // The value of a few policies fits into the stack buffer, so that the header value is the only allocation.
-        let mut text = SmallVec::<[u8; STACK_BYTES]>::new();
-        let mut begin = 0;
-        for &ShownLimit { index, end } in &self.shown {
-            let Some(status) = decision.limits.get(index) else { break };
-            text.extend_from_slice(&self.shown_text[begin..end]);
-            begin = end;
-            text.extend_from_slice(itoa::Buffer::new().format(status.remaining).as_bytes());
-            if let Some(secs) = until_next(status).as_secs_ceil() {
-                text.extend_from_slice(b";t=");
-                text.extend_from_slice(itoa::Buffer::new().format(secs).as_bytes());
-            }
-        }
-        if let Ok(value) = HeaderValue::from_bytes(&text) {
+        let mut short = [0_u8; STACK_BYTES];
+        let mut free = &mut short[..];
+        let value = if self.render_ietf(decision, &mut free).is_ok() {
+            let length = STACK_BYTES - free.len();
+            HeaderValue::from_bytes(&short[..length])
+        } else {
+            let mut text = Vec::new();
+            // Writing into a vector cannot fail.
+            let _ = self.render_ietf(decision, &mut text);
+            HeaderValue::try_from(text)
+        };
+        if let Ok(value) = value {
             headers.insert(&RATE_LIMIT, value);
         }
         self.write_advertised(headers);
+    }
+
+    /// Writes the value of `RateLimit` to `text`, up to the first shown limit for which `decision` has no status.
+    ///
+    /// # Errors
+    /// If it does not fit. A part of it has then been written.
+    #[inline]
+    fn render_ietf(&self, decision: &Decision, text: &mut impl Write) -> io::Result<()> {
+        let mut begin = 0;
+        for &ShownLimit { index, end } in &self.shown {
+            let Some(status) = decision.limits.get(index) else { break };
+            text.write_all(&self.shown_text[begin..end])?;
+            begin = end;
+            text.write_all(itoa::Buffer::new().format(status.remaining).as_bytes())?;
+            if let Some(secs) = until_next(status).as_secs_ceil() {
+                text.write_all(b";t=")?;
+                text.write_all(itoa::Buffer::new().format(secs).as_bytes())?;
+            }
+        }
+        Ok(())
     }
 
     fn write_draft_6(&self, decision: &Decision, headers: &mut HeaderMap) {

@@ -375,7 +375,8 @@ pub(super) fn delay(status: &LimitStatus) -> Wait {
     if status.cost == 0 { Wait::ZERO } else { status.retry_after }
 }
 
-/// Returns the number of slots of a leaky bucket that become free within `max_wait`, whatever the size of its queue.
+/// Returns the number of slots of a leaky bucket that become free within `max_wait`, rounded down, whatever the size of its
+/// queue.
 fn slots_within(limit: &Limit, max_wait: Duration) -> u128 {
     max_wait.as_micros().saturating_mul(u128::from(limit.quota())) / u128::from(limit.window_us())
 }

@@ -377,7 +377,7 @@ impl<'r> Identity<'r> {
             .flat_map(|user| self.ban_entries(|writer| writer.part(USER, PartValue::Plain(user.subject.as_bytes()))))
     }
 
-    /// Returns what `write` writes as it is and, with an anonymizer, with the salt of bans.
+    /// Returns the text that `write` writes, as it is and, with an anonymizer, also as a pseudonym with the salt of bans.
     fn ban_entries(&self, write: impl Fn(&mut SubjectWriter<'_>)) -> impl Iterator<Item = SubjectKey> {
         let salted = self.identifier.anonymizer.as_ref().map(|anonymizer| Some(anonymizer.ban_salt()));
         std::iter::once(None).chain(salted).map(move |salt| {
