@@ -75,7 +75,7 @@ pub(crate) enum Command {
         mut_arg("store", |arg| arg.help(store_help("Store for the counters", true, "`store` in the configuration file, else memory"))),
         after_help = "Examples:\n  tidegate gateway --upstream http://127.0.0.1:3000 --limit 100/min\n  tidegate gateway --config tidegate.toml --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem\n\nExit codes: 0 after SIGTERM or SIGINT, 2 if it cannot start"
     )]
-    Gateway(Box<Gateway>),
+    Gateway(Box<GatewayArguments>),
     /// Check a configuration file, and the files and variables that it names: exit 0 if it is valid, 2 if not
     #[command(
         mut_arg("store", |arg| arg.help(store_help("Store to use instead of the one in the file", true, "`store` in the file"))),
@@ -93,7 +93,7 @@ pub(crate) enum Command {
         mut_arg("store", |arg| arg.help(store_help("Store for the counters", true, "`store` in the configuration file"))),
         after_help = "Examples:\n  tidegate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379\n  tidegate check user:42 10/min --store memory\n\nA store is required: --store, --config, $TIDEGATE_STORE or $REDIS_URL. With --store memory, every command starts with empty counters, so every check whose cost fits within the limit is allowed.\n\nExit codes: 0 if the check is allowed, 1 if it is denied, 2 on an error"
     )]
-    Check(Check),
+    Check(CheckArguments),
     /// Show the counters of a client or a key without changing them: exit 0 if one exists, 1 if not, 2 on error
     #[command(
         after_help = "Examples:\n  tidegate inspect acme --admin http://127.0.0.1:9180\n  tidegate inspect 203.0.113.9 --rule shorten --config tidegate.toml\n  tidegate inspect user:42 10/min --store redis://127.0.0.1:6379\n\nWithout LIMIT, KEY is a client: an address, a network that is counted as one client, an API key or the name of one, user:ID, or a subject as `tidegate explain --reveal` prints it. Its counters in all rules are shown, with its plan and its ban, or those of one rule with --rule."
@@ -109,7 +109,7 @@ pub(crate) enum Command {
     #[command(
         after_help = "Examples:\n  tidegate ban 203.0.113.9 --for 1h --config tidegate.toml\n  tidegate ban acme --admin http://127.0.0.1:9180\n  tidegate ban --key user:42 --for 10min --store redis://127.0.0.1:6379\n  tidegate ban --list --admin http://127.0.0.1:9180\n\nCLIENT is an address, a network (CIDR), an API key or the name of one, user:ID, or a subject that a rule counts, as `tidegate explain --reveal` prints it. An IPv6 address is banned with its /64, or `ipv6_prefix` of the configuration. API keys are known only with --config or --admin. Without these, CLIENT is also the key of explicit checks, which name a key and a limit; and an address is stored as it is, even if the configuration has `anonymize`."
     )]
-    Ban(Ban),
+    Ban(BanArguments),
     /// Lift the ban on a client: exit 0 if it was banned, 1 if not, 2 on error
     #[command(
         after_help = "Examples:\n  tidegate unban 203.0.113.9 --config tidegate.toml\n  tidegate unban acme --admin http://127.0.0.1:9180\n\nCLIENT has the same forms as for `tidegate ban`, or is one that `tidegate ban --list` prints."
@@ -212,7 +212,7 @@ pub(crate) struct Serve {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct Gateway {
+pub(crate) struct GatewayArguments {
     /// URL of the service to forward requests to, such as http://127.0.0.1:3000; if repeated, requests are distributed
     /// over the servers in turn [default: `[[upstreams]]` in the configuration file]
     #[arg(help_heading = FORWARDING, long = "upstream", value_name = "URL")]
@@ -423,7 +423,7 @@ pub(crate) struct Explain {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct Check {
+pub(crate) struct CheckArguments {
     /// Key to count, such as user:42
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) key: String,
@@ -556,7 +556,7 @@ pub(crate) struct KeyOptions {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct Ban {
+pub(crate) struct BanArguments {
     /// Client to ban, such as 203.0.113.9, 2001:db8::/48, acme or user:42
     #[arg(required_unless_present_any = ["key", "list"], value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) client: Option<String>,

@@ -15,7 +15,7 @@ use crate::{Failure, arguments};
 ///
 /// # Errors
 /// If the options are invalid, the store does not answer, or the output cannot be written.
-pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> {
+pub(crate) async fn check(arguments: arguments::CheckArguments) -> Result<bool, Failure> {
     let limiter = arguments.counters.limiter()?;
     let demand = Demand::new(arguments.limit, Key::new(&arguments.key)?).cost(Cost::new(arguments.cost));
     let decision = limiter.check(&Check::one(&demand)).await?;

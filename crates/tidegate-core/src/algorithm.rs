@@ -117,7 +117,7 @@ trait Machine: Copy {
     /// Refunds the units of one charge, as far as they still count.
     ///
     /// `receipt` must be of a charge on this counter that was not refunded yet; this is not checked.
-    fn refund(&mut self, at: At<'_, Self::Shape>, receipt: Receipt, rings: &mut Rings);
+    fn refund(&mut self, at: At<'_, Self::Shape>, receipt: PastCharge, rings: &mut Rings);
 
     /// Returns a copy without memory beside it that counts at least as many units under this limit, now and later.
     fn condensed(&self, _at: At<'_, Self::Shape>, _rings: &Rings) -> Self {
@@ -156,7 +156,7 @@ struct At<'a, S> {
 
 /// What a refund needs to know about the charge that it gives back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Receipt {
+pub struct PastCharge {
     /// The time of the charge, by the store's clock.
     pub at: Timestamp,
     /// The charged units.
@@ -167,16 +167,16 @@ pub struct Receipt {
     pub refunded_before: u64,
 }
 
-impl Receipt {
+impl PastCharge {
     /// Returns the receipt for one limit of a decision: its `status`, and the time `at` of the decision.
     ///
     /// `None` if there is nothing to refund: the limit denied, the cost is 0, or its `reset_after` is *never*. The
     /// caller must also make sure that the whole decision is an admission, because a denial is never refunded.
-    pub fn of(at: Timestamp, status: &LimitStatus) -> Option<Receipt> {
+    pub fn of(at: Timestamp, status: &LimitStatus) -> Option<PastCharge> {
         let reset_after_us = status.reset_after.as_micros()?;
         let at = at.plus_micros(status.late_us.into());
         let (units, refunded_before) = (status.cost, status.refunded_before);
-        (status.allowed && units > 0).then_some(Receipt { at, units, reset_after_us, refunded_before })
+        (status.allowed && units > 0).then_some(PastCharge { at, units, reset_after_us, refunded_before })
     }
 }
 
@@ -255,7 +255,7 @@ impl Counter<'_> {
     /// Refunds one charge, as far as it still counts.
     ///
     /// Does nothing if the refund must be remembered and there is no memory for that.
-    pub(crate) fn refund(&mut self, now: Timestamp, limit: &Limit, receipt: Receipt, may_grow: MayGrow<'_>) {
+    pub(crate) fn refund(&mut self, now: Timestamp, limit: &Limit, receipt: PastCharge, may_grow: MayGrow<'_>) {
         by_machine!(limit, |shape| {
             let at = At { limit, shape, now_us: now.as_micros() };
             let bytes = M::bytes_to_refund(self.name, self.beside);
@@ -332,7 +332,7 @@ impl State {
     /// Refunds the units of one charge, as far as they still count at `now`.
     ///
     /// `receipt` must be of a charge on this counter that was not refunded yet; this is not checked.
-    pub fn refund(&mut self, limit: &Limit, now: Timestamp, receipt: Receipt) {
+    pub fn refund(&mut self, limit: &Limit, now: Timestamp, receipt: PastCharge) {
         self.counter().refund(now, limit, receipt, &|_| true);
     }
 

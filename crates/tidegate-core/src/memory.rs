@@ -56,8 +56,8 @@ use self::counter_hash::{CounterHash, CounterHasher};
 use self::overflow::{CELLS_MAX, OverflowScope};
 pub use self::receipts::UsedReceiptStats;
 use self::receipts::UsedReceipts;
-use self::shard::{Place, Shard};
-use crate::algorithm::{Packed, Receipt};
+use self::shard::{CounterShard, Place};
+use crate::algorithm::{Packed, PastCharge};
 use crate::ban_list::{BanListing, BanTexts, end_after};
 use crate::check::{Check, Cost, DEMANDS_MAX, Demand};
 use crate::decision::{Decision, LimitStatus, LimitStatuses, Source, Wait};
@@ -98,7 +98,7 @@ pub struct MemoryStore {
 /// A shard, aligned to two cache lines, so that two shards never share one.
 #[repr(align(128))]
 #[derive(Default)]
-struct Padded(Mutex<Shard>);
+struct Padded(Mutex<CounterShard>);
 
 impl Default for MemoryStore {
     fn default() -> Self {
@@ -147,7 +147,7 @@ impl MemoryStore {
             return;
         }
         for (demand, status) in check.demands().iter().zip(&decision.limits) {
-            if let Some(receipt) = Receipt::of(decision.at, status) {
+            if let Some(receipt) = PastCharge::of(decision.at, status) {
                 self.refund_one(demand, receipt);
             }
         }
@@ -433,7 +433,7 @@ impl MemoryStore {
     ///
     /// Uses the overflow counter of a counter that has no slot. Does nothing if there is none either, or on a bucket if
     /// there is no memory to count the refunded units.
-    fn refund_one(&self, demand: &Demand<'_>, receipt: Receipt) {
+    fn refund_one(&self, demand: &Demand<'_>, receipt: PastCharge) {
         let name = self.hasher.name(&demand.limit, &demand.key);
         let mut shard = self.shard(name).lock();
         let now = shard.decision_time(self.clock.now(), &self.clock);
@@ -462,7 +462,7 @@ impl MemoryStore {
     }
 
     #[inline]
-    fn shard(&self, name: CounterHash) -> &Mutex<Shard> {
+    fn shard(&self, name: CounterHash) -> &Mutex<CounterShard> {
         &self.shards[self.shard_index(name)].0
     }
 }
@@ -470,7 +470,7 @@ impl MemoryStore {
 /// The locked shards of the counters of a check with at most `N` demands.
 struct Locked<'a, const N: usize> {
     /// Each shard once, from the front.
-    shards: [Option<MutexGuard<'a, Shard>>; N],
+    shards: [Option<MutexGuard<'a, CounterShard>>; N],
     /// For each demand the position of its shard in `shards`.
     of: [usize; N],
 }
@@ -478,7 +478,7 @@ struct Locked<'a, const N: usize> {
 impl<const N: usize> Locked<'_, N> {
     /// Returns the shard of the demand with this index.
     #[inline(always)]
-    fn of(&mut self, index: usize) -> &mut Shard {
+    fn of(&mut self, index: usize) -> &mut CounterShard {
         self.shards[self.of[index]].as_mut().expect("the shard of every demand is locked")
     }
 

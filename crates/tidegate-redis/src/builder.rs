@@ -200,7 +200,7 @@ impl RedisStoreBuilder {
     ///
     /// The user and the password in a `redis+sentinel://` URL are those of the master. Ignored for other URLs.
     #[must_use]
-    pub fn sentinel_username_from(mut self, source: SecretSource) -> Self {
+    pub fn sentinel_username_from(mut self, source: CredentialSource) -> Self {
         Arc::make_mut(&mut self.settings.sentinel_credentials).username = Some(source);
         self
     }
@@ -209,7 +209,7 @@ impl RedisStoreBuilder {
     ///
     /// The user and the password in a `redis+sentinel://` URL are those of the master. Ignored for other URLs.
     #[must_use]
-    pub fn sentinel_password_from(mut self, source: SecretSource) -> Self {
+    pub fn sentinel_password_from(mut self, source: CredentialSource) -> Self {
         Arc::make_mut(&mut self.settings.sentinel_credentials).password = Some(source);
         self
     }
@@ -225,7 +225,7 @@ impl RedisStoreBuilder {
 
     /// Sets where the user name is read from, at each connect. Defaults to the user in the URL.
     #[must_use]
-    pub fn username_from(mut self, source: SecretSource) -> Self {
+    pub fn username_from(mut self, source: CredentialSource) -> Self {
         Arc::make_mut(&mut self.settings.credentials).username = Some(source);
         self
     }
@@ -234,7 +234,7 @@ impl RedisStoreBuilder {
     ///
     /// The store needs no restart when a password in a file changes: the next connection uses the new one.
     #[must_use]
-    pub fn password_from(mut self, source: SecretSource) -> Self {
+    pub fn password_from(mut self, source: CredentialSource) -> Self {
         Arc::make_mut(&mut self.settings.credentials).password = Some(source);
         self
     }

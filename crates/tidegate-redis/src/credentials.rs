@@ -23,7 +23,7 @@ const FILE_BYTES_MAX: u64 = 64 << 10;
 /// [`RedisStoreBuilder::password_from`](crate::RedisStoreBuilder::password_from), and their counterparts for Sentinels.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum SecretSource {
+pub enum CredentialSource {
     /// The secret itself.
     Text(String),
     /// A file, which is read at each connect. Line breaks at its end are not part of the secret.
@@ -46,8 +46,8 @@ pub struct CredentialsError {
 pub(crate) struct Credentials {
     /// The servers that the credentials are for, for errors.
     owner: &'static str,
-    pub(crate) username: Option<SecretSource>,
-    pub(crate) password: Option<SecretSource>,
+    pub(crate) username: Option<CredentialSource>,
+    pub(crate) password: Option<CredentialSource>,
 }
 
 /// The arguments of `AUTH`.
@@ -64,17 +64,17 @@ impl fmt::Debug for Login {
     }
 }
 
-impl fmt::Debug for SecretSource {
+impl fmt::Debug for CredentialSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SecretSource::Text(_) => f.write_str("Text(***)"),
-            SecretSource::File(file) => f.debug_tuple("File").field(file).finish(),
-            SecretSource::Env(name) => f.debug_tuple("Env").field(name).finish(),
+            CredentialSource::Text(_) => f.write_str("Text(***)"),
+            CredentialSource::File(file) => f.debug_tuple("File").field(file).finish(),
+            CredentialSource::Env(name) => f.debug_tuple("Env").field(name).finish(),
         }
     }
 }
 
-impl SecretSource {
+impl CredentialSource {
     /// Reads the secret: the text, or the content of the file or the variable without line breaks at its end.
     ///
     /// `what` is the kind of secret and `owner` the server that it is for, for errors.
@@ -84,12 +84,12 @@ impl SecretSource {
     /// the file is larger than 64 KiB.
     fn read(&self, what: &str, owner: &str) -> Result<String, CredentialsError> {
         let (place, text) = match self {
-            SecretSource::Text(text) => return Ok(text.clone()),
-            SecretSource::File(file) => {
+            CredentialSource::Text(text) => return Ok(text.clone()),
+            CredentialSource::File(file) => {
                 let bytes = read_bounded(file, FILE_BYTES_MAX);
                 (file.display().to_string(), bytes.and_then(|bytes| String::from_utf8(bytes).map_err(not_text)))
             }
-            SecretSource::Env(name) => {
+            CredentialSource::Env(name) => {
                 let value = std::env::var(name).map_err(|error| match error {
                     std::env::VarError::NotPresent => io::Error::other("it is not set"),
                     std::env::VarError::NotUnicode(_) => not_text(error),
@@ -121,7 +121,7 @@ impl Credentials {
     /// # Errors
     /// Returns an error if a source cannot be read, or there is a user without a password.
     pub(crate) fn read(&self, endpoint: &Endpoint) -> Result<Option<Login>, CredentialsError> {
-        let read = |source: &Option<SecretSource>, what, from_url: &Option<String>| match source {
+        let read = |source: &Option<CredentialSource>, what, from_url: &Option<String>| match source {
             Some(source) => source.read(what, self.owner).map(Some),
             None => Ok(from_url.clone()),
         };

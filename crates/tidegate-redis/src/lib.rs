@@ -67,7 +67,7 @@ mod worker;
 
 pub use acl::acl_rules;
 pub use builder::{BuildError, RedisStoreBuilder};
-pub use credentials::{CredentialsError, SecretSource};
+pub use credentials::{CredentialSource, CredentialsError};
 pub use key::PrefixError;
 pub use reply::Reply;
 pub use server_check::{Eviction, ServerCheckError, ServerReport};

@@ -133,12 +133,18 @@ impl Parser<'_> {
     }
 }
 
-/// Parses a decimal integer.
+/// Parses a decimal integer, with an optional sign.
+///
+/// # Errors
+/// If the text is not one, or does not fit into 64 bits.
 fn integer(text: &[u8]) -> Result<i64, ProtocolError> {
     std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).ok_or(ProtocolError)
 }
 
 /// Parses the length of a bulk string or a list, at most 1,048,576; `None` for -1, which marks a null reply.
+///
+/// # Errors
+/// If the text is not an integer, or another negative or a higher one.
 fn length(text: &[u8]) -> Result<Option<usize>, ProtocolError> {
     match integer(text)? {
         -1 => Ok(None),

@@ -4,7 +4,7 @@
 //! the same check exactly if their bytes are equal. The worker merges equal steps into one with a repeat count.
 
 use smallvec::SmallVec;
-use tidegate_core::algorithm::Receipt;
+use tidegate_core::algorithm::PastCharge;
 use tidegate_core::{Check, Cost, Decision, Demand, Limit, Redemption, Scope, Timestamp};
 
 use crate::key::{Prefix, SubjectKeys};
@@ -104,8 +104,8 @@ impl Step {
             return;
         }
         for (demand, status) in check.demands().iter().zip(&decision.limits) {
-            if let Some(receipt) = Receipt::of(decision.at, status) {
-                let Receipt { at, reset_after_us, refunded_before, .. } = receipt;
+            if let Some(receipt) = PastCharge::of(decision.at, status) {
+                let PastCharge { at, reset_after_us, refunded_before, .. } = receipt;
                 let charged = format!("{} {reset_after_us} {refunded_before}", at.as_micros());
                 self.push_correction(&demand.cost(receipt.units), &charged, prefix);
             }

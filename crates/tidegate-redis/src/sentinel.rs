@@ -40,7 +40,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
-use self::answer::Answer;
+use self::answer::MasterAnswer;
 use crate::connection::Connection;
 use crate::fault::Fault;
 use crate::node::Node;
@@ -101,7 +101,7 @@ struct Sentinel {
     /// The latest request for which its answer or failure is known.
     request: u64,
     /// Its latest answer, and when it arrived.
-    answer: Option<(Answer, Instant)>,
+    answer: Option<(MasterAnswer, Instant)>,
     /// Why it failed, and since when it has been failing; `None` if it has answered.
     fault: Option<(Fault, Instant)>,
 }
@@ -204,7 +204,7 @@ impl Sentinels {
     /// Records the answer of a Sentinel, follows the Sentinels that it names, and switches to another master if needed.
     ///
     /// Returns `false` if the Sentinel has been forgotten.
-    fn answered(self: &Arc<Self>, from: &Endpoint, request: u64, answer: Answer) -> bool {
+    fn answered(self: &Arc<Self>, from: &Endpoint, request: u64, answer: MasterAnswer) -> bool {
         let mut new = Vec::new();
         let record = |state: &mut State| {
             let others = answer.others.clone();
@@ -262,7 +262,7 @@ impl Sentinels {
         let answers = state.sentinels.iter().filter(is_valid).filter_map(|sentinel| sentinel.answer.as_ref());
         // Among equal epochs, the current master is preferred.
         let best = answers.max_by_key(|(answer, _)| (answer.epoch, current.as_ref() == Some(&answer.master)));
-        let Some((Answer { master: (host, port), .. }, _)) = best else { return };
+        let Some((MasterAnswer { master: (host, port), .. }, _)) = best else { return };
         if current.is_some_and(|current| current == (host.clone(), *port)) {
             return;
         }
@@ -412,7 +412,7 @@ impl Follower {
 ///
 /// # Errors
 /// Returns a fault if the connection fails, the server is not a Sentinel, or it does not know the master.
-async fn ask(connection: &mut Connection, name: &str, is_subscribed: bool) -> Result<Answer, Fault> {
+async fn ask(connection: &mut Connection, name: &str, is_subscribed: bool) -> Result<MasterAnswer, Fault> {
     let mut request = Vec::new();
     if is_subscribed {
         push_command(&mut request, &["UNSUBSCRIBE", SWITCH_MASTER]);
@@ -434,7 +434,7 @@ async fn ask(connection: &mut Connection, name: &str, is_subscribed: bool) -> Re
         while !answer::is_unsubscribed(&connection.receive().await?) {}
         return Err(answer::unknown_name(name, &connection.receive().await?));
     }
-    let answer = Answer::parse(&address, &master, &others)?;
+    let answer = MasterAnswer::parse(&address, &master, &others)?;
     match subscribed {
         Reply::Error(message) => Err(answer::rejected(&message)),
         _ => Ok(answer),

@@ -202,6 +202,9 @@ impl RedisStore {
     }
 
     /// Sends a command to the node that owns the slot of `key`, and returns its reply.
+    ///
+    /// # Errors
+    /// If the node does not answer, or replies with an error.
     async fn run_command(&self, key: &[u8], parts: &[impl AsRef<[u8]>]) -> Result<Reply, StoreError> {
         let slot = match self.0.call_scope {
             CallScope::Server => 0,
@@ -210,7 +213,8 @@ impl RedisStore {
         self.run_in_slot(slot, parts).await
     }
 
-    /// Sends a command to the node that owns a slot, and returns its reply.
+    /// Sends a command to the node that owns a slot, and returns its reply. Errors are those of
+    /// [`run_command`](Self::run_command).
     async fn run_in_slot(&self, slot: u16, parts: &[impl AsRef<[u8]>]) -> Result<Reply, StoreError> {
         let mut request = Vec::new();
         push_command(&mut request, parts);

@@ -169,7 +169,7 @@ impl Machine for Bucket {
     ///
     /// The module documentation has the formula. Counts the removed units as refunded, rounded up, and stores the level
     /// now. Removes nothing if the count would exceed 2^53 − 1.
-    fn refund(&mut self, at: BucketAt<'_>, receipt: Receipt, _: &mut Rings) {
+    fn refund(&mut self, at: BucketAt<'_>, receipt: PastCharge, _: &mut Rings) {
         let mut view = View::new(self, at);
         let given = view.refundable(receipt);
         let refunded = view.refunded + given.div_ceil(at.shape.parts_per_unit);
@@ -242,7 +242,7 @@ impl<'a> View<'a> {
     /// Returns the parts of a charge that are certainly still in the bucket.
     ///
     /// Zero if the charge is later than now, or if its count of refunded units is greater than the bucket's.
-    fn refundable(&self, receipt: Receipt) -> u64 {
+    fn refundable(&self, receipt: PastCharge) -> u64 {
         let (shape, now_us, charged_at) = (self.at.shape, self.at.now_us, receipt.at.as_micros());
         let Some(refunded_since) = self.refunded.checked_sub(receipt.refunded_before) else { return 0 };
         let lasted = grains(charged_at.saturating_add(receipt.reset_after_us), shape) - grains(charged_at, shape);
@@ -292,8 +292,8 @@ impl<'a> View<'a> {
 
     /// Builds the limit's status: the verdict as given, and the waits and `remaining` of this bucket.
     ///
-    /// `retry` are the parts that must leak before a denied request can retry, or an admitted one may proceed; or
-    /// [`NEVER`].
+    /// `retry` are the parts of units that must leak before a denied request can retry, or an admitted one may proceed; or
+    /// [`NEVER`]. `refunded_before` becomes that field of the status.
     #[inline(always)]
     fn status(&self, cost: u32, allowed: bool, retry: u64, refunded_before: u64) -> LimitStatus {
         let BucketAt { limit, shape, .. } = self.at;

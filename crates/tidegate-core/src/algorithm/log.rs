@@ -122,7 +122,7 @@ impl Machine for Log {
         (self.status(at, Oldest::NONE, cost, fits, retry_after, rings), change)
     }
 
-    fn refund(&mut self, at: LogAt<'_>, receipt: Receipt, rings: &mut Rings) {
+    fn refund(&mut self, at: LogAt<'_>, receipt: PastCharge, rings: &mut Rings) {
         self.settle(at, &|_| true, rings);
         let charged_tick = at.shape.tick(receipt.at.as_micros());
         let next_tick_us = (charged_tick + 1).saturating_mul(at.shape.tick_us);

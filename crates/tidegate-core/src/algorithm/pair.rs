@@ -136,7 +136,7 @@ impl Machine for Pair {
     ///
     /// The count of that window becomes 0 if it is less. Units of an older charge no longer count and are not given
     /// back. Also moves the stored pair to the window that contains the present.
-    fn refund(&mut self, at: PairAt<'_>, receipt: Receipt, _: &mut Rings) {
+    fn refund(&mut self, at: PairAt<'_>, receipt: PastCharge, _: &mut Rings) {
         *self = View::new(self, at).pair;
         let charged_at = receipt.at.as_micros();
         let charged_start = charged_at - charged_at % self.window_us;

@@ -143,7 +143,7 @@ fn compare(run: Run) -> u64 {
             let (demands, decision) = admitted.remove(admitted.len() - 1 - back);
             store.refund(&Check::new(&demands).unwrap(), &decision);
             for ((demand, status), state) in demands.iter().zip(&decision.limits).zip(&mut states) {
-                let receipt = Receipt::of(decision.at, status);
+                let receipt = PastCharge::of(decision.at, status);
                 receipt.into_iter().for_each(|receipt| state.refund(&demand.limit, now, receipt));
                 refunded_before = refunded_before.max(status.refunded_before);
             }

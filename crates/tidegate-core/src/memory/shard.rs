@@ -41,7 +41,7 @@ const RINGS_WORTH_BYTES: usize = 1_024;
 /// The fields that every check needs come first, so that they share a cache line with the lock.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub(super) struct Shard {
+pub(super) struct CounterShard {
     /// The counters of single keys.
     table: Table,
     /// The latest time of a decision in this shard.
@@ -73,7 +73,7 @@ pub(super) enum Place {
     Nowhere,
 }
 
-impl Shard {
+impl CounterShard {
     /// Returns the time at which to decide a check whose caller has read `read` from the clock.
     ///
     /// That is `read`, unless the shard has decided at a later time: another check was faster to take the lock, or the
@@ -145,14 +145,14 @@ impl Shard {
     }
 
     /// Finds or adds the counter to use for a key without a slot of its own, and returns its name, and whether it was
-    /// added. An added counter that is not charged must be removed again ([`Shard::remove_added`]).
+    /// added. An added counter that is not charged must be removed again ([`CounterShard::remove_added`]).
     ///
     /// That is an overflow counter that has not expired, a copy of it in a slot of its own if there is room, or an
     /// unused counter. Without any room, there is no counter with the returned name. `overflow_name` returns the name of
     /// the overflow counter in a scope, and `is_used` whether another demand of the check uses it: then it is not used for
     /// this one. Another counter in its place would not have the units that the key has charged before, or charges later.
     ///
-    /// The shard must have recorded the time of the decision ([`Shard::set_time`]). May grow the table or drop expired
+    /// The shard must have recorded the time of the decision ([`CounterShard::set_time`]). May grow the table or drop expired
     /// counters to make room, which moves slots.
     #[cold]
     pub(super) fn add(
@@ -195,7 +195,7 @@ impl Shard {
         (shared, true)
     }
 
-    /// Removes a counter that [`Shard::add`] has added, because it was not charged. Other slots may move.
+    /// Removes a counter that [`CounterShard::add`] has added, because it was not charged. Other slots may move.
     pub(super) fn remove_added(&mut self, name: CounterHash) {
         match self.find_anywhere(name) {
             Some(Place::Own(index)) => remove(&mut self.table, index, &mut self.beside),
@@ -274,7 +274,7 @@ impl Shard {
 
     /// Returns whether there is room for one more counter, after growing the table if the budget allows it.
     ///
-    /// Unlike [`Shard::make_room`], does not look for expired counters, so it is cheap while there is no room.
+    /// Unlike [`CounterShard::make_room`], does not look for expired counters, so it is cheap while there is no room.
     fn has_room_again(&mut self, budget: &Budget) -> bool {
         self.has_room() || self.grow(budget)
     }
@@ -328,7 +328,7 @@ impl Shard {
     /// Drops the overflow counters in the next `places` slots that have expired at `latest`. No [`Place`] may be in use.
     ///
     /// Begins where the last call ended, and stops at the end of the table; the next call then begins at its start.
-    /// Frees the overflow table if it is empty, so the caller must call [`Shard::measure_tables`] afterwards.
+    /// Frees the overflow table if it is empty, so the caller must call [`CounterShard::measure_tables`] afterwards.
     fn sweep_overflow(&mut self, places: usize) {
         let (overflow, cursor) = (&mut self.overflow, self.overflow_cursor);
         self.overflow_cursor = drop_expired(overflow, cursor, places, self.latest, &mut self.beside);

@@ -11,7 +11,7 @@ const NAMES_MAX: usize = 8;
 
 /// What a Sentinel knows about a master.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Answer {
+pub(super) struct MasterAnswer {
     /// The host and the port of the master. During a failover, those of the promoted replica.
     pub(super) master: (String, u16),
     /// The configuration epoch, which is higher after each failover; 0 if the Sentinel does not report it.
@@ -20,14 +20,14 @@ pub(super) struct Answer {
     pub(super) others: Vec<(String, u16)>,
 }
 
-impl Answer {
+impl MasterAnswer {
     /// Parses the replies to `SENTINEL GET-MASTER-ADDR-BY-NAME`, `SENTINEL MASTER` and `SENTINEL SENTINELS`.
     ///
     /// The epoch and the other Sentinels may be missing, because a restricted user may not be allowed to ask for them.
     ///
     /// # Errors
     /// Returns a fault if the first reply is an error, or is not an address.
-    pub(super) fn parse(address: &Reply, master: &Reply, others: &Reply) -> Result<Answer, Fault> {
+    pub(super) fn parse(address: &Reply, master: &Reply, others: &Reply) -> Result<MasterAnswer, Fault> {
         if let Reply::Error(message) = address {
             return Err(rejected(message));
         }
@@ -96,14 +96,14 @@ mod tests {
     #[test]
     fn answer_has_the_address_the_epoch_and_the_other_sentinels() {
         let others = Reply::List(vec![list(&["ip", "10.0.0.2", "port", "26379"]), list(&["ip", "", "port", "1"])]);
-        let answer = Answer::parse(&list(&["10.0.0.1", "6379"]), &list(&["config-epoch", "7"]), &others).unwrap();
+        let answer = MasterAnswer::parse(&list(&["10.0.0.1", "6379"]), &list(&["config-epoch", "7"]), &others).unwrap();
         let master = ("10.0.0.1".to_owned(), 6379);
-        let known = Answer { master: master.clone(), epoch: 7, others: vec![("10.0.0.2".into(), 26379)] };
+        let known = MasterAnswer { master: master.clone(), epoch: 7, others: vec![("10.0.0.2".into(), 26379)] };
         assert_eq!(answer, known);
         // A restricted user learns only the address.
         let denied = Reply::Error("NOPERM".into());
-        let answer = Answer::parse(&list(&["10.0.0.1", "6379"]), &denied, &denied).unwrap();
-        assert_eq!(answer, Answer { master, epoch: 0, others: Vec::new() });
+        let answer = MasterAnswer::parse(&list(&["10.0.0.1", "6379"]), &denied, &denied).unwrap();
+        assert_eq!(answer, MasterAnswer { master, epoch: 0, others: Vec::new() });
     }
 
     #[test]
@@ -121,9 +121,10 @@ mod tests {
             list(&["h", "1", "2"]),
             Reply::List(vec![Reply::Text(vec![0xff]), Reply::Text("1".into())]),
         ] {
-            assert_eq!(Answer::parse(&address, &none, &none).unwrap_err().kind, Kind::Protocol, "{address:?}");
+            assert_eq!(MasterAnswer::parse(&address, &none, &none).unwrap_err().kind, Kind::Protocol, "{address:?}");
         }
-        let fault = Answer::parse(&Reply::Error("ERR unknown command 'SENTINEL'".into()), &none, &none).unwrap_err();
+        let fault =
+            MasterAnswer::parse(&Reply::Error("ERR unknown command 'SENTINEL'".into()), &none, &none).unwrap_err();
         assert_eq!(fault.kind, Kind::Unsupported);
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidegate_core::{
     Check, Demand, InstanceId, Key, Limit, ReceiptId, Redemption, Store, StoreErrorKind as Kind, Timestamp,
 };
-use tidegate_redis::{BuildError, RedisStore, SecretSource, acl_rules};
+use tidegate_redis::{BuildError, CredentialSource, RedisStore, acl_rules};
 use tidegate_testkit::server::{Brand, Cluster, Config, Server};
 
 const PASSWORD: &str = "hunter2";
@@ -189,7 +189,8 @@ async fn rotated_password_is_used_without_a_restart() {
     let (_dir, user, password) = files("tidegate\n", "first\r\n");
     server.command(&["ACL", "SETUSER", "tidegate", "resetpass", ">first"]);
     let builder = RedisStore::builder(server.url()).call_timeout(PATIENCE);
-    let builder = builder.username_from(SecretSource::File(user)).password_from(SecretSource::File(password.clone()));
+    let builder =
+        builder.username_from(CredentialSource::File(user)).password_from(CredentialSource::File(password.clone()));
     assert!(!format!("{builder:?}").contains("first"));
     let store = builder.build().unwrap();
     assert!(decide(&store, "1000/h").await.unwrap());
@@ -221,14 +222,14 @@ async fn rotated_password_is_used_without_a_restart() {
 #[tokio::test]
 async fn credentials_that_cannot_be_read_are_build_errors() {
     let (dir, user, password) = files("tidegate", "\n");
-    let missing = SecretSource::File(dir.path().join("missing"));
-    let unset = SecretSource::Env("TIDEGATE_TEST_VARIABLE_THAT_IS_NOT_SET".into());
+    let missing = CredentialSource::File(dir.path().join("missing"));
+    let unset = CredentialSource::Env("TIDEGATE_TEST_VARIABLE_THAT_IS_NOT_SET".into());
     let builder = || RedisStore::builder("redis://localhost");
     for (builder, expected) in [
         (builder().password_from(missing), "missing: no such file or directory"),
-        (builder().password_from(SecretSource::File(password)), "password: it is empty"),
+        (builder().password_from(CredentialSource::File(password)), "password: it is empty"),
         (builder().password_from(unset), "from $TIDEGATE_TEST_VARIABLE_THAT_IS_NOT_SET: it is not set"),
-        (builder().username_from(SecretSource::File(user)), "a user name is set for the store, but no password"),
+        (builder().username_from(CredentialSource::File(user)), "a user name is set for the store, but no password"),
     ] {
         let error = builder.build().unwrap_err();
         assert!(matches!(error, BuildError::Credentials(_)), "{error:?}");

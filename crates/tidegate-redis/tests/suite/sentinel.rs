@@ -391,7 +391,7 @@ async fn passwords_of_the_sentinels_and_of_the_master_are_separate() {
         let file = |text: &str| {
             let file = dir.path().join(text);
             fs::write(&file, text).unwrap();
-            SecretSource::File(file)
+            CredentialSource::File(file)
         };
         let right = || file("watch-pass");
         let store = builder(&url).sentinel_password_from(right()).build().unwrap();

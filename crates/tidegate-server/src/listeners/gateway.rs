@@ -66,7 +66,7 @@ use tower_service::Service;
 
 use self::access_log::{AccessLog, LogEntry};
 use self::body::GatewayBody;
-use self::connection::{Client, InFlight};
+use self::connection::{GatewayClient, InFlight};
 use self::deadlines::Deadlines;
 use self::proxy::Proxy;
 pub(crate) use self::upstream::Upstreams;
@@ -166,7 +166,7 @@ impl GatewayListener {
     }
 
     /// Answers a request: validates it, decides it by the rules, and forwards it if it is admitted.
-    fn handle(self: Arc<Self>, mut request: Request<Incoming>, client: &Arc<Client>) -> RequestFuture {
+    fn handle(self: Arc<Self>, mut request: Request<Incoming>, client: &Arc<GatewayClient>) -> RequestFuture {
         let began = Instant::now();
         let in_flight = client.begin(request.version() == Version::HTTP_2);
         let is_http1 = request.version() <= Version::HTTP_11;
@@ -235,9 +235,9 @@ impl Future for RequestFuture {
     }
 }
 
-/// Returns the layer that decides requests by `engine`. The peer's address is that of the [`Client`].
+/// Returns the layer that decides requests by `engine`. The peer's address is that of the [`GatewayClient`].
 fn layer(engine: Engine, decider: Decider) -> RateLimitLayer<FromBytes> {
-    let peer = |extensions: &http::Extensions| extensions.get::<Arc<Client>>().map(|client| client.peer().ip());
+    let peer = |extensions: &http::Extensions| extensions.get::<Arc<GatewayClient>>().map(|client| client.peer().ip());
     RateLimitLayer::new(engine, peer).on_outcome(move |extensions, outcome, took| {
         decider.record_by_rules(outcome, took);
         if let Some(log) = extensions.get::<Arc<LogEntry>>() {

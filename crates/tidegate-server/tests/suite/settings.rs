@@ -44,7 +44,7 @@ enum Effect {
 
 /// Where the counters of a row are.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Counters {
+enum CounterStore {
     In(StoreKind),
     /// In the Redis that the configuration names. The transcript has the names of its keys.
     OnRedis,
@@ -56,7 +56,7 @@ struct Row {
     setting: &'static str,
     without: String,
     with: String,
-    counters: Counters,
+    counters: CounterStore,
     requests: Vec<ClientRequest>,
     explicit: Effect,
     resp: Effect,
@@ -80,7 +80,7 @@ impl Row {
             setting,
             without: without.to_owned(),
             with: with.to_owned(),
-            counters: Counters::In(StoreKind::Memory),
+            counters: CounterStore::In(StoreKind::Memory),
             requests: vec![ClientRequest::get("/"); 3],
             explicit: Effect::Applies,
             resp: Effect::Applies,
@@ -93,12 +93,12 @@ impl Row {
         Row { without: format!("{text}\n{}", self.without), with: format!("{text}\n{}", self.with), ..self }
     }
 
-    fn on(self, counters: Counters) -> Row {
+    fn on(self, counters: CounterStore) -> Row {
         Row { counters, ..self }
     }
 
     fn without_store(self) -> Row {
-        self.on(Counters::In(StoreKind::Unreachable))
+        self.on(CounterStore::In(StoreKind::Unreachable))
     }
 
     fn requests(self, requests: impl IntoIterator<Item = ClientRequest>) -> Row {
@@ -139,12 +139,12 @@ fn rows(redis: &str) -> Vec<Row> {
         Row::top("expect", "expect = { rules = 1 }")
             .only_at(&[], AT_LOAD)
             .explicit(Effect::None(AT_LOAD), Effect::None(AT_LOAD)),
-        Row::top("store", &format!("store = \"{redis}\"")).given("deadline = \"10s\"").on(Counters::OnRedis),
-        Row::top("prefix", "prefix = \"other\"").given(&on_redis).on(Counters::OnRedis),
+        Row::top("store", &format!("store = \"{redis}\"")).given("deadline = \"10s\"").on(CounterStore::OnRedis),
+        Row::top("prefix", "prefix = \"other\"").given(&on_redis).on(CounterStore::OnRedis),
         Row::top("instances", "instances = 2").without_store(),
         Row::top("deadline", "deadline = \"10s\"")
             .given("on_failure = \"deny\"")
-            .on(Counters::In(StoreKind::Slow))
+            .on(CounterStore::In(StoreKind::Slow))
             .requests([get()]),
         Row::top("on_failure", "on_failure = \"allow\"").without_store(),
         Row::top("headers", "headers = [\"draft-6\"]").explicit(Effect::Applies, NO_HEADERS),
@@ -178,7 +178,7 @@ fn rows(redis: &str) -> Vec<Row> {
         Row::top("api_keys", "api_keys = \"any\"").third_with("x-api-key", "unknown").explicit(NO_CALLER, NO_CALLER),
         Row::top("anonymize", "anonymize = { secret = \"0123456789abcdef\" }")
             .given(&on_redis)
-            .on(Counters::OnRedis)
+            .on(CounterStore::OnRedis)
             .explicit(no_key.0, no_key.1),
         Row::top("receipt_secret_env", "receipt_secret = \"0123456789abcdef\"")
             .only_at(&[], NO_RECEIPT)
@@ -199,7 +199,7 @@ fn rows(redis: &str) -> Vec<Row> {
         Row::top("keys_file", "keys_file = \"keys.toml\"").third_with("x-api-key", KEY).explicit(NO_CALLER, NO_CALLER),
         Row::top("key_sources", "[key_sources]\nredis_hash = \"hash-of-keys\"")
             .given(&on_redis)
-            .on(Counters::OnRedis)
+            .on(CounterStore::OnRedis)
             .third_with("x-api-key", KEY)
             .explicit(NO_CALLER, NO_CALLER),
         Row::of(
@@ -279,15 +279,15 @@ impl Walk {
     /// Starts a deployment and returns the answers, and for counters on Redis also the names of all keys.
     fn record(&self, row: &Row, text: &str, ask: impl Fn(&Deployment) -> Vec<String>) -> Vec<String> {
         let kind = match row.counters {
-            Counters::In(kind) => kind,
-            Counters::OnRedis => {
+            CounterStore::In(kind) => kind,
+            CounterStore::OnRedis => {
                 self.redis.command(&["FLUSHALL"]);
                 self.redis.command(&["HSET", "hash-of-keys", &format!("api_key:{KEY_SHA256}"), "{}"]);
                 StoreKind::Memory
             }
         };
         let mut transcript = ask(&Deployment::start(load(&self.loader, text), kind));
-        if row.counters == Counters::OnRedis {
+        if row.counters == CounterStore::OnRedis {
             let keys = self.redis.command(&["KEYS", "*:{*"]);
             let mut keys: Vec<String> = keys.items().iter().map(|key| format!("{key:?}")).collect();
             keys.sort_unstable();

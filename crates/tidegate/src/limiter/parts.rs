@@ -34,7 +34,7 @@ use crate::failure::Unavailable;
 
 /// The answer of the store to a check.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum CheckAnswer {
     /// The store decided the whole check at once.
     Whole(Decision),
     /// Several servers each decided a part. A denial may be due to units that are refunded soon, so it must not be
@@ -170,7 +170,7 @@ pub(super) fn conclude(
     mut answers: SmallVec<[PartAnswer; 1]>,
 ) -> (Result<Answer, Unavailable>, SmallVec<[PartRefund; 1]>) {
     if answers.len() == 1 {
-        return (answers.remove(0).result.map(Answer::Whole), SmallVec::new());
+        return (answers.remove(0).result.map(CheckAnswer::Whole), SmallVec::new());
     }
     let refunds = if answers.iter().all(PartAnswer::allows) {
         SmallVec::new()
@@ -180,7 +180,7 @@ pub(super) fn conclude(
     };
     let decisions: Result<Vec<(Asked, Decision)>, Unavailable> =
         answers.into_iter().map(|answer| answer.result.map(|decision| (answer.asked, decision))).collect();
-    (decisions.map(|decisions| Answer::Combined(combine(check, parts, &decisions))), refunds)
+    (decisions.map(|decisions| CheckAnswer::Combined(combine(check, parts, &decisions))), refunds)
 }
 
 /// Combines the decisions on all parts of a check into one. There must be as many decisions as parts, and at least one.
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(parts.iter().map(|part| part.indices.to_vec()).collect::<Vec<_>>(), [[0, 2], [1, 3]]);
         let check = Check::new(&demands).unwrap();
         let (answer, refunds) = conclude(&check, &parts, charged(decisions.into_iter().map(Ok)));
-        let Ok(Answer::Combined(decision)) = answer else { panic!("{answer:?}") };
+        let Ok(CheckAnswer::Combined(decision)) = answer else { panic!("{answer:?}") };
         assert!(decision.allowed() && refunds.is_empty());
         let statuses: Vec<_> = decision.limits.iter().map(|status| (status.remaining, status.late_us)).collect();
         assert_eq!((decision.at, statuses), (NOW, vec![(3, 0), (4, 700), (5, 0), (6, 700)]));
@@ -308,7 +308,7 @@ mod tests {
         let (parts, decisions) = decided(&demands, &store);
         let check = Check::new(&demands).unwrap();
         let (answer, refunds) = conclude(&check, &parts, charged(decisions.into_iter().map(Ok)));
-        let Ok(Answer::Combined(decision)) = answer else { panic!("{answer:?}") };
+        let Ok(CheckAnswer::Combined(decision)) = answer else { panic!("{answer:?}") };
         let statuses: Vec<_> = decision.limits.iter().map(|status| (status.allowed, status.remaining)).collect();
         assert_eq!(statuses, [(false, 0), (true, 6), (true, 7), (true, 6)], "the fourth stays charged");
         assert_eq!(refunds.len(), 1);
@@ -347,7 +347,7 @@ mod tests {
             PartAnswer { asked: Asked::Previewed, result: Ok(other) },
         ]);
         let (answer, refunds) = conclude(&check, &parts, answers);
-        let Ok(Answer::Combined(decision)) = answer else { panic!("{answer:?}") };
+        let Ok(CheckAnswer::Combined(decision)) = answer else { panic!("{answer:?}") };
         let statuses: Vec<_> = decision.limits.iter().map(|status| (status.allowed, status.remaining)).collect();
         assert_eq!(statuses, [(false, 0), (true, 6), (true, 7), (true, 8)]);
         assert!(refunds.is_empty(), "nothing was charged");
@@ -362,7 +362,7 @@ mod tests {
         let (parts, mut decisions) = decided(&demands, &store);
         decisions[1] = Decision::banned(NOW, Source::Store, Wait::from_micros(9), &parts[1].check());
         let (answer, refunds) = conclude(&check, &parts, charged(decisions.into_iter().map(Ok)));
-        let Ok(Answer::Combined(decision)) = answer else { panic!("{answer:?}") };
+        let Ok(CheckAnswer::Combined(decision)) = answer else { panic!("{answer:?}") };
         assert_eq!((decision.ban, decision.limits.len(), refunds.len()), (Some(Wait::from_micros(9)), 4, 1));
     }
 }

@@ -185,7 +185,7 @@ impl Rings {
         self.classes.iter().map(SizeClass::heap_bytes).max().unwrap_or(0)
     }
 
-    /// Returns whether it is worth moving all rings together, as `Shard::gather_rings` does.
+    /// Returns whether it is worth moving all rings together, as `CounterShard::gather_rings` does.
     ///
     /// `true` if there is a size class of which less than a quarter is in use and more than `worth_bytes` bytes are
     /// free. Large rings are not considered, because each has a block of its own.

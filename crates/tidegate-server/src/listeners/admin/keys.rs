@@ -464,6 +464,9 @@ impl CounterQuery {
     }
 
     /// Returns the set of limits of the plan that the query names, or `None` if it names none.
+    ///
+    /// # Errors
+    /// If there is no plan with this name. The message lists the plans.
     fn named_limit_set(&self, loaded: &Loaded) -> Result<Option<LimitSet>, String> {
         let Some(plan) = &self.plan else { return Ok(None) };
         let rules = &loaded.rules;

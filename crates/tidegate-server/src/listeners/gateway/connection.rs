@@ -59,7 +59,7 @@ const SEND_BUFFER_BYTES: usize = 64 * 1024;
 const WINDOW_BYTES: [u32; 2] = [256 * 1024, 1024 * 1024];
 
 /// The client of a connection, shared by its requests.
-pub(super) struct Client {
+pub(super) struct GatewayClient {
     peer: SocketAddr,
     /// The address of the peer as text, in canonical form.
     address: HeaderValue,
@@ -79,16 +79,16 @@ pub(super) struct Client {
     tunnel: Mutex<Option<Tunnel>>,
 }
 
-impl Client {
+impl GatewayClient {
     fn new(
         peer: SocketAddr,
         is_tls: bool,
         port: u16,
         shutdown: Shutdown,
         signals: mpsc::UnboundedSender<Signal>,
-    ) -> Client {
+    ) -> GatewayClient {
         let address = peer.ip().to_canonical().to_string();
-        Client {
+        GatewayClient {
             peer,
             address: HeaderValue::try_from(address).expect("the text of an address is visible ASCII"),
             is_tls,
@@ -106,8 +106,8 @@ impl Client {
 
     /// Creates a client that is connected to port 8000 without TLS.
     #[cfg(test)]
-    pub(super) fn of_test(peer: SocketAddr) -> Client {
-        Client::new(peer, false, 8000, Shutdown::channel().1, mpsc::unbounded_channel().0)
+    pub(super) fn of_test(peer: SocketAddr) -> GatewayClient {
+        GatewayClient::new(peer, false, 8000, Shutdown::channel().1, mpsc::unbounded_channel().0)
     }
 
     /// Returns the address of the client, or of the proxy in front of the gateway.
@@ -120,7 +120,7 @@ impl Client {
         &self.address
     }
 
-    /// Returns [`Client::address`] as a string.
+    /// Returns [`GatewayClient::address`] as a string.
     pub(super) fn address_text(&self) -> &str {
         self.address.to_str().unwrap_or_default()
     }
@@ -185,11 +185,11 @@ impl Client {
 }
 
 /// A guard that counts a request of a connection as under way.
-pub(super) struct InFlight(Arc<Client>);
+pub(super) struct InFlight(Arc<GatewayClient>);
 
 impl InFlight {
     /// Returns the client of the request.
-    pub(super) fn client(&self) -> &Client {
+    pub(super) fn client(&self) -> &GatewayClient {
         &self.0
     }
 
@@ -210,7 +210,7 @@ impl Drop for InFlight {
 /// The service of one connection, which hyper calls.
 struct ConnectionService {
     listener: Arc<GatewayListener>,
-    client: Arc<Client>,
+    client: Arc<GatewayClient>,
 }
 
 impl hyper::service::Service<Request<Incoming>> for ConnectionService {
@@ -236,7 +236,7 @@ pub(super) async fn serve(
     let ConnectionContext { shutdown, receiving, stats, .. } = context;
     let is_tls = matches!(stream, ClientStream::Tls(_));
     let (sender, mut signals) = mpsc::unbounded_channel();
-    let client = Arc::new(Client::new(peer, is_tls, stream.local_port(), shutdown.clone(), sender));
+    let client = Arc::new(GatewayClient::new(peer, is_tls, stream.local_port(), shutdown.clone(), sender));
     let (idle, builder) = (listener.idle, builder(&listener.bounds, listener.idle));
     let head = HeadBudget {
         client: client.clone(),
@@ -294,7 +294,7 @@ pub(super) enum Signal {
 /// Watches a connection: signals when the instance shuts down, and when no request was in progress for `idle`.
 ///
 /// A task of its own, so that a request does not poll these timers.
-async fn watch(client: Arc<Client>, shutdown: Shutdown, idle: Duration) {
+async fn watch(client: Arc<GatewayClient>, shutdown: Shutdown, idle: Duration) {
     let signals = &client.signals;
     let closing = async {
         shutdown.clone().closing().await;
@@ -367,7 +367,7 @@ fn builder(bounds: &GatewayBounds, idle: Duration) -> auto::Builder<StreamExecut
 ///
 /// There is no reservation while a request is in progress, because its body is forwarded as it arrives.
 struct HeadBudget {
-    client: Arc<Client>,
+    client: Arc<GatewayClient>,
     receiving: Receiving,
     /// The number of requests when `bytes` was last zero.
     requests: u64,
@@ -539,9 +539,9 @@ mod tests {
     const IDLE: Duration = Duration::from_mins(1);
 
     /// Returns the client's end of a connection with room for `capacity` bytes, the gateway's end, and its client.
-    fn connection(capacity: usize) -> (DuplexStream, ClientIo<DuplexStream>, Arc<Client>) {
+    fn connection(capacity: usize) -> (DuplexStream, ClientIo<DuplexStream>, Arc<GatewayClient>) {
         let (client_end, stream) = tokio::io::duplex(capacity);
-        let client = Arc::new(Client::of_test("192.0.2.1:1234".parse().unwrap()));
+        let client = Arc::new(GatewayClient::of_test("192.0.2.1:1234".parse().unwrap()));
         let receiving = ConnectionContext::unshared().1.receiving;
         let head = HeadBudget { client: client.clone(), receiving, requests: 0, bytes: 0, bytes_max: 1 << 16 };
         (client_end, ClientIo::new(stream, IDLE, head), client)

@@ -22,7 +22,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Version};
 use smallvec::SmallVec;
 use tidegate::identity::TrustedProxies;
 
-use super::connection::Client;
+use super::connection::GatewayClient;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -67,12 +67,13 @@ pub(super) fn names_protocol(asked: &HeaderValue, response: &HeaderMap) -> bool 
     !protocol.is_empty() && asked.any(|name| name.eq_ignore_ascii_case(protocol))
 }
 
-/// Changes the headers of a client's request into those of the request to the upstream.
+/// Changes the headers of a client's request into those of the request to the upstream: removes those of the connection,
+/// and sets `Forwarded`, `X-Forwarded-*` and `Host`.
 ///
 /// `upgrade` is the protocol of an upgrade that is forwarded. Names with underscores are kept if `keeps_underscores`.
 pub(super) fn to_upstream(
     head: &mut Parts,
-    client: &Client,
+    client: &GatewayClient,
     proxies: &TrustedProxies,
     keeps_underscores: bool,
     upgrade: Option<HeaderValue>,
@@ -112,7 +113,7 @@ pub(super) fn to_upstream(
 /// Writes the headers that identify the client and how it connected.
 ///
 /// A forwarding header that is still present was sent by a trusted proxy, and is extended if it is a list.
-fn forward(headers: &mut HeaderMap, client: &Client, peer: IpAddr, address: IpAddr, host: Option<&HeaderValue>) {
+fn forward(headers: &mut HeaderMap, client: &GatewayClient, peer: IpAddr, address: IpAddr, host: Option<&HeaderValue>) {
     // If the proxy sent no list, the client is added first, as the proxy would have done.
     let mut text = entries(headers, &X_FORWARDED_FOR);
     if text.is_empty() && address == peer {
@@ -329,7 +330,7 @@ mod tests {
         let mut head = http::Request::get("/").body(()).unwrap().into_parts().0;
         head.headers = headers(lines);
         let proxies = TrustedProxies::new(trusted.parse().unwrap(), Default::default());
-        let client = Client::of_test(format!("{peer}:4711").parse().unwrap());
+        let client = GatewayClient::of_test(format!("{peer}:4711").parse().unwrap());
         to_upstream(&mut head, &client, &proxies, false, None);
         shown(&head.headers)
     }

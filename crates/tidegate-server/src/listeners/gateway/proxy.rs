@@ -45,7 +45,7 @@ use tower_service::Service;
 
 use super::access_log::LogEntry;
 use super::body::{BodyState, GatewayBody, Progress, RequestBody, UpstreamBody};
-use super::connection::Client;
+use super::connection::GatewayClient;
 use super::connector::ConnectError;
 use super::deadlines::{Allowance, Deadlines, ResponseLimits};
 use super::headers;
@@ -236,7 +236,7 @@ impl Inner {
     }
 
     /// Returns the address whose share of the slots a request takes, or `None` if it is that of a trusted proxy.
-    fn address_of<B>(&self, client: &Client, request: &Request<B>) -> Option<IpAddr> {
+    fn address_of<B>(&self, client: &GatewayClient, request: &Request<B>) -> Option<IpAddr> {
         let rules = self.engine.rules();
         let proxies = rules.identifier().proxies();
         let address = proxies.client_address(client.peer().ip(), request.headers());
@@ -249,7 +249,7 @@ impl Inner {
     fn outgoing(
         &self,
         request: Request<Incoming>,
-        client: &Client,
+        client: &GatewayClient,
         upgrade: Option<HeaderValue>,
     ) -> (Request<RequestBody>, Option<Arc<Progress>>) {
         let (mut head, incoming) = request.into_parts();
