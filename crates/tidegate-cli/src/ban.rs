@@ -8,7 +8,7 @@ use tidegate_server::{BanQuery, format_wait, list_bans};
 
 use crate::Failure;
 use crate::admin::{ask_or, with_query};
-use crate::arguments::{Ban, CountersChoice, Unban};
+use crate::arguments::{BanArguments, CountersChoice, Unban};
 use crate::output::{items, print_report, text};
 use crate::store::OperatorStore;
 
@@ -19,7 +19,7 @@ use crate::store::OperatorStore;
 /// If the options are invalid, the text names no client, no rule counts the subject, the instance or the store does not
 /// answer or has no room for another ban, the store is the memory store, or the output cannot be written. Nothing is
 /// banned then, except if the store failed.
-pub(crate) async fn ban(arguments: Ban) -> Result<(), Failure> {
+pub(crate) async fn ban(arguments: BanArguments) -> Result<(), Failure> {
     let Some(query) = query(&arguments.client, &arguments.key) else {
         let report = ask_or(&arguments.admin, ("GET", "/v1/bans", None), async || {
             let bans = open(&arguments.counters)?;

@@ -27,7 +27,7 @@ use tracing_subscriber::EnvFilter;
 use self::announce::announce;
 use self::listeners::{OFF, OpenedListener};
 use self::signals::Signals;
-use crate::arguments::{Gateway, ListenerChoice, Serve, ServiceOptions};
+use crate::arguments::{GatewayArguments, ListenerChoice, Serve, ServiceOptions};
 use crate::inherited::InheritedSockets;
 use crate::store::check_server;
 use crate::{Failure, configuration, secrets};
@@ -69,7 +69,7 @@ pub(crate) async fn serve(arguments: Serve, inherited: InheritedSockets) -> Resu
 ///
 /// # Errors
 /// If there is no upstream, and see [`start`].
-pub(crate) async fn gateway(arguments: Gateway, inherited: InheritedSockets) -> Result<(), Failure> {
+pub(crate) async fn gateway(arguments: GatewayArguments, inherited: InheritedSockets) -> Result<(), Failure> {
     let gateway = ListenerChoice {
         kind: &GATEWAY,
         option: "listen",

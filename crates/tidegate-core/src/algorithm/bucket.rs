@@ -62,7 +62,7 @@ use std::ops::RangeInclusive;
 
 use super::log::Rings;
 use super::packed::{Beside, Name, Packed, SMALL_BITS, tag};
-use super::{At, Change, Machine, MayGrow, Receipt};
+use super::{At, Change, Machine, MayGrow, PastCharge};
 use crate::decision::{LimitStatus, Wait};
 use crate::limit::BucketShape;
 use crate::time::{Lifetime, Timestamp};

@@ -44,7 +44,7 @@ pub(crate) use entries::Log;
 pub(crate) use rings::Rings;
 
 use super::packed::{Beside, Name, Packed, tag};
-use super::{At, Change, Machine, MayGrow, Receipt};
+use super::{At, Change, Machine, MayGrow, PastCharge};
 use crate::decision::{LimitStatus, Wait};
 use crate::limit::{LogShape, SLIDING_EXACT_QUOTA_MAX};
 use crate::time::Lifetime;

@@ -44,7 +44,7 @@ use std::ops::RangeInclusive;
 
 use super::log::Rings;
 use super::packed::{Beside, Name, Packed, tag};
-use super::{At, Change, Machine, MayGrow, Receipt};
+use super::{At, Change, Machine, MayGrow, PastCharge};
 use crate::decision::{LimitStatus, Wait};
 use crate::limit::{PairShape, WindowCut};
 use crate::time::Lifetime;

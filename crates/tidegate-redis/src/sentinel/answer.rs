@@ -37,7 +37,7 @@ impl MasterAnswer {
         let master_address = parse_address(host.as_text(), port.as_text()).ok_or_else(malformed)?;
         let epoch = master.field("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
         let others = others.items().iter().filter_map(|other| parse_address(other.field("ip"), other.field("port")));
-        Ok(Answer { master: master_address, epoch, others: others.collect() })
+        Ok(MasterAnswer { master: master_address, epoch, others: others.collect() })
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use super::denied_parts::{PartTurn, Turn};
 use super::late_calls::OwnedCheck;
 use super::panicked;
-use super::parts::{self, Answer, Asked, Part, PartAnswer, PartToAsk};
+use super::parts::{self, CheckAnswer, Asked, Part, PartAnswer, PartToAsk};
 use super::shared::{Shared, time_left};
 use super::stats::Counters;
 use super::store_calls::ServerCall;
@@ -36,13 +36,13 @@ impl Shared {
         sent: Timestamp,
         budget: Option<Duration>,
         counters: &Arc<Counters>,
-    ) -> Vec<Result<Answer, Unavailable>> {
+    ) -> Vec<Result<CheckAnswer, Unavailable>> {
         if self.store.atomicity() == Atomicity::Check {
             let shard = self.health.of(parts::location_of(&checks[0], &*self.store).shard, &*self.store);
             let turns = checks.iter().map(|_| None).collect();
             let call = ServerCall { shard, checks: checks.iter().copied().collect(), turns };
             let asked = self.ask_shard(&call, sent, budget, counters).await;
-            return asked.into_iter().map(|asked| asked.map(Answer::Whole)).collect();
+            return asked.into_iter().map(|asked| asked.map(CheckAnswer::Whole)).collect();
         }
         if !checks.iter().any(has_several_subjects) {
             return self.ask_by_parts(checks, sent, budget, counters).await;
@@ -69,7 +69,7 @@ impl Shared {
         sent: Timestamp,
         budget: Option<Duration>,
         counters: &Counters,
-    ) -> Vec<Result<Answer, Unavailable>> {
+    ) -> Vec<Result<CheckAnswer, Unavailable>> {
         let begun = Instant::now();
         let split: Vec<SmallVec<[Part<'_>; 1]>> =
             checks.iter().map(|check| parts::split(check, &*self.store)).collect();

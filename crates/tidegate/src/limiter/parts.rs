@@ -168,7 +168,7 @@ pub(super) fn conclude(
     check: &Check<'_>,
     parts: &[Part<'_>],
     mut answers: SmallVec<[PartAnswer; 1]>,
-) -> (Result<Answer, Unavailable>, SmallVec<[PartRefund; 1]>) {
+) -> (Result<CheckAnswer, Unavailable>, SmallVec<[PartRefund; 1]>) {
     if answers.len() == 1 {
         return (answers.remove(0).result.map(CheckAnswer::Whole), SmallVec::new());
     }

@@ -29,7 +29,7 @@ use super::denied_parts::DeniedParts;
 use super::health::Health;
 use super::late_calls::LateCalls;
 use super::local_share::LocalShare;
-use super::parts::Answer;
+use super::parts::CheckAnswer;
 use super::stats::Counters;
 use super::{CheckOptions, LimiterBuilder};
 use crate::deny_cache::{CallSpan, DenyCache, has_several_subjects};
@@ -115,7 +115,7 @@ impl Shared {
             let mut rest = open.iter().zip(answers).map(|(check, answer)| match answer {
                 Ok(answer) => {
                     self.learn(check, &answer, options, call);
-                    let (Answer::Whole(decision) | Answer::Combined(decision)) = answer;
+                    let (CheckAnswer::Whole(decision) | CheckAnswer::Combined(decision)) = answer;
                     Ok(decision)
                 }
                 Err(failure) => self.local_share().decide(check, options, failure, self.clock.now()),
@@ -131,16 +131,16 @@ impl Shared {
     }
 
     /// Learns from the store's answer to a check.
-    fn learn(self: &Arc<Self>, check: &Check<'_>, answer: &Answer, options: &CheckOptions<'_>, call: CallSpan) {
+    fn learn(self: &Arc<Self>, check: &Check<'_>, answer: &CheckAnswer, options: &CheckOptions<'_>, call: CallSpan) {
         let Some(cache) = self.deny_cache_for(check, options) else { return };
         match answer {
-            Answer::Whole(decision) => {
+            CheckAnswer::Whole(decision) => {
                 cache.learn(check, decision, call);
                 if decision.ban.is_some() && has_several_subjects(check) {
                     self.find_banned_subjects(check);
                 }
             }
-            Answer::Combined(decision) => cache.learn_own(check, decision, options.each, call),
+            CheckAnswer::Combined(decision) => cache.learn_own(check, decision, options.each, call),
         }
     }
 

@@ -196,7 +196,7 @@ impl Inner {
     ) -> Result<Response<GatewayBody>, ProxyError> {
         let timeouts = upstream.settings.timeouts;
         let total = Instant::now() + timeouts.total;
-        let client = request.extensions().get::<Arc<Client>>().cloned().expect("the listener sets the client");
+        let client = request.extensions().get::<Arc<GatewayClient>>().cloned().expect("the listener sets the client");
         let slot = upstream.admit(self.address_of(&client, &request)).await?;
         let gauge = upstream.stats.begin();
 

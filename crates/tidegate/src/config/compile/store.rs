@@ -156,12 +156,12 @@ impl StoreAccess {
         builder: tidegate_redis::RedisStoreBuilder,
         deadline: std::time::Duration,
     ) -> tidegate_redis::RedisStoreBuilder {
-        use tidegate_redis::SecretSource;
+        use tidegate_redis::CredentialSource;
         let mut builder = builder.replicas(self.replicas, deadline / 2).calls_across_slots(self.calls_across_slots);
         let source = |place: &SecretPlace| match place {
-            SecretPlace::Text(text) => SecretSource::Text(text.reveal().to_owned()),
-            SecretPlace::Env(name) => SecretSource::Env(name.clone()),
-            SecretPlace::File(file) => SecretSource::File(file.clone()),
+            SecretPlace::Text(text) => CredentialSource::Text(text.reveal().to_owned()),
+            SecretPlace::Env(name) => CredentialSource::Env(name.clone()),
+            SecretPlace::File(file) => CredentialSource::File(file.clone()),
         };
         if let Some(username) = &self.server.username {
             builder = builder.username_from(source(username));
