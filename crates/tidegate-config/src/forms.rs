@@ -238,7 +238,8 @@ impl FieldValue for LimitEntry {
         }
     }
 
-    /// Limits are compared by their names, and without a name by their windows.
+    /// Adds the limits that were added, removed or changed to `changes`. Limits are compared by their names, and without a
+    /// name by their windows.
     fn note_item_changes(
         before: &[Spanned<LimitEntry>],
         after: &[Spanned<LimitEntry>],

@@ -34,7 +34,7 @@ pub(crate) trait FieldValue: Sized + PartialEq {
     /// still checked. Defaults to `None`: the table is left out.
     ///
     /// The span of the placeholder is unknown, so findings about it are left out; see
-    /// [`Source::is_certain`](super::source::Source).
+    /// [`ConfigSource::is_certain`](super::source::ConfigSource).
     fn stand_in() -> Option<Self> {
         None
     }
@@ -79,8 +79,8 @@ pub(crate) trait FieldValue: Sized + PartialEq {
         changes::note_list(before, after, name, owner, changes);
     }
 
-    /// Names all values in this one that were set in code, for findings about them. `name` is that of this value. Does
-    /// nothing by default.
+    /// Gives each spanned value within this one a name in `names`, such as `the limit of rule \`a\``, by which findings about
+    /// values that were set in code refer to it. `name` is the name of this value. Does nothing by default.
     fn name_values(&mut self, _name: &str, _names: &mut ValueNames) {}
 
     /// Returns the name of this value as the entry `index` of the list with the name `list`. Defaults to `list`.

@@ -162,7 +162,7 @@ struct Observed {
 
 /// The reason why the rules were not replaced.
 #[derive(Debug)]
-enum Rejection {
+enum RejectedRules {
     Invalid(Report),
     Panicked,
 }
@@ -220,7 +220,7 @@ impl RulesWatcher {
 
 impl FileSource for Observed {
     type Loaded = Arc<Loaded>;
-    type Error = Rejection;
+    type Error = RejectedRules;
 
     fn files(&self) -> Vec<PathBuf> {
         self.rules.files()
@@ -230,28 +230,28 @@ impl FileSource for Observed {
         self.rules.stamps()
     }
 
-    fn read(&self) -> (Result<Arc<Loaded>, Rejection>, Stamps) {
+    fn read(&self) -> (Result<Arc<Loaded>, RejectedRules>, Stamps) {
         match self.rules.prepare() {
             Ok(loaded) => (Ok(self.rules.commit(loaded, None)), self.rules.stamps()),
-            Err(report) => (Err(Rejection::Invalid(report)), Stamps::new()),
+            Err(report) => (Err(RejectedRules::Invalid(report)), Stamps::new()),
         }
     }
 
-    fn panicked() -> Rejection {
-        Rejection::Panicked
+    fn panicked() -> RejectedRules {
+        RejectedRules::Panicked
     }
 
-    fn report(&self, result: &Result<Arc<Loaded>, Rejection>) {
+    fn report(&self, result: &Result<Arc<Loaded>, RejectedRules>) {
         let result = match result {
             Ok(loaded) => {
                 RulesSource::log_success(Some(loaded));
                 Ok(&**loaded)
             }
-            Err(Rejection::Invalid(report)) => {
+            Err(RejectedRules::Invalid(report)) => {
                 tracing::error!(error = %report, "the configuration is invalid; the old rules stay in force");
                 Err(report)
             }
-            Err(Rejection::Panicked) => {
+            Err(RejectedRules::Panicked) => {
                 tracing::error!("the reload failed because of a bug in Tidegate; the old rules stay in force");
                 return;
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
-use super::{FileWatch, Observed, Rejection, RulesWatcher};
+use super::{FileWatch, Observed, RejectedRules, RulesWatcher};
 use crate::config::Loader;
 use crate::engine::Engine;
 use crate::limiter::Limiter;
@@ -81,10 +81,10 @@ impl Site {
     }
 }
 
-fn error_of(result: Result<Arc<crate::config::Loaded>, Rejection>) -> String {
+fn error_of(result: Result<Arc<crate::config::Loaded>, RejectedRules>) -> String {
     match result.unwrap_err() {
-        Rejection::Invalid(report) => report.to_string(),
-        Rejection::Panicked => "panicked".to_owned(),
+        RejectedRules::Invalid(report) => report.to_string(),
+        RejectedRules::Panicked => "panicked".to_owned(),
     }
 }
 
