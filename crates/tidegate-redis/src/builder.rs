@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use crate::SCRIPT;
 use crate::cluster::Cluster;
 use crate::connection::Stream;
-use crate::credentials::{Credentials, CredentialsError, CredentialSource};
+use crate::credentials::{CredentialSource, Credentials, CredentialsError};
 use crate::key::{Prefix, PrefixError};
 use crate::node::Node;
 use crate::router::{Router, Topology};

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use tidegate_core::{Atomicity, Check, Decision, Demand, Key, ShardId, Store, StoreError, StoreErrorKind as Kind};
-use tidegate_redis::{RedisStore, RedisStoreBuilder, Reply, CredentialSource, ServerCheckError};
+use tidegate_redis::{CredentialSource, RedisStore, RedisStoreBuilder, Reply, ServerCheckError};
 use tidegate_testkit::fake_sentinel::{FakeSentinel, SentinelAnswer};
 use tidegate_testkit::fault::{Fault, Proxy};
 use tidegate_testkit::history::{Bounds, History};

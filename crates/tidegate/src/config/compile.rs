@@ -21,7 +21,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tidegate_config::{
-    Changes, Code, ConfigTable, Document, Finding, KeysFile, Report, Secret, Severity, ConfigSource, Span, Spanned, complete,
+    Changes, Code, ConfigSource, ConfigTable, Document, Finding, KeysFile, Report, Secret, Severity, Span, Spanned,
+    complete,
 };
 
 pub(crate) use self::gateway::Setting;

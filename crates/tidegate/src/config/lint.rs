@@ -5,7 +5,7 @@ mod overlap;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tidegate_config::{Code, ConfigTable, Finding, Limits, MatchTable, RuleTable, ConfigSource, Span};
+use tidegate_config::{Code, ConfigSource, ConfigTable, Finding, Limits, MatchTable, RuleTable, Span};
 use tidegate_core::Limit;
 
 use super::compile::{Compiler, LintInput, NamedLimit, Settings};

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use super::denied_parts::{PartTurn, Turn};
 use super::late_calls::OwnedCheck;
 use super::panicked;
-use super::parts::{self, CheckAnswer, Asked, Part, PartAnswer, PartToAsk};
+use super::parts::{self, Asked, CheckAnswer, Part, PartAnswer, PartToAsk};
 use super::shared::{Shared, time_left};
 use super::stats::Counters;
 use super::store_calls::ServerCall;

@@ -5,7 +5,8 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use tidegate_config::{
-    ApiKeyTable, Code, ConfigTable, Finding, KeysFile, Limits, RuleTable, Secret, ConfigSource, Spanned, complete, nearest,
+    ApiKeyTable, Code, ConfigSource, ConfigTable, Finding, KeysFile, Limits, RuleTable, Secret, Spanned, complete,
+    nearest,
 };
 
 use super::Compiler;

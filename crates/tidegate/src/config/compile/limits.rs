@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_config::{Code, Finding, LimitEntry, LimitTable, OneOrMany, ConfigSource, Span, Spanned, TimeText};
+use tidegate_config::{Code, ConfigSource, Finding, LimitEntry, LimitTable, OneOrMany, Span, Spanned, TimeText};
 use tidegate_core::{Limit, LimitError};
 
 use super::Compiler;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_config::{Code, ConfigTable, Finding, Secret, ConfigSource, Span, Spanned, TimeText};
+use tidegate_config::{Code, ConfigSource, ConfigTable, Finding, Secret, Span, Spanned, TimeText};
 use tidegate_core::{Limit, OnFailure};
 
 use super::Compiler;
