@@ -9,15 +9,16 @@
 //!
 //! | option | effect |
 //! |---|---|
-//! | `set: Type` | [`Rules`](crate::rules::Rules) has a method with the name of the field, which sets it to a value of this type; `, "…"` adds a sentence to its documentation |
+//! | `set: Type` | `Rules` has a method with the name of the field, which sets it to a value of this type; `, "…"` adds a sentence to its documentation |
 //! | `changes: function` | this function lists the changes in a reload: the field has parts with names of their own, such as rules |
 //!
 //! `named function` after the name of a table sets how findings about rules that are built in code name an entry of a
-//! list of such tables.
+//! list of such tables. `setters name` declares a macro with this name, by which crate `tidegate` declares the methods of
+//! `Rules`.
 //!
 //! From a declaration follow the struct, how it is read ([`FieldValue::from_node`]), its JSON schema, which of its
-//! changes a reload lists ([`FieldValue::note_changes`]), how findings name its values if they were set in code
-//! ([`FieldValue::name_values`]), and [`Table`].
+//! changes a reload lists ([`FieldValue::note_changes`]) and which need a restart ([`FieldValue::note_restart`]), how
+//! findings name its values if they were set in code ([`FieldValue::name_values`]), and [`Table`].
 
 use super::span::{Span, Spanned};
 
@@ -94,7 +95,7 @@ pub(crate) fn joined(table: &str, separator: &str, field: &str) -> String {
     format!("{table}{separator}{field}")
 }
 
-/// A value that a method of [`Rules`](crate::rules::Rules) sets a field of type `F` to.
+/// A value that a method of `Rules` sets a field of type `F` to.
 pub trait IntoField<F> {
     /// Returns the value of the field. Its span is unknown.
     fn into_field(self) -> F;

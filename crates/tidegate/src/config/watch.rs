@@ -8,7 +8,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 #[doc(hidden)] // for the server
-pub use tidegate_config::watch::{FileSource, FileWatch, Stamps, stamp};
+pub use tidegate_config::watch::{FileSource, FileWatch, Stamp, Stamps, stamp};
 
 use super::{Loaded, Loader, Part, Report};
 use crate::engine::{Companion, Engine};
