@@ -62,7 +62,7 @@ use self::slot::SLOTS;
 use self::slot_map::SlotRange;
 use crate::fault::{Fault, Redirect, Target};
 use crate::node::Node;
-use crate::router::{Attempt, Retry, Topology, TopologyFuture};
+use crate::router::{Attempt, Topology, TopologyFuture};
 use crate::url::Endpoint;
 use crate::worker::{Sharing, WorkerSettings};
 
@@ -245,10 +245,11 @@ impl Topology for Cluster {
         })
     }
 
-    /// Follows redirections.
-    fn retry<'a>(&'a self, attempt: &'a mut Attempt, fault: &'a Fault) -> BoxFuture<'a, Retry> {
+    /// Follows redirections. A request for a slot that is being moved fails unless it is in a call of its own. Its caller
+    /// then makes calls with fewer keys.
+    fn retry<'a>(&'a self, attempt: &'a mut Attempt, fault: &'a Fault) -> BoxFuture<'a, bool> {
         Box::pin(async move {
-            let Some(redirect) = &fault.redirect else { return Retry::Fail };
+            let Some(redirect) = &fault.redirect else { return false };
             match redirect {
                 Redirect::Moved(target) => {
                     // Nodes that redirect to each other do not agree yet on the owner of the slot.
@@ -256,28 +257,26 @@ impl Topology for Cluster {
                         attempt.pause().await;
                     }
                     let owner = self.moved(attempt.slot, target, &attempt.node);
-                    attempt.send_to(owner)
+                    attempt.send_to(owner);
                 }
-                Redirect::Ask(_) | Redirect::TryAgain if attempt.usual != Sharing::Alone => Retry::Split,
+                Redirect::Ask(_) | Redirect::TryAgain if attempt.usual != Sharing::Alone => return false,
                 Redirect::Ask(target) => {
                     attempt.node = self.node_at(target, &attempt.node);
                     attempt.sharing = Sharing::Asking;
-                    Retry::Send
                 }
                 Redirect::NotLocal => {
                     attempt.usual = Sharing::Slot(attempt.slot);
-                    attempt.send_to(attempt.node.clone())
+                    attempt.send_to(attempt.node.clone());
                 }
                 Redirect::TryAgain | Redirect::Later => {
                     if !attempt.pause().await {
-                        return Retry::Fail;
+                        return false;
                     }
-                    match self.owner(attempt.slot).await {
-                        Ok(owner) => attempt.send_to(owner),
-                        Err(_) => Retry::Fail,
-                    }
+                    let Ok(owner) = self.owner(attempt.slot).await else { return false };
+                    attempt.send_to(owner);
                 }
             }
+            true
         })
     }
 }

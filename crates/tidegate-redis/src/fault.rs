@@ -103,8 +103,10 @@ impl Fault {
             "MISCONF" => (Kind::Unavailable, "the server rejects writes because it cannot save its data"),
             "NOREPLICAS" => (Kind::Unavailable, "the server has fewer replicas than it requires for writes"),
             "CLUSTERDOWN" => (Kind::Unavailable, "the cluster does not serve this slot at the moment"),
-            "TRYAGAIN" => (Kind::Relocating, "the keys of this slot are being moved to another node of the cluster"),
-            "MOVED" | "ASK" => (Kind::Unavailable, "the key is on another node of the cluster"),
+            "TRYAGAIN" | "ASK" => {
+                (Kind::Relocating, "the keys of this slot are being moved to another node of the cluster")
+            }
+            "MOVED" => (Kind::Unavailable, "the key is on another node of the cluster"),
             "NOAUTH" => (Kind::Forbidden, "the server requires a password"),
             "WRONGPASS" => (Kind::Forbidden, REJECTED_PASSWORD),
             "NOPERM" => return Fault::of_denial(reply),

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tidegate_core::{Location, ShardId, StoreError};
+use tidegate_core::{Location, ShardId, StoreError, StoreErrorKind as Kind};
 use tokio::time::sleep;
 
 use crate::fault::Fault;
@@ -68,11 +68,11 @@ pub(crate) trait Topology: Send + Sync {
     /// Returns a fault if they cannot be found.
     fn refreshed(&self) -> TopologyFuture<'_, ()>;
 
-    /// Decides whether a request that failed with `fault` is sent again, and changes `attempt` to where and how. Waits
+    /// Returns whether a request that failed with `fault` is sent again, and changes `attempt` to where and how. Waits
     /// for a pause if the server may execute it later.
     ///
-    /// Returns [`Retry::Send`] only if the request was not executed.
-    fn retry<'a>(&'a self, attempt: &'a mut Attempt, fault: &'a Fault) -> BoxFuture<'a, Retry>;
+    /// Returns `true` only if the request was not executed.
+    fn retry<'a>(&'a self, attempt: &'a mut Attempt, fault: &'a Fault) -> BoxFuture<'a, bool>;
 }
 
 /// A future of a [`Topology`] that may fail.
@@ -106,20 +106,9 @@ impl Attempt {
     }
 
     /// Sends the request to `node` next, with its usual sharing.
-    pub(crate) fn send_to(&mut self, node: Arc<Node>) -> Retry {
+    pub(crate) fn send_to(&mut self, node: Arc<Node>) {
         (self.node, self.sharing) = (node, self.usual);
-        Retry::Send
     }
-}
-
-/// What to do with a request that has failed.
-pub(crate) enum Retry {
-    /// It is sent again, as the [`Attempt`] says.
-    Send,
-    /// It has failed.
-    Fail,
-    /// Its slot is being moved to another node, and it must be sent in calls with fewer keys.
-    Split,
 }
 
 /// The topology of one server, which owns all slots.
@@ -140,8 +129,8 @@ impl Topology for Arc<Node> {
         Box::pin(async { Ok(()) })
     }
 
-    fn retry<'a>(&'a self, _: &'a mut Attempt, _: &'a Fault) -> BoxFuture<'a, Retry> {
-        Box::pin(async { Retry::Fail })
+    fn retry<'a>(&'a self, _: &'a mut Attempt, _: &'a Fault) -> BoxFuture<'a, bool> {
+        Box::pin(async { false })
     }
 }
 
@@ -154,15 +143,6 @@ pub(crate) struct Router {
     pub(crate) call_scope: CallScope,
     pub(crate) topology: Arc<dyn Topology>,
     pub(crate) settings: Arc<WorkerSettings>,
-}
-
-/// The reason why a request has no result.
-pub(crate) enum Refused {
-    /// The request failed. The error names the server.
-    Failed(StoreError),
-    /// The slot is being moved to another node. Nothing was executed. The request must be sent in calls with fewer
-    /// keys.
-    SlotIsMoving,
 }
 
 impl Router {
@@ -195,8 +175,9 @@ impl Router {
     /// [`ATTEMPTS_MAX`] times in all.
     ///
     /// # Errors
-    /// Returns the last failure, or that the slot is being moved.
-    pub(crate) async fn run_checks<T>(&self, slot: u16, job: impl Fn(Waiter<T>) -> Job) -> Result<T, Refused> {
+    /// Returns the last failure. The kind is `Relocating` if the slot is being moved to another node. Then the checks
+    /// were not executed, and may be decided in calls with fewer keys.
+    pub(crate) async fn run_checks<T>(&self, slot: u16, job: impl Fn(Waiter<T>) -> Job) -> Result<T, StoreError> {
         let sharing = if self.call_scope == CallScope::Node { Sharing::Node } else { Sharing::Slot(slot) };
         self.run(slot, sharing, job).await
     }
@@ -208,9 +189,8 @@ impl Router {
     /// Returns the last failure.
     pub(crate) async fn run_any<T>(&self, slot: u16, job: impl Fn(Waiter<T>) -> Job) -> Result<T, StoreError> {
         match self.run(slot, Sharing::Slot(slot), &job).await {
-            Err(Refused::SlotIsMoving) => self.run_alone(slot, job).await,
-            Err(Refused::Failed(error)) => Err(error),
-            Ok(answer) => Ok(answer),
+            Err(error) if error.kind() == Kind::Relocating => self.run_alone(slot, job).await,
+            answer => answer,
         }
     }
 
@@ -219,16 +199,13 @@ impl Router {
     /// # Errors
     /// Returns the last failure.
     pub(crate) async fn run_alone<T>(&self, slot: u16, job: impl Fn(Waiter<T>) -> Job) -> Result<T, StoreError> {
-        self.run(slot, Sharing::Alone, job).await.map_err(|refused| match refused {
-            Refused::Failed(error) => error,
-            Refused::SlotIsMoving => self.error(Fault::of_reply("TRYAGAIN")),
-        })
+        self.run(slot, Sharing::Alone, job).await
     }
 
-    async fn run<T>(&self, slot: u16, sharing: Sharing, job: impl Fn(Waiter<T>) -> Job) -> Result<T, Refused> {
+    async fn run<T>(&self, slot: u16, sharing: Sharing, job: impl Fn(Waiter<T>) -> Job) -> Result<T, StoreError> {
         let node = match self.topology.known_owner(slot) {
             Some(node) => node,
-            None => self.topology.owner(slot).await.map_err(|fault| Refused::Failed(self.error(fault)))?,
+            None => self.topology.owner(slot).await.map_err(|fault| self.error(fault))?,
         };
         let mut attempt = Attempt { slot, node, usual: sharing, sharing, count: 0, pauses: PAUSES.into_iter() };
         loop {
@@ -238,17 +215,8 @@ impl Router {
             };
             attempt.count += 1;
             let sender = attempt.node.clone();
-            let retry = match attempt.count {
-                ATTEMPTS_MAX => Retry::Fail,
-                _ => self.topology.retry(&mut attempt, &fault).await,
-            };
-            match retry {
-                Retry::Fail => {
-                    let fault = fault.naming_keys(&self.prefix);
-                    return Err(Refused::Failed(fault.into_error(&sender.endpoint)));
-                }
-                Retry::Split => return Err(Refused::SlotIsMoving),
-                Retry::Send => {}
+            if attempt.count == ATTEMPTS_MAX || !self.topology.retry(&mut attempt, &fault).await {
+                return Err(fault.naming_keys(&self.prefix).into_error(&sender.endpoint));
             }
             self.settings.count(|stats| stats.redirections += 1);
         }

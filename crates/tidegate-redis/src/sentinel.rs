@@ -46,7 +46,7 @@ use crate::fault::Fault;
 use crate::node::Node;
 use crate::reply::Reply;
 use crate::request::push_command;
-use crate::router::{Attempt, Retry, Topology, TopologyFuture};
+use crate::router::{Attempt, Topology, TopologyFuture};
 use crate::url::{Endpoint, StoreAddress};
 use crate::worker::{ServerKind, WorkerSettings};
 
@@ -315,19 +315,19 @@ impl Topology for Sentinels {
 
     /// Sends a request that was not executed to the current master, if that is another server. Asks the Sentinels first
     /// if the server is a replica.
-    fn retry<'a>(&'a self, attempt: &'a mut Attempt, fault: &'a Fault) -> BoxFuture<'a, Retry> {
+    fn retry<'a>(&'a self, attempt: &'a mut Attempt, fault: &'a Fault) -> BoxFuture<'a, bool> {
         Box::pin(async move {
             if !fault.kind.is_unexecuted() {
-                return Retry::Fail;
+                return false;
             }
             if fault.is_read_only() {
                 // If no Sentinel answers, the server is compared with the last known master.
                 let _ = self.refreshed().await;
             }
-            match self.known_master().filter(|master| !Arc::ptr_eq(master, &attempt.node)) {
-                Some(master) => attempt.send_to(master),
-                None => Retry::Fail,
-            }
+            let other = self.known_master().filter(|master| !Arc::ptr_eq(master, &attempt.node));
+            let Some(master) = other else { return false };
+            attempt.send_to(master);
+            true
         })
     }
 }

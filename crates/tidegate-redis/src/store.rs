@@ -20,7 +20,7 @@ use crate::fault::Fault;
 use crate::node::Node;
 use crate::reply::Reply;
 use crate::request::{Step, push_command};
-use crate::router::{Refused, Router};
+use crate::router::Router;
 use crate::url::{StoreAddress, UrlError};
 use crate::worker::{CallScope, Job, STEPS_MAX};
 use crate::{INSTANCES_SCRIPT, server_check};
@@ -318,13 +318,13 @@ impl RedisStore {
                 Ok(decided) => {
                     answers.extend(decided.into_iter().map(|answer| answer.map_err(|fault| self.error(fault))))
                 }
-                Err(Refused::SlotIsMoving) => {
+                Err(error) if error.kind() == Kind::Relocating => {
                     for check in chunk {
                         answers.push(self.decide_alone(slot, check).await);
                     }
                 }
                 // The chunks before this one were decided and charged.
-                Err(Refused::Failed(error)) => return Err(if answers.is_empty() { error } else { error.in_part() }),
+                Err(error) => return Err(if answers.is_empty() { error } else { error.in_part() }),
             }
         }
         Ok(answers)

@@ -277,7 +277,7 @@ async fn killed_master_degrades_checks_until_another_is_elected() {
 
 /// The Sentinel announces nothing, so the store learns of the new master from the `READONLY` reply of the old one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn demoted_master_is_left_after_its_first_read_only_reply() {
+async fn demoted_master_is_not_used_after_its_first_read_only_reply() {
     for &brand in brands() {
         let mut healing = Vec::new();
         for _ in 0..rounds().unwrap_or(1) {
