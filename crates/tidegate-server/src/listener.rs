@@ -121,9 +121,9 @@ pub struct AddressSetting {
 
 /// The secret of a kind of listener, and where the operator sets it.
 ///
-/// A listener of role [`Service`](Role::Service) needs none if the operator sets none, but is then refused on an
-/// address that other machines can reach, unless the operator allows that. For one of role [`Operator`](Role::Operator),
-/// a token is generated if the operator sets none, and it is always refused on such an address.
+/// If the operator sets none, the command starts only if no other machine can reach the listener. For one of role
+/// [`Service`](Role::Service), `--insecure` allows it anywhere; for one of role [`Operator`](Role::Operator), a token is
+/// generated.
 #[derive(Clone, Copy, Debug)]
 pub struct SecretKind {
     /// The form of the secret.
