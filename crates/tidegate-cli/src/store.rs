@@ -53,6 +53,9 @@ impl CountersChoice {
     }
 
     /// Returns the settings of `--config` or the defaults, with the store of [`StoreChoice::url`] if there is one.
+    ///
+    /// # Errors
+    /// If the configuration cannot be read or has errors, or the URL of the store is invalid.
     fn settings(&self) -> Result<Settings, Failure> {
         configuration::settings(self.config.as_deref(), &configuration::loader(&self.store)?)
     }

@@ -401,7 +401,8 @@ fn parameters(query: &str) -> impl Iterator<Item = (&str, Vec<u8>)> {
     })
 }
 
-/// Returns the 401 response to a request without the token of the listener with this name.
+/// Returns the 401 response to a request without the token of the listener with this name: a JSON body with `message`, and
+/// `WWW-Authenticate` with the name.
 pub(crate) fn unauthorized(message: &str, listener: &str) -> Response<Bytes> {
     let mut response = problem(StatusCode::UNAUTHORIZED, "unauthenticated", message);
     let realm = HeaderValue::try_from(format!("Bearer realm=\"tidegate {listener}\""));

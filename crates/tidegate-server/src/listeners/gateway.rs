@@ -235,7 +235,8 @@ impl Future for RequestFuture {
     }
 }
 
-/// Returns the layer that decides requests by `engine`. The peer's address is that of the [`GatewayClient`].
+/// Returns the layer that decides requests by `engine`. The peer's address is that of the [`GatewayClient`] in the extensions
+/// of a request. `decider` counts each outcome, and the access log records it.
 fn layer(engine: Engine, decider: Decider) -> RateLimitLayer<FromBytes> {
     let peer = |extensions: &http::Extensions| extensions.get::<Arc<GatewayClient>>().map(|client| client.peer().ip());
     RateLimitLayer::new(engine, peer).on_outcome(move |extensions, outcome, took| {

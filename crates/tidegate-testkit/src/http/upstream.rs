@@ -143,7 +143,8 @@ impl Drop for Upstream {
     }
 }
 
-/// Sends a response with status 200, these further header lines (each with its line end) and this body.
+/// Sends a response with status 200, these further header lines (each with its line end) and this body. Returns whether it
+/// was sent.
 pub fn ok(stream: &mut TcpStream, headers: &str, body: &[u8]) -> bool {
     reply(stream, "200 OK", headers, body)
 }

@@ -40,7 +40,7 @@ impl Serving {
         Serving::start_logging_to(Stdio::piped(), command, arguments)
     }
 
-    /// Starts the service with its standard error connected to `stderr`.
+    /// Starts the service with its standard error connected to `stderr`, and waits until it has printed its addresses.
     ///
     /// Unless that is a pipe, [`wait_for_log`](Program::wait_for_log) and [`output`](Program::output) do not see its
     /// logs.

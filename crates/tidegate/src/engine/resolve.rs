@@ -197,7 +197,9 @@ impl Engine {
     }
 
     /// Determines the limits of a caller, given what the lookups know about its API key. Logs a warning if a part of
-    /// that is ignored, at most every ten seconds. `None` as from [`Engine::limit`].
+    /// that is ignored, at most every ten seconds.
+    ///
+    /// `None` if none of the rules applies to the caller, or if it is exempt.
     fn limit_known(
         &self,
         active: &ActiveRules,

@@ -14,7 +14,7 @@ pub(crate) fn count() {
     COUNT.with(|count| count.set(count.get() + 1));
 }
 
-/// Returns the count of this thread and sets it to zero.
+/// Returns the number of comparisons and lookups that this thread has counted, and sets it to zero.
 #[cfg(test)]
 pub(crate) fn take() -> u64 {
     COUNT.with(|count| count.replace(0))

@@ -424,7 +424,7 @@ pub(crate) mod normalisations {
         COUNT.with(|count| count.set(count.get() + 1));
     }
 
-    /// Returns the count of this thread and sets it to zero.
+    /// Returns the number of paths whose readings this thread has computed step by step, and sets it to zero.
     #[cfg(test)]
     pub(crate) fn take() -> u64 {
         COUNT.with(|count| count.replace(0))
