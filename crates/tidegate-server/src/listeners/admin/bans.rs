@@ -354,10 +354,10 @@ impl Target {
         now: Timestamp,
     ) -> Result<Option<String>, CounterError> {
         let (Some(OperatorRules { loaded, .. }), Some(client)) = (rules, &self.known) else { return Ok(None) };
-        let names = key_names(Some(&loaded.rules));
+        let names = || key_names(Some(&loaded.rules));
         let ban = client.ban(&loaded.rules, limiter, now, |ban| match ban {
             MatchedBan::Configured(_) => format!("{} (in the configuration)", ban_text(ban, now, true)),
-            MatchedBan::Listed(ban) => format!("{} is banned", client_of(&ban.entry, &names).0),
+            MatchedBan::Listed(ban) => format!("{} is banned", client_of(&ban.entry, &names()).0),
         });
         Ok(ban.await?)
     }
