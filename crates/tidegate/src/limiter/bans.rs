@@ -19,9 +19,9 @@ use crate::observe::StoreCallKind as Call;
 impl Limiter {
     /// Bans `subject` for `duration`, or permanently if `None`. A new ban replaces an earlier one of the subject.
     ///
-    /// Until the ban ends, every check that counts the subject and takes units is refused with [`Decision::ban`](crate::Decision::ban) set,
-    /// and nothing is charged. With a shared store, the ban applies on all instances that read bans, within a
-    /// second. While the store does not answer, its bans do not apply.
+    /// Until the ban ends, every check that counts the subject and takes units is refused with
+    /// [`Decision::ban`](crate::Decision::ban) set, and nothing is charged. With a shared store, the ban applies on all
+    /// instances that read bans, within a second. While the store does not answer, its bans do not apply.
     ///
     /// # Errors
     /// Returns an error if the store does not answer, does not support bans, or has no room for another one. The store

@@ -1,11 +1,13 @@
 //! A shared store, which may not answer, and the chain of links that decides a check with it.
 //!
 //! ```text
-//!   check ─▶ deny cache ─▶ store ─────────────────────────▶ local share ─▶ decision
-//!               │ recall     │ ask (`ask.rs`, `store_calls.rs`)   if the store did not decide, and the failure
-//!               ▼            ▼                                    policies allow it (`local_share.rs`)
+//!   check ─▶ deny cache ─▶ store ─▶ local share ─▶ decision
+//!               │ recall     │ ask      if the store did not decide, by the failure policies
+//!               ▼            ▼
 //!            denial       answer ─▶ learn: deny cache
 //! ```
+//!
+//! `ask.rs` and `store_calls.rs` ask the store, `local_share.rs` decides without it.
 //!
 //! | link | recall, without a call | learn, from the store's answer | forget | refund |
 //! |---|---|---|---|---|
