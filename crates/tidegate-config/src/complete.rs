@@ -31,7 +31,7 @@ use std::sync::Arc;
 use super::changes::{Changes, PartKind};
 use super::document::Document;
 use super::finding::{Code, Finding};
-use super::source::Source;
+use super::source::ConfigSource;
 use super::span::{Span, Spanned};
 use super::types::{ConfigTable, Expect};
 
@@ -72,7 +72,7 @@ pub fn check_count(expected: Option<&Spanned<u32>>, count: usize, noun: &str) ->
 }
 
 /// Returns an error if a file is not empty and does not end with a newline: its last line may be truncated.
-pub fn check_line_end(source: &Arc<Source>) -> Option<Finding> {
+pub fn check_line_end(source: &Arc<ConfigSource>) -> Option<Finding> {
     let text = source.text();
     if text.is_empty() || text.ends_with('\n') {
         return None;

@@ -7,7 +7,7 @@ use super::finding::{Code, Finding};
 use super::forms::{AnonymizeEntry, LimitEntry, OneOrMany, Secret};
 use super::mask::mask;
 use super::read::{FieldValue, ReadResult, Reader};
-use super::source::Source;
+use super::source::ConfigSource;
 use super::span::Spanned;
 use super::table::{Table, ValueNames};
 use super::toml;
@@ -45,7 +45,7 @@ pub struct Document {
     /// The tables of the configuration file.
     pub config: ConfigTable,
     /// The text to which the spans of the tables refer.
-    pub source: Arc<Source>,
+    pub source: Arc<ConfigSource>,
     /// The content of the keys file.
     pub keys_file: KeysFile,
     /// The secrets that were read from files, each with the name of its file as written in the configuration.
@@ -83,7 +83,7 @@ impl KeysFile {
     ///
     /// Returns its content as far as it can be read, or `None` if it cannot be parsed; the source to which its spans
     /// refer; and all errors, in the order of the text.
-    pub fn read(name: &str, text: &str, format: Format) -> (Option<KeysFile>, Arc<Source>, Vec<Finding>) {
+    pub fn read(name: &str, text: &str, format: Format) -> (Option<KeysFile>, Arc<ConfigSource>, Vec<Finding>) {
         let (file, source, errors) = read::<KeysFile>(name, text, format);
         let is_whole = errors.is_empty();
         (file.map(|file| KeysFile { text: Secret::new(text), is_whole, ..file }), source, errors)
@@ -96,16 +96,16 @@ impl ConfigTable {
     /// Returns its tables; the source to which their spans refer; and all errors, in the order of the text. If there are
     /// errors, the tables may still be `Some`: they have the parts that could be read, so that these can be checked too.
     /// They are `None` if the text cannot be parsed, or if a required part is missing.
-    pub fn read(name: &str, text: &str, format: Format) -> (Option<ConfigTable>, Arc<Source>, Vec<Finding>) {
+    pub fn read(name: &str, text: &str, format: Format) -> (Option<ConfigTable>, Arc<ConfigSource>, Vec<Finding>) {
         read(name, text, format)
     }
 
     /// Names all values of a configuration that was built in code, for findings. Returns it with these names as its
     /// source.
-    pub fn with_names(mut self) -> (ConfigTable, Arc<Source>) {
+    pub fn with_names(mut self) -> (ConfigTable, Arc<ConfigSource>) {
         let mut names = ValueNames::default();
         self.name_values("", &mut names);
-        (self, Arc::new(Source::of_values("the rules", names.0)))
+        (self, Arc::new(ConfigSource::of_values("the rules", names.0)))
     }
 
     /// Returns the names of the keys file, of the files with secrets and of those with certificate authorities, as
@@ -138,7 +138,7 @@ pub fn limits_from_json(json: &serde_json::Value) -> (OneOrMany<Spanned<LimitEnt
 }
 
 /// Parses a text and reads a value of type `T` from it; see [`ConfigTable::read`].
-fn read<T: FieldValue>(name: &str, text: &str, format: Format) -> (Option<T>, Arc<Source>, Vec<Finding>) {
+fn read<T: FieldValue>(name: &str, text: &str, format: Format) -> (Option<T>, Arc<ConfigSource>, Vec<Finding>) {
     let parsed = match format {
         Format::Toml => toml::parse(text),
         #[cfg(feature = "yaml")]
@@ -148,7 +148,7 @@ fn read<T: FieldValue>(name: &str, text: &str, format: Format) -> (Option<T>, Ar
             let finding =
                 Finding::new(Code::UnknownFormat, format!("{name}: this program was built without YAML support"));
             let finding = finding.help("write it as TOML, or build with the feature `yaml`");
-            return (None, Arc::new(Source::unquoted(name, text)), vec![finding]);
+            return (None, Arc::new(ConfigSource::unquoted(name, text)), vec![finding]);
         }
     };
     let (value, source, mut errors) = match parsed {
@@ -156,11 +156,11 @@ fn read<T: FieldValue>(name: &str, text: &str, format: Format) -> (Option<T>, Ar
             let mut reader = Reader::new(text);
             let value = T::from_node(&root, &mut reader);
             let ReadResult { errors, shown, partly_read } = reader.finish();
-            (value, Source::masked(name, text, mask(text, &root, &shown), partly_read), errors)
+            (value, ConfigSource::masked(name, text, mask(text, &root, &shown), partly_read), errors)
         }
         Err(errors) => {
             let finding = |error: SyntaxError| Finding::new(Code::Syntax, error.message).at(error.span);
-            (None, Source::unquoted(name, text), errors.into_iter().map(finding).collect())
+            (None, ConfigSource::unquoted(name, text), errors.into_iter().map(finding).collect())
         }
     };
     let source = Arc::new(source);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use miette::{Diagnostic, LabeledSpan, SourceCode};
 
-use super::source::Source;
+use super::source::ConfigSource;
 use super::span::Span;
 
 /// The severity of a finding. Ordered: advice is the least severe, an error the most.
@@ -178,7 +178,7 @@ pub struct Finding {
     help_in_code: Option<String>,
     span: Span,
     label: String,
-    source: Option<Arc<Source>>,
+    source: Option<Arc<ConfigSource>>,
 }
 
 impl Finding {
@@ -228,7 +228,7 @@ impl Finding {
     ///
     /// The remedy is then that of [`help_in_code`](Finding::help_in_code).
     #[doc(hidden)] // for crate tidegate
-    pub fn with_source(mut self, source: &Arc<Source>) -> Finding {
+    pub fn with_source(mut self, source: &Arc<ConfigSource>) -> Finding {
         if source.is_code() && self.help_in_code.is_some() {
             self.help = self.help_in_code.take();
         }
@@ -240,7 +240,7 @@ impl Finding {
 
     /// Sets the file to which the span refers. An empty span is replaced by the nearest character that can be
     /// underlined.
-    pub(crate) fn located(self, source: &Arc<Source>) -> Finding {
+    pub(crate) fn located(self, source: &Arc<ConfigSource>) -> Finding {
         let span = source.visible(self.span);
         self.at(span).with_source(source)
     }
@@ -284,7 +284,7 @@ impl Finding {
     }
 
     /// Returns the file of the finding, or `None` if it has none or the file could not be parsed and so is not quoted.
-    fn quoted_source(&self) -> Option<&Source> {
+    fn quoted_source(&self) -> Option<&ConfigSource> {
         self.source.as_deref().filter(|source| source.is_quoted())
     }
 }

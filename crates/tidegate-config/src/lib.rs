@@ -46,7 +46,7 @@ pub use forms::{
 pub use key_digest::{KeyDigest, KeyDigestError};
 #[cfg(feature = "schema")]
 pub use schemars::Schema;
-pub use source::Source;
+pub use source::ConfigSource;
 pub use span::{Span, Spanned};
 pub use style::{IetfDraft, StyleError, Styles};
 pub use suggest::nearest;

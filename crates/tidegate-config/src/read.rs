@@ -34,7 +34,7 @@ pub(crate) trait FieldValue: Sized + PartialEq {
     /// still checked. Defaults to `None`: the table is left out.
     ///
     /// The span of the placeholder is unknown, so findings about it are left out; see
-    /// [`Source::is_certain`](super::source::Source).
+    /// [`ConfigSource::is_certain`](super::source::ConfigSource).
     fn stand_in() -> Option<Self> {
         None
     }

@@ -11,7 +11,7 @@ use super::span::Span;
 ///
 /// Either a file, with its name, its text and a masked copy for reports; or a configuration that was built in code,
 /// with the names of its values, such as `store`.
-pub struct Source {
+pub struct ConfigSource {
     name: String,
     text: Secret,
     /// The text with its secrets masked, of the same length. `None` if no part of the text may be quoted.
@@ -22,16 +22,16 @@ pub struct Source {
     partly_read: Vec<Span>,
 }
 
-impl Source {
+impl ConfigSource {
     /// Creates the source of a file that was parsed. Reports quote `masked`, in which every byte has the position that
     /// it has in `text`. `partly_read` are the spans of the tables that have an error.
-    pub(crate) fn masked(name: &str, text: &str, masked: String, partly_read: Vec<Span>) -> Source {
-        Source { masked: Some(masked), partly_read, ..Source::unquoted(name, text) }
+    pub(crate) fn masked(name: &str, text: &str, masked: String, partly_read: Vec<Span>) -> ConfigSource {
+        ConfigSource { masked: Some(masked), partly_read, ..ConfigSource::unquoted(name, text) }
     }
 
     /// Creates the source of a file that could not be parsed. Reports give lines and columns, and quote nothing.
-    pub fn unquoted(name: &str, text: &str) -> Source {
-        Source {
+    pub fn unquoted(name: &str, text: &str) -> ConfigSource {
+        ConfigSource {
             name: name.to_owned(),
             text: Secret::new(text),
             masked: None,
@@ -43,8 +43,8 @@ impl Source {
     /// Creates the source of a configuration that was built in code, for which reports use `name`.
     ///
     /// The span of a value starts at the index of its name in `values`.
-    pub(crate) fn of_values(name: &str, values: Vec<String>) -> Source {
-        Source { values, ..Source::unquoted(name, "") }
+    pub(crate) fn of_values(name: &str, values: Vec<String>) -> ConfigSource {
+        ConfigSource { values, ..ConfigSource::unquoted(name, "") }
     }
 
     /// Returns the name of the value that was built in code and has this span. Returns `None` for a file or an unknown
@@ -121,13 +121,13 @@ impl Source {
     }
 }
 
-impl fmt::Debug for Source {
+impl fmt::Debug for ConfigSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Source").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("ConfigSource").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-impl SourceCode for Source {
+impl SourceCode for ConfigSource {
     fn read_span<'a>(
         &'a self,
         span: &SourceSpan,

@@ -32,7 +32,7 @@ impl From<Span> for miette::SourceSpan {
 /// A value and its span in the file. The span of a value that was converted with `into` is unknown.
 ///
 /// If the configuration was built in code, the span starts at the index of the value's name in its
-/// [`Source`](super::source::Source).
+/// [`ConfigSource`](super::source::ConfigSource).
 ///
 /// Equality and order are those of the values alone.
 #[derive(Clone, Debug, Default)]

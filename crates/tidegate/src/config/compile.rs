@@ -21,7 +21,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tidegate_config::{
-    Changes, Code, ConfigTable, Document, Finding, KeysFile, Report, Secret, Severity, Source, Span, Spanned, complete,
+    Changes, Code, ConfigSource, ConfigTable, Document, Finding, KeysFile, Report, Secret, Severity, Span, Spanned,
+    complete,
 };
 
 pub(crate) use self::gateway::Setting;
@@ -39,7 +40,7 @@ use crate::rules::{CompiledRule, KeyEntry, RuleSet, SetParts};
 ///
 /// # Errors
 /// If the configuration has an error. The report has all findings, including warnings.
-pub(crate) fn compile(config: ConfigTable, source: Arc<Source>, loader: &Loader) -> Result<Loaded, Report> {
+pub(crate) fn compile(config: ConfigTable, source: Arc<ConfigSource>, loader: &Loader) -> Result<Loaded, Report> {
     let name = source.name().to_owned();
     let mut compiler = Compiler { source, loader, findings: Vec::new(), files: Vec::new(), secret_files: Vec::new() };
     if config.expect.is_some() {
@@ -70,7 +71,7 @@ pub(crate) fn compile(config: ConfigTable, source: Arc<Source>, loader: &Loader)
 
 /// The state of a compilation: the findings so far, and the files that were read. Its methods compile the parts.
 pub(crate) struct Compiler<'l> {
-    source: Arc<Source>,
+    source: Arc<ConfigSource>,
     loader: &'l Loader,
     findings: Vec<Finding>,
     /// The files that were read, besides the configuration itself, each with its metadata from before the read.
@@ -95,8 +96,8 @@ impl Compiler<'_> {
     }
 
     /// Adds a finding whose span is in `source`, such as the keys file. Ignores a finding that is not
-    /// [certain](Source::is_certain).
-    pub(crate) fn note_in(&mut self, source: &Arc<Source>, finding: Finding) {
+    /// [certain](ConfigSource::is_certain).
+    pub(crate) fn note_in(&mut self, source: &Arc<ConfigSource>, finding: Finding) {
         if source.is_certain(finding.span().unwrap_or_default()) {
             self.findings.push(finding.with_source(source));
         }

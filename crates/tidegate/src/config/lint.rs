@@ -5,7 +5,7 @@ mod overlap;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tidegate_config::{Code, ConfigTable, Finding, Limits, MatchTable, RuleTable, Source, Span};
+use tidegate_config::{Code, ConfigSource, ConfigTable, Finding, Limits, MatchTable, RuleTable, Span};
 use tidegate_core::Limit;
 
 use super::compile::{Compiler, LintInput, NamedLimit, Settings};
@@ -263,7 +263,13 @@ impl Compiler<'_> {
     /// first.
     ///
     /// `owner` names the rule, plan or key to which the list belongs. `span` is that of the list in `source`.
-    pub(super) fn check_redundancy(&mut self, limits: &[NamedLimit], owner: &str, span: Span, source: &Arc<Source>) {
+    pub(super) fn check_redundancy(
+        &mut self,
+        limits: &[NamedLimit],
+        owner: &str,
+        span: Span,
+        source: &Arc<ConfigSource>,
+    ) {
         for (place, limit) in limits.iter().enumerate() {
             let never_decides = |(other_place, other): &(usize, &NamedLimit)| {
                 *other_place != place

@@ -5,7 +5,8 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use tidegate_config::{
-    ApiKeyTable, Code, ConfigTable, Finding, KeysFile, Limits, RuleTable, Secret, Source, Spanned, complete, nearest,
+    ApiKeyTable, Code, ConfigSource, ConfigTable, Finding, KeysFile, Limits, RuleTable, Secret, Spanned, complete,
+    nearest,
 };
 
 use super::Compiler;
@@ -199,7 +200,7 @@ impl Compiler<'_> {
         (keys, of_file)
     }
 
-    fn keys_file(&mut self, name: &Spanned<String>) -> Option<(KeysFile, Arc<Source>)> {
+    fn keys_file(&mut self, name: &Spanned<String>) -> Option<(KeysFile, Arc<ConfigSource>)> {
         let path = self.loader.path(name);
         let shown = path.display().to_string();
         let (text, format) = match self.loader.read_file(&path) {
@@ -220,7 +221,7 @@ impl Compiler<'_> {
     fn key(
         &mut self,
         table: &Spanned<ApiKeyTable>,
-        source: &Arc<Source>,
+        source: &Arc<ConfigSource>,
         limit_sets: &mut LimitSets,
         keys: &mut HashMap<KeyDigest, KeyEntry>,
     ) {
@@ -290,7 +291,7 @@ impl Compiler<'_> {
     }
 
     /// Compiles the names of groups. Adds an error for each invalid one.
-    pub(super) fn groups(&mut self, list: &[Spanned<String>], source: &Arc<Source>) -> Arc<[Arc<str>]> {
+    pub(super) fn groups(&mut self, list: &[Spanned<String>], source: &Arc<ConfigSource>) -> Arc<[Arc<str>]> {
         for name in list.iter().filter(|name| !is_rule_name(name)) {
             let message = "the name of a group must be 1 to 64 letters, digits or - _ .";
             self.note_in(source, Finding::new(Code::InvalidName, message).at(name.span()));
@@ -300,7 +301,7 @@ impl Compiler<'_> {
 
     /// Adds an error if no request can carry this key: it is empty, too long, has characters other than visible ASCII
     /// and spaces, or begins or ends with a space.
-    pub(super) fn check_key(&mut self, key: &Spanned<Secret>, source: &Arc<Source>) {
+    pub(super) fn check_key(&mut self, key: &Spanned<Secret>, source: &Arc<ConfigSource>) {
         if !ApiKey::can_be(key.reveal()) {
             let message = "no request can carry this key";
             let help = format!(
@@ -310,7 +311,12 @@ impl Compiler<'_> {
         }
     }
 
-    fn plan_index(&mut self, plan: &Spanned<String>, limit_sets: &LimitSets, source: &Arc<Source>) -> Option<usize> {
+    fn plan_index(
+        &mut self,
+        plan: &Spanned<String>,
+        limit_sets: &LimitSets,
+        source: &Arc<ConfigSource>,
+    ) -> Option<usize> {
         let place = limit_sets.index_of(plan);
         if place.is_none() {
             let names = || limit_sets.plans.iter().map(|known| &**known.name());

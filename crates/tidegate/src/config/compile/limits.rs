@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_config::{Code, Finding, LimitEntry, LimitTable, OneOrMany, Source, Span, Spanned, TimeText};
+use tidegate_config::{Code, ConfigSource, Finding, LimitEntry, LimitTable, OneOrMany, Span, Spanned, TimeText};
 use tidegate_core::{Limit, LimitError};
 
 use super::Compiler;
@@ -53,7 +53,7 @@ pub(crate) fn limit_names(limits: &[(Option<String>, Limit)]) -> Vec<String> {
 pub(crate) fn limits_from_json(json: &serde_json::Value) -> Result<OwnLimits, OwnLimitsError> {
     let (list, findings) = tidegate_config::limits_from_json(json);
     let loader = Loader::new();
-    let source = Arc::new(Source::unquoted("", ""));
+    let source = Arc::new(ConfigSource::unquoted("", ""));
     let (files, secret_files) = (Vec::new(), Vec::new());
     let mut compiler = Compiler { source: source.clone(), loader: &loader, findings, files, secret_files };
     // The name of each limit is that of the compiled one, if the entry has a name at all.
@@ -75,7 +75,11 @@ impl Compiler<'_> {
     /// A limit without a name is named after its window, such as `per-minute`, or `per-minute-2` if that name is taken.
     /// Adds an error for each invalid limit, which is left out, and for each name that is invalid or given twice, whose
     /// limit is kept.
-    pub(super) fn limits(&mut self, list: &OneOrMany<Spanned<LimitEntry>>, source: &Arc<Source>) -> Vec<NamedLimit> {
+    pub(super) fn limits(
+        &mut self,
+        list: &OneOrMany<Spanned<LimitEntry>>,
+        source: &Arc<ConfigSource>,
+    ) -> Vec<NamedLimit> {
         let mut named: Vec<(Option<String>, Limit, Span)> = Vec::new();
         for entry in list.iter() {
             let name = self.limit_name(entry, source);
@@ -93,7 +97,11 @@ impl Compiler<'_> {
         names.zip(named).map(|(name, (_, limit, span))| NamedLimit { name, limit, span }).collect()
     }
 
-    fn limit_name<'e>(&mut self, entry: &'e Spanned<LimitEntry>, source: &Arc<Source>) -> Option<&'e Spanned<String>> {
+    fn limit_name<'e>(
+        &mut self,
+        entry: &'e Spanned<LimitEntry>,
+        source: &Arc<ConfigSource>,
+    ) -> Option<&'e Spanned<String>> {
         let LimitEntry::Table(table) = &**entry else { return None };
         let name = table.name.as_ref()?;
         if !is_limit_name(name) {
@@ -107,14 +115,14 @@ impl Compiler<'_> {
         Some(name)
     }
 
-    fn limit(&mut self, entry: &Spanned<LimitEntry>, source: &Arc<Source>) -> Option<Limit> {
+    fn limit(&mut self, entry: &Spanned<LimitEntry>, source: &Arc<ConfigSource>) -> Option<Limit> {
         match &**entry {
             LimitEntry::Text(text) => self.limit_text(text, entry.span(), source),
             LimitEntry::Table(table) => self.limit_table(table, entry.span(), source),
         }
     }
 
-    fn limit_text(&mut self, text: &str, span: Span, source: &Arc<Source>) -> Option<Limit> {
+    fn limit_text(&mut self, text: &str, span: Span, source: &Arc<ConfigSource>) -> Option<Limit> {
         let parsed: Result<Limit, _> = text.parse();
         parsed
             .map_err(|error| {
@@ -138,7 +146,7 @@ impl Compiler<'_> {
             .ok()
     }
 
-    fn limit_table(&mut self, table: &LimitTable, span: Span, source: &Arc<Source>) -> Option<Limit> {
+    fn limit_table(&mut self, table: &LimitTable, span: Span, source: &Arc<ConfigSource>) -> Option<Limit> {
         let LimitTable { limit, quota, window, algorithm, burst, queue, count_denied, .. } = table;
         let is_spelled_out = quota.is_some()
             || window.is_some()
@@ -164,7 +172,7 @@ impl Compiler<'_> {
         table: &LimitTable,
         quota: &Spanned<u64>,
         window: &Spanned<TimeText>,
-        source: &Arc<Source>,
+        source: &Arc<ConfigSource>,
     ) -> Option<Limit> {
         let time = self.time_in(window, source);
         // Without a valid window, the quota is still checked.
@@ -189,7 +197,7 @@ impl Compiler<'_> {
         limit: Result<Limit, LimitError>,
         span: Span,
         window_span: Span,
-        source: &Arc<Source>,
+        source: &Arc<ConfigSource>,
     ) -> Option<Limit> {
         limit
             .map_err(|error| {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_config::{Code, ConfigTable, Finding, Secret, Source, Span, Spanned, TimeText};
+use tidegate_config::{Code, ConfigSource, ConfigTable, Finding, Secret, Span, Spanned, TimeText};
 use tidegate_core::{Limit, OnFailure};
 
 use super::Compiler;
@@ -231,7 +231,7 @@ impl Compiler<'_> {
     /// Parses a time, such as `25ms` or `1h`: a whole number and a unit, from 1 ms to 400 days.
     ///
     /// Adds an error and returns `None` if it is invalid. `source` is the file to which its span refers.
-    pub(super) fn time_in(&mut self, text: &Spanned<TimeText>, source: &Arc<Source>) -> Option<Duration> {
+    pub(super) fn time_in(&mut self, text: &Spanned<TimeText>, source: &Arc<ConfigSource>) -> Option<Duration> {
         // A time has the grammar of a window, and the parser of limits has the only parser of windows.
         let has_digit = text.starts_with(|first: char| first.is_ascii_digit()) && !text.contains(char::is_whitespace);
         let limit: Option<Limit> = has_digit.then(|| format!("1/{}", &***text).parse().ok()).flatten();
