@@ -1,8 +1,8 @@
 //! Configuration files: TOML or YAML, checked as a whole, with the place of every error.
 //!
 //! ```text
-//!   file ─▶ tables ─▶ RuleSet + Settings + findings         or a Report
-//!           tidegate-config   compile/, lint.rs
+//!   file ─▶ tables             ─▶ RuleSet + Settings + findings         or a Report
+//!           (tidegate-config)     compile/, lint.rs
 //! ```
 //!
 //! The layer and the server use the same files. `docs/configuration.toml` is an example with every field,
