@@ -219,8 +219,8 @@ async fn traced_events_contain_no_key() {
         r#"decided limits=5/min, 9/day token-bucket verdict="allow" source="store" took_us=2000"#,
         r#"store called call="decide" checks=1 took_us=2000 kind="unreachable""#,
         r#"decided limits=5/min, 9/day token-bucket verdict="unavailable" kind="unreachable" took_us=2000"#,
-        "WARN tidegate::limiter::shared: the store is not called until a probe succeeds",
-        " INFO tidegate::limiter::shared: the store is responding again",
+        "WARN tidegate::limiter::store_calls: the store is not called until a probe succeeds",
+        " INFO tidegate::limiter::store_calls: the store is responding again",
     ] {
         assert!(text.contains(expected), "{expected} is not in\n{text}");
     }
