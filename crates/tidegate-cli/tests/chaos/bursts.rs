@@ -57,7 +57,6 @@ fn post(headers: &str, length: usize) -> String {
 /// Returns the kinds with small unfinished requests, all of which a listener holds.
 fn small_kinds() -> Vec<Kind> {
     let whole = post("", QUESTION.len()) + QUESTION;
-    let chunked = "POST /v1/check HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
     let half_command = "*3\r\n$14\r\nTIDEGATE.CHECK\r\n$7\r\nus";
     let hello = client_hello();
     vec![
@@ -65,7 +64,6 @@ fn small_kinds() -> Vec<Kind> {
         kind("http-half-head", Listener::Http, &whole[..40]),
         kind("http-half-body", Listener::Http, &whole[..whole.len() - 10]),
         kind("http-half-body-close", Listener::Http, post("connection: close\r\n", 34) + "{\"key"),
-        kind("http-half-chunk", Listener::Http, chunked.to_owned() + "22\r\n{\"key"),
         Kind { is_answered: true, ..kind("http-answered", Listener::Http, &whole[..]) },
         Kind {
             is_answered: true,
@@ -84,13 +82,15 @@ fn small_kinds() -> Vec<Kind> {
     ]
 }
 
-/// Returns the kinds with large unfinished requests, of which a listener holds as many as fit into its budget.
+/// Returns the kinds with unfinished requests of which a listener holds as many as fit into its budget: large ones, and
+/// those whose body hyper awaits, each of which counts as 32 KiB.
 fn large_kinds() -> Vec<Kind> {
     let bulk = format!("$65000\r\n{}\r\n", "x".repeat(65_000));
-    let chunk = "POST /v1/check HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n7a120\r\n";
+    let chunked = "POST /v1/check HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".to_owned();
     vec![
         kind("http-body-400k", Listener::Http, post("", 500_000) + &"x".repeat(400_000)),
-        kind("http-chunk-400k", Listener::Http, chunk.to_owned() + &"x".repeat(400_000)),
+        kind("http-chunk-400k", Listener::Http, chunked.clone() + "7a120\r\n" + &"x".repeat(400_000)),
+        kind("http-half-chunk", Listener::Http, chunked + "22\r\n{\"key"),
         kind("http-expect", Listener::Http, post("expect: 100-continue\r\n", 34)),
         kind("http-head-60k", Listener::Http, format!("POST /v1/check HTTP/1.1\r\nx: {}", "x".repeat(60_000))),
         kind(
