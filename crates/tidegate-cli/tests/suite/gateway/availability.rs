@@ -134,6 +134,7 @@ fn a_response_that_is_not_complete_in_total_is_504_or_ends_the_connection() {
             let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
             let mut sent = stream.write_all(head);
             while sent.is_ok() {
+                // A pace, not a wait: the body continues until the gateway ends the connection.
                 std::thread::sleep(Duration::from_millis(10));
                 sent = stream.write_all(b"5\r\nhello\r\n");
             }
